@@ -1,0 +1,1 @@
+"""The workflows: each reads as a sentence."""

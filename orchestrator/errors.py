@@ -1,0 +1,129 @@
+"""The one error tree. A user sees a message, the place, a hint; the exit code is the class.
+
+::
+
+    DeployError              1   a fault of the tool itself, or none of the below
+    ├── UsageError           2   an argument or option that cannot be taken
+    ├── ProfileError         3   a profile, or a plan that its rules refuse
+    ├── HostError            4   the machine is not ready: GPUs, devices, ports, disk, docker
+    │   └── WeightsError     4   a checkpoint that is missing, incomplete or altered
+    ├── BuildError           5   an image or an environment that cannot be built
+    │   └── PatchError       5   a required patch that neither applies nor is present
+    ├── StartError           6   the server was not started, or exited at once
+    │   └── NameTakenError   6   that name is in use
+    ├── NotReadyError        7   the server started and never became ready
+    ├── SmokeError           8   the server is ready and does not serve as its profile says
+    ├── KernelsError         9   a tuned kernel table is missing, malformed or not used
+    ├── BenchError          10   a measurement that could not be made or is not valid
+    └── Interrupted        130   Ctrl-C, after everything that was started has been taken down
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: what, where (`file:line` or a key path), and what to do next."""
+
+    message: str
+    where: str = ""
+    hint: str = ""
+
+
+class DeployError(Exception):
+    """The base: a first message and any number of problems, all shown at once."""
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: str = "",
+        hint: str = "",
+        problems: Iterable[Problem] = (),
+        details: str = "",
+    ) -> None:
+        """Hold what a user is shown.
+
+        `details` is text to show as it stands below the message: log lines, a table, a diff.
+        """
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+        self.problems = tuple(problems)
+        self.details = details
+
+
+class UsageError(DeployError):
+    """An argument or option that cannot be taken."""
+
+    exit_code = 2
+
+
+class ProfileError(DeployError):
+    """A profile that cannot be read, or a plan that its rules refuse."""
+
+    exit_code = 3
+
+
+class HostError(DeployError):
+    """The machine is not ready: GPUs, devices, ports, disk, the Docker daemon."""
+
+    exit_code = 4
+
+
+class WeightsError(HostError):
+    """A checkpoint that is missing, incomplete or altered."""
+
+
+class BuildError(DeployError):
+    """An image or an environment that cannot be built."""
+
+    exit_code = 5
+
+
+class PatchError(BuildError):
+    """A required patch that neither applies nor is already present."""
+
+
+class StartError(DeployError):
+    """The server was not started, or exited at once."""
+
+    exit_code = 6
+
+
+class NameTakenError(StartError):
+    """A server of that name exists, or another command is working on it."""
+
+
+class NotReadyError(DeployError):
+    """The server started and never became ready."""
+
+    exit_code = 7
+
+
+class SmokeError(DeployError):
+    """The server is ready and does not serve as its profile says."""
+
+    exit_code = 8
+
+
+class KernelsError(DeployError):
+    """A tuned kernel table is missing, malformed or not used."""
+
+    exit_code = 9
+
+
+class BenchError(DeployError):
+    """A measurement that could not be made, or that is not valid."""
+
+    exit_code = 10
+
+
+class Interrupted(DeployError):  # noqa: N818 - the field says "interrupted"
+    """Ctrl-C, after everything that was started has been taken down."""
+
+    exit_code = 130

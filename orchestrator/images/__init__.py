@@ -1,0 +1,1 @@
+"""Patched images: built, inspected, pushed."""

@@ -1,0 +1,1 @@
+"""From a composed profile to a plan: every compatibility rule lives here."""

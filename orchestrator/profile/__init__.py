@@ -1,0 +1,1 @@
+"""What a person writes: the schema of profiles and of the parts they are put together from."""

@@ -1,0 +1,1 @@
+"""From a plan to artifacts: pure functions that return text, bytes and argv."""

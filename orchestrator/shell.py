@@ -1,0 +1,71 @@
+"""The one place that executes a program. Everything above it builds argv lists and executes nothing."""
+
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How a program ended."""
+
+    argv: tuple[str, ...]
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether it exited with 0."""
+        return self.code == 0
+
+
+class ProgramMissingError(Exception):
+    """The program is not on the PATH."""
+
+
+def quote(argv: Sequence[str]) -> str:
+    """`argv` as one line a POSIX shell reads back to the same words."""
+    return shlex.join(argv)
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    timeout: float | None = None,
+) -> Result:
+    """Run a program to its end and keep what it printed. `env` is added to this process's environment.
+
+    Raises ProgramMissingError where there is no such program; a program that outlives `timeout` seconds is killed and
+    reported with exit code 124, as coreutils' `timeout` does.
+    """
+    try:
+        done = subprocess.run(
+            list(argv),
+            cwd=cwd,
+            env={**os.environ, **env} if env is not None else None,
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise ProgramMissingError(argv[0]) from error
+    except subprocess.TimeoutExpired as error:
+        return Result(argv=tuple(argv), code=124, stdout=_text(error.stdout), stderr=_text(error.stderr))
+    return Result(argv=tuple(argv), code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+def _text(output: str | bytes | None) -> str:
+    if output is None:
+        return ""
+    return output if isinstance(output, str) else output.decode(errors="replace")

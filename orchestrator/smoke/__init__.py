@@ -1,0 +1,1 @@
+"""Checks that would go red if a feature were silently absent."""
