@@ -48,7 +48,7 @@ class Runtime(Protocol):
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
         """Start a server. Raises NameTakenError for a name in use, StartError, and leaves nothing behind then.
 
-        `secrets` are variables for the server by name; they reach it without standing in an argv or a file others can read.
+        `secrets` are variables for the server by name; they reach it without standing in an argv or a readable file.
         """
 
     def find(self, name: str | None = None) -> tuple[Handle, ...]:
