@@ -128,6 +128,7 @@ class Engine:
     image_digest: str | None  # sha256:..., where one is known
     template: str  # Dockerfile template under images/, without `.Dockerfile.j2`
     requirements: str | None  # pinned requirement file under images/, for the process runtime
+    python: str | None  # an interpreter that already has the engine, for the process runtime inside a rented pod
     source_dir: str  # where the image keeps the package `sglang`
     aiter_dir: str | None
     aiter_commit: str | None
