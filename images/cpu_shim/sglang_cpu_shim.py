@@ -1,0 +1,55 @@
+"""Lets sglang start where torch is the CPU build: both files of this folder go into the engine's site-packages.
+
+Two packages that sglang imports have no CPU build in the package registry:
+
+- `torchvision`: its only wheel is the CUDA one. Its compiled library does not load beside a CPU torch, so the operators
+  `torchvision::nms` and `torchvision::qnms` do not exist, and the import fails where it registers their fake kernels
+  (torchvision/_meta_registrations.py). Their declaration is all the import needs; no server here detects objects.
+- `triton`: not needed on a CPU, and imported at the top of many of sglang's modules. sglang ships a stub for macOS
+  (`sglang/_triton_stub.py`), which has to be installed before `sglang` itself is imported.
+
+The `.pth` beside this file makes Python import it at start, in the server's child processes as well. Nothing heavy is
+imported until a program asks for `torchvision` or `sglang`.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+_libraries: list[object] = []  # an operator lives as long as the library object that declared it
+
+
+def _declare_torchvision_operators() -> None:
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _libraries.append(library)
+
+
+def _install_triton_stub() -> None:
+    package = importlib.util.find_spec("sglang")
+    if package is None:
+        return
+    source = Path(package.submodule_search_locations[0]) / "_triton_stub.py"
+    spec = importlib.util.spec_from_file_location("_sglang_triton_stub", source)
+    stub = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(stub)
+    stub.install()  # does nothing where a real triton is installed
+
+
+class _BeforeImport:
+    """A finder that finds nothing: it acts once, just before the first import of a name."""
+
+    def __init__(self, actions: dict[str, Callable[[], None]]) -> None:
+        self._actions = actions
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
+        action = self._actions.pop(name, None)
+        if action is not None:
+            action()
+
+
+sys.meta_path.insert(0, _BeforeImport({"torchvision": _declare_torchvision_operators, "sglang": _install_triton_stub}))
