@@ -166,6 +166,7 @@ class PatchUse:
     id: str
     kind: str
     reason: str
+    input_sha256: str | None  # of the file a patch of kind `file` was given; None for others, and where none was given
 
 
 @dataclass(frozen=True, kw_only=True)
