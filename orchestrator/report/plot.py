@@ -1,0 +1,205 @@
+"""Small plots as inline SVG. Pure: data in, markup out; colours are the page's CSS variables, and so is dark mode.
+
+The drawing is 440 × 300 units wide, so that its 12-unit type stays readable on a phone. Series are told apart by marker
+and by a label at their end as well as by colour.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from markupsafe import Markup
+
+WIDTH: Final = 440
+HEIGHT: Final = 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 96, 16, 46
+_LABEL_GAP: Final = 14.0
+_MARKERS: Final = ("circle", "square", "triangle", "diamond")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One series. `colour` counts from 0; None is the grey of published figures, drawn dashed with hollow markers."""
+
+    label: str
+    points: tuple[tuple[float, float], ...]
+    colour: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """A horizontal line that means something, with its name."""
+
+    label: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """What a line chart shows; `id` must be unique on the page, axis names carry the unit."""
+
+    id: str
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    limits: tuple[Limit, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not any(line.points for line in self.lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """One horizontal bar; `colour` as for a line."""
+
+    label: str
+    value: float
+    text: str
+    colour: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scale:
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def nice_ticks(high: float, *, count: int = 5) -> tuple[float, ...]:
+    """From 0 to the first round number at or above `high`, in steps of 1, 2 or 5 times a power of ten."""
+    if high <= 0:
+        return (0.0, 1.0)
+    magnitude = 10.0 ** math.floor(math.log10(high / count))
+    step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude * count >= high * 0.999)
+    return tuple(round(step * index, 10) for index in range(math.ceil(high / step - 1e-9) + 1))
+
+
+def number(value: float) -> str:
+    """A figure for people: thousands separated, no more digits than it needs."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.10g}"
+
+
+def line_chart(chart: Chart) -> Markup:
+    """The chart as an `<svg>` that carries its own title and description."""
+    xs = [x for line in chart.lines for x, _ in line.points]
+    ys = [y for line in chart.lines for _, y in line.points] + [limit.value for limit in chart.limits]
+    x_ticks, y_ticks = nice_ticks(max(xs, default=1.0)), nice_ticks(max(ys, default=1.0))
+    across = _Scale(low=0, high=x_ticks[-1], start=_LEFT, end=WIDTH - _RIGHT)
+    upward = _Scale(low=0, high=y_ticks[-1], start=HEIGHT - _BOTTOM, end=_TOP)
+    parts = [*_axes(chart, across, upward, x_ticks, y_ticks)]
+    parts += [_limit(limit, upward) for limit in chart.limits]
+    parts += [_series(line, across, upward) for line in chart.lines if line.points]
+    parts += _end_labels(chart.lines, across, upward)
+    return _svg(chart.id, chart.title, _describe(chart), parts, HEIGHT)
+
+
+def bar_chart(chart_id: str, title: str, bars: tuple[Bar, ...]) -> Markup:
+    """Horizontal bars from 0, each with its name above it and its figure at its end."""
+    across = _Scale(low=0, high=max(bar.value for bar in bars), start=0, end=WIDTH - 90)
+    parts = []
+    for index, bar in enumerate(bars):
+        top = index * 44
+        parts.append(_text(0, top + 14, bar.label, "label"))
+        kind = "published" if bar.colour is None else f"c{bar.colour % 6}"
+        width = across.at(bar.value)
+        parts.append(
+            Markup('<rect class="bar mark {}" x="0" y="{}" width="{:.1f}" height="16"/>').format(kind, top + 20, width)
+        )
+        parts.append(_text(width + 6, top + 33, bar.text, "label strong"))
+    description = "; ".join(f"{bar.label}: {bar.text}" for bar in bars)
+    return _svg(chart_id, title, description, parts, len(bars) * 44)
+
+
+def _svg(chart_id: str, title: str, description: str, parts: list[Markup], height: int) -> Markup:
+    return Markup(
+        '<svg class="plot" id="{id}" viewBox="0 0 {w} {h}" role="img" aria-labelledby="{id}-t {id}-d">'
+        '<title id="{id}-t">{title}</title><desc id="{id}-d">{desc}</desc>{body}</svg>'
+    ).format(id=chart_id, w=WIDTH, h=height, title=title, desc=description, body=Markup("").join(parts))
+
+
+def _describe(chart: Chart) -> str:
+    series = (
+        f"{line.label}: " + ", ".join(f"{number(x)} → {y:.4g}" for x, y in line.points)
+        for line in chart.lines
+        if line.points
+    )
+    return f"{chart.y_label} against {chart.x_label}. " + "; ".join(series)
+
+
+def _text(x: float, y: float, text: str, css: str) -> Markup:
+    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(css, x, y, text)
+
+
+def _axes(
+    chart: Chart, across: _Scale, upward: _Scale, x_ticks: tuple[float, ...], y_ticks: tuple[float, ...]
+) -> list[Markup]:
+    base = upward.start
+    parts = [
+        Markup('<path class="grid" d="M{:.1f} {:.1f}H{:.1f}"/>').format(across.start, upward.at(tick), across.end)
+        for tick in y_ticks[1:]
+    ]
+    parts.append(Markup('<path class="axis" d="M{:.1f} {:.1f}H{:.1f}"/>').format(across.start, base, across.end))
+    parts += [_text(across.start - 8, upward.at(tick) + 4, number(tick), "tick end") for tick in y_ticks]
+    parts += [_text(across.at(tick), base + 18, number(tick), "tick middle") for tick in x_ticks]
+    parts.append(_text((across.start + across.end) / 2, base + 38, chart.x_label, "tick middle"))
+    return parts
+
+
+def _limit(limit: Limit, upward: _Scale) -> Markup:
+    y = upward.at(limit.value)
+    line = Markup('<path class="limit" d="M{} {:.1f}H{}"/>').format(_LEFT, y, WIDTH - _RIGHT)
+    return line + _text(_LEFT + 6, y + 14, limit.label, "tick")
+
+
+def _series(line: Line, across: _Scale, upward: _Scale) -> Markup:
+    spots = [(across.at(x), upward.at(y)) for x, y in line.points]
+    kind = "published" if line.colour is None else f"c{line.colour % 6}"
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in spots)
+    shape = _MARKERS[0 if line.colour is None else line.colour % len(_MARKERS)]
+    marks = Markup("").join(_marker(shape, x, y) for x, y in spots)
+    return Markup('<g class="series {}"><path class="line" d="{}"/>{}</g>').format(kind, path, marks)
+
+
+def _marker(shape: str, x: float, y: float) -> Markup:
+    if shape == "circle":
+        return Markup('<circle class="mark" cx="{:.1f}" cy="{:.1f}" r="4"/>').format(x, y)
+    outlines = {
+        "square": ((-3.6, -3.6), (3.6, -3.6), (3.6, 3.6), (-3.6, 3.6)),
+        "triangle": ((0, -4.8), (4.6, 3.4), (-4.6, 3.4)),
+        "diamond": ((0, -5), (5, 0), (0, 5), (-5, 0)),
+    }
+    corners = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in outlines[shape])
+    return Markup('<polygon class="mark" points="{}"/>').format(corners)
+
+
+def _end_labels(lines: tuple[Line, ...], across: _Scale, upward: _Scale) -> list[Markup]:
+    """Each series named at its last point, moved apart where two would touch."""
+    named = [line for line in lines if line.points]
+    ends = sorted(((upward.at(line.points[-1][1]), line) for line in named), key=lambda end: end[0])
+    heights = spread([height for height, _ in ends], low=_TOP + 4, high=upward.start - 2)
+    parts = []
+    for height, (_, line) in zip(heights, ends, strict=True):
+        kind = "published" if line.colour is None else f"c{line.colour % 6}"
+        parts.append(_text(across.at(line.points[-1][0]) + 9, height + 4, line.label, f"label {kind}"))
+    return parts
+
+
+def spread(heights: list[float], *, low: float, high: float, gap: float = _LABEL_GAP) -> list[float]:
+    """Sorted heights, moved as little as a push downward and one back upward need to keep `gap` between neighbours."""
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, low, placed[-1] + gap) if placed else max(height, low))
+    ceiling = high
+    for index in range(len(placed) - 1, -1, -1):
+        placed[index] = min(placed[index], ceiling)
+        ceiling = placed[index] - gap
+    return placed

@@ -1,0 +1,213 @@
+"""Published figures as data: profiles/published/<name>.yaml, each with its source, its unit and its caveats."""
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from orchestrator.errors import Problem, ProfileError, UsageError
+from orchestrator.paths import data_root
+
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Positive = Annotated[float, Field(gt=0)]
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class WorkloadShape(_Data):
+    """What was sent: tokens a request, and the share of the prompt that came from the prefix cache."""
+
+    name: str
+    input_tokens: int
+    output_tokens: int
+    cached_share: _Share
+
+
+class PublishedKnee(_Data):
+    """The highest published rate that met the limits."""
+
+    rate_rps: _Positive
+    ttft_p95_limit_s: _Positive
+    success_share: _Share
+    caveat: str = ""
+
+
+class PublishedRate(_Data):
+    """One row of a published table; throughput in the unit of the file."""
+
+    rate_rps: _Positive
+    output_tok_s: _Positive
+    ttft_p50_s: _Positive
+    ttft_p95_s: _Positive
+    success_share: _Share
+
+
+class PublishedLayout(_Data):
+    """The best published throughput of one layout; `rate_rps` is None where it was not given."""
+
+    system: str
+    layout: str
+    variant: str = ""
+    output_tok_s: _Positive
+    rate_rps: float | None = None
+    caveat: str = ""
+
+
+class SingleStream(_Data):
+    """One request at a time: output tok/s of that stream."""
+
+    workload: str
+    layout: str
+    input_tokens: int
+    output_tokens: int
+    output_tok_s: _Positive
+    caveat: str = ""
+
+
+class EvalScore(_Data):
+    """A published score with its ±, whatever kind of ± it is (the row's caveat says)."""
+
+    label: str
+    score: _Share
+    plus_minus: float | None = None
+
+
+class PublishedEval(_Data):
+    """Two published scores of one suite. `items` are questions, `samples` answers (seeds × questions)."""
+
+    suite: str
+    title: str
+    items: int | None = None
+    samples: int | None = None
+    baseline: EvalScore
+    candidate: EvalScore
+    caveat: str
+
+
+class BoardPower(_Data):
+    """Rated power of one GPU."""
+
+    gpu: str
+    watts: int
+
+
+class ReproduceRun(_Data):
+    """One server to bring up, and the workloads to put on it."""
+
+    profile: str
+    workloads: tuple[str, ...]
+
+
+class Reproduce(_Data):
+    """What `deploy reproduce` runs. `checkpoint_bytes` sizes the download."""
+
+    summary: str
+    checkpoint_bytes: int
+    runs: tuple[ReproduceRun, ...]
+
+
+class Published(_Data):
+    """A published measurement that ours is set beside. Throughput is output tok/s per node."""
+
+    kind: Literal["comparison"]
+    name: str
+    title: str
+    source: str
+    date: str
+    workload: WorkloadShape
+    gpus: int
+    unit: Literal["output tok/s per node"]
+    tolerance: _Share
+    knee: PublishedKnee
+    rates: tuple[PublishedRate, ...]
+    layouts: tuple[PublishedLayout, ...]
+    single_stream: SingleStream
+    evals: tuple[PublishedEval, ...]
+    power: tuple[BoardPower, ...]
+    claims: tuple[str, ...]
+    caveats: tuple[str, ...]
+    reproduce: Reproduce
+
+
+class ReferenceRow(_Data):
+    """One published line; its values follow the columns of the file."""
+
+    label: str
+    values: tuple[float, ...]
+
+
+class Reference(_Data):
+    """Figures in another unit or on another workload: shown apart, never beside ours."""
+
+    kind: Literal["reference"]
+    name: str
+    title: str
+    source: str
+    unit: str
+    columns: tuple[str, ...]
+    rows: tuple[ReferenceRow, ...]
+    caveats: tuple[str, ...]
+
+
+class GpuPrice(_Data):
+    """The price of one GPU for one hour."""
+
+    gpu: str
+    usd_per_gpu_hour: _Positive
+
+
+class Prices(_Data):
+    """A published price list."""
+
+    kind: Literal["prices"]
+    name: str
+    title: str
+    source: str
+    unit: Literal["USD per GPU-hour"]
+    prices: tuple[GpuPrice, ...]
+    caveats: tuple[str, ...]
+
+    def of(self, gpu: str) -> float | None:
+        """USD per GPU-hour of a GPU by its marketing name, None where it is not listed."""
+        return next((entry.usd_per_gpu_hour for entry in self.prices if entry.gpu.lower() == gpu.lower()), None)
+
+
+AnyPublished = Annotated[Published | Reference | Prices, Field(discriminator="kind")]
+_Kind = TypeVar("_Kind", Published, Reference, Prices)
+_ADAPTER: TypeAdapter[Published | Reference | Prices] = TypeAdapter(AnyPublished)
+
+
+def parse(text: str, *, where: str) -> Published | Reference | Prices:
+    """Read one file's text. Raises ProfileError with every problem and its key."""
+    try:
+        return _ADAPTER.validate_python(yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise ProfileError("not valid YAML", where=where, details=str(error)) from error
+    except ValidationError as error:
+        problems = [Problem(issue["msg"], ".".join(str(part) for part in issue["loc"])) for issue in error.errors()]
+        raise ProfileError("published figures that cannot be read", where=where, problems=problems) from error
+
+
+def load_all(directory: Path | None = None) -> tuple[Published | Reference | Prices, ...]:
+    """Every file of published figures, sorted by name."""
+    root = directory or data_root() / "profiles" / "published"
+    return tuple(parse(path.read_text(encoding="utf-8"), where=str(path)) for path in sorted(root.glob("*.yaml")))
+
+
+def of_kind(everything: tuple[Published | Reference | Prices, ...], kind: type[_Kind]) -> tuple[_Kind, ...]:
+    """Those of one kind."""
+    return tuple(entry for entry in everything if isinstance(entry, kind))
+
+
+def load_published(name: str, directory: Path | None = None) -> Published:
+    """The published measurement of that name. Raises UsageError with the names that exist."""
+    found = of_kind(load_all(directory), Published)
+    for entry in found:
+        if entry.name == name:
+            return entry
+    raise UsageError(
+        f"no published figures named `{name}`", hint=f"one of {', '.join(f'`{entry.name}`' for entry in found)}"
+    )
