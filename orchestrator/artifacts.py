@@ -49,12 +49,21 @@ class Mount:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheVolume:
+    """A named volume that outlives the container, filled at its first use from what the image holds at `target`."""
+
+    name: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ContainerSpec:
     """What `docker run` is given, apart from name, command and environment."""
 
     image: str
     needs: ContainerNeeds
     mounts: tuple[Mount, ...]
+    caches: tuple[CacheVolume, ...]
     publish: tuple[str, int, int]  # host address, host port, container port
     restarts: int  # how often a server that died is started again
     stop_grace: int  # seconds
