@@ -1,0 +1,121 @@
+"""Profiles and their parts, read from disk and put together."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.catalog.patches import read_ledger
+from orchestrator.errors import ProfileError
+from orchestrator.nearest import did_you_mean
+from orchestrator.paths import data_root
+from orchestrator.plan import Plan
+from orchestrator.planner import FlagSpec, FlagTable, Knowledge, decide
+from orchestrator.profile.compose import Composed, Override, compose, part_names
+from orchestrator.profile.document import Document, read_document
+from orchestrator.profile.schema import Profile
+from orchestrator.profile.validate import validate
+
+_FOLDERS = {"hardware": "hardware", "model": "models", "engine": "engines"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A profile in its three forms: as composed, as validated, as planned."""
+
+    name: str
+    composed: Composed
+    profile: Profile
+    plan: Plan
+
+
+def profile_names(root: Path | None = None) -> tuple[str, ...]:
+    """The profiles that ship with the tool, sorted."""
+    folder = (root or data_root()) / "profiles"
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml") if _is_profile(path)))
+
+
+def load(
+    name: str, *, overrides: Sequence[str] = (), inputs: Mapping[str, str] | None = None, root: Path | None = None
+) -> Loaded:
+    """The profile of that name, or in that file, with `--set` overrides applied and everything decided.
+
+    `inputs` are files given to patches, name -> sha256. Raises ProfileError with every fault and its place.
+    """
+    root = root or data_root()
+    given = tuple(Override.parse(text) for text in overrides)
+    path = _profile_path(name, root)
+    document = _read(path, root)
+    names = part_names(document, given)
+    parts = {part: _read_part(part, names[part], root=root, place=document.place((part,))) for part in names}
+    composed = compose(parts, names=names, profile=document, overrides=given)
+    profile = validate(composed, path.stem)
+    knowledge = Knowledge(
+        table=read_flags(profile.engine.version, root, place=composed.place(("engine", "version"))),
+        ledger=read_ledger(root),
+        inputs=inputs or {},
+    )
+    plan = decide(path.stem, profile=profile, composed=composed, knowledge=knowledge)
+    return Loaded(name=path.stem, composed=composed, profile=profile, plan=plan)
+
+
+def read_flags(version: str, root: Path, *, place: str = "") -> FlagTable:
+    """The options of one sglang version. Raises ProfileError for a version whose table was not generated."""
+    folder = root / "profiles" / "engines" / "flags"
+    path = folder / f"{version}.json"
+    if not path.is_file():
+        known = [table.stem for table in folder.glob("*.json")]
+        raise ProfileError(
+            f"there is no flag table for sglang {version}",
+            where=place,
+            hint=f"{did_you_mean(version, known)}; generate it with `python {_GENERATOR} {version}`",
+        )
+    table = json.loads(path.read_text())
+    flags = {
+        name: FlagSpec(
+            takes_value=spec["takes_value"],
+            choices=tuple(str(choice) for choice in spec.get("choices", ())),
+            deprecated=spec.get("deprecated", False),
+        )
+        for name, spec in table["flags"].items()
+    }
+    return FlagTable(version=version, flags=flags)
+
+
+_GENERATOR = "profiles/engines/flags/generate.py"
+
+
+def _is_profile(path: Path) -> bool:
+    """A profile names its parts; other files of the folder (known-bad layouts, say) do not."""
+    return any(line.startswith("hardware:") for line in path.read_text().splitlines())
+
+
+def _profile_path(name: str, root: Path) -> Path:
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if path.is_file():
+            return path
+        raise ProfileError(f"there is no file `{name}`", hint="a name without `/` is one of `deploy profiles`")
+    path = root / "profiles" / f"{name}.yaml"
+    names = profile_names(root)
+    if name in names:
+        return path
+    raise ProfileError(f"there is no profile `{name}`", hint=did_you_mean(name, names))
+
+
+def _read_part(part: str, name: str, *, root: Path, place: str) -> Document:
+    folder = root / "profiles" / _FOLDERS[part]
+    path = folder / f"{name}.yaml"
+    if not path.is_file():
+        known = [file.stem for file in folder.glob("*.yaml")]
+        raise ProfileError(f"there is no {part} `{name}`", where=place, hint=did_you_mean(name, known))
+    return _read(path, root)
+
+
+def _read(path: Path, root: Path) -> Document:
+    """Read a file; one that ships with the tool is shown by its path below the tool's root."""
+    name = str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+    try:
+        return read_document(path.read_text(encoding="utf-8"), name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileError(f"`{name}` cannot be read: {error}", where=name) from error

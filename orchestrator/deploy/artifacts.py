@@ -1,0 +1,30 @@
+"""Everything that is rendered from one plan."""
+
+from orchestrator.artifacts import Artifacts, BuildContext, ContextFile
+from orchestrator.catalog.images import image_sources
+from orchestrator.plan import Plan
+from orchestrator.render.command import server_command
+from orchestrator.render.container import container_spec, docker_run_line
+from orchestrator.render.dockerfile import build_context
+from orchestrator.render.files import files
+
+
+def render_artifacts(plan: Plan) -> Artifacts:
+    """The command, and for the docker runtime the build context and the container."""
+    if plan.runtime != "docker":
+        return Artifacts(plan=plan, command=server_command(plan), build=None, container=None)
+    build = build_context(plan, image_sources(plan))
+    return Artifacts(
+        plan=plan, command=server_command(plan), build=build, container=container_spec(plan, image_tag(plan, build))
+    )
+
+
+def image_tag(plan: Plan, build: BuildContext) -> str:
+    """The tag of a plan's image: the digest of what it is built from, so "already built?" is a comparison."""
+    return f"deploy/{plan.profile}:{build.digest[:12]}"
+
+
+def rendered_files(artifacts: Artifacts, name: str | None = None) -> tuple[ContextFile, ...]:
+    """The artifacts as files, for `deploy render` and for run directories."""
+    line = docker_run_line(artifacts, name or artifacts.plan.profile) if artifacts.container else None
+    return files(artifacts, docker_run=line)

@@ -1,0 +1,55 @@
+"""`deploy show --explain`: every value, who stands behind it, and the line it was written on."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from orchestrator.catalog.profiles import Loaded
+from orchestrator.console import table
+from orchestrator.profile.document import Data, KeyPath
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """One value of a composed profile."""
+
+    key: str
+    value: str
+    origin: str  # empty for plain facts, which name the source of their whole file
+    source: str
+    place: str
+
+    def to_dict(self) -> dict[str, str]:
+        """As plain data."""
+        return asdict(self)
+
+
+def explained(loaded: Loaded) -> tuple[Explained, ...]:
+    """Every value of the composed profile, in the order of the layers."""
+    return tuple(_walk(loaded.composed.data, (), loaded))
+
+
+def explained_table(rows: Sequence[Explained]) -> str:
+    """The same for people."""
+    cells = [(row.key, row.value, row.origin, row.place, row.source) for row in rows]
+    return table(("key", "value", "origin", "written at", "source"), cells)
+
+
+def _walk(value: Data, path: KeyPath, loaded: Loaded) -> Iterator[Explained]:
+    if isinstance(value, dict) and "value" not in value:
+        for key, inner in value.items():
+            yield from _walk(inner, (*path, key), loaded)
+        return
+    setting = value if isinstance(value, dict) else {}
+    yield Explained(
+        key=".".join(str(step) for step in path),
+        value=_text(setting.get("value", value)),
+        origin=str(setting.get("origin", "user" if path[0] in {"flags", "env", "layout"} else "")),
+        source="; ".join(str(setting[key]) for key in ("source", "note") if key in setting),
+        place=loaded.composed.place(path),
+    )
+
+
+def _text(value: Data) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)

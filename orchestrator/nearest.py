@@ -1,0 +1,19 @@
+"""The nearest valid name, for hints."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name`: one that contains its words before one that is merely spelt alike."""
+    candidates = sorted(known)
+    close = get_close_matches(name, candidates, n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint with the nearest name, or with all of them where none is near."""
+    candidates = sorted(known)
+    if near := nearest(name, candidates):
+        return f"did you mean `{near}`?"
+    return f"known: {', '.join(f'`{candidate}`' for candidate in candidates)}" if candidates else ""

@@ -1,0 +1,173 @@
+"""Layers become one document: hardware, model, engine, profile, `--set`; nothing else has precedence.
+
+Scalars replace, mappings merge by key, lists replace, `null` removes. A setting (a mapping that holds `value`) replaces
+as a whole, so a value never keeps the origin of the value it replaced. Every key remembers the file and line it came
+from.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.errors import Problem, ProfileError
+from orchestrator.profile.document import Data, Document, KeyPath, read_scalar
+
+PARTS: Final = ("hardware", "model", "engine")
+SHARED: Final = ("flags", "env")  # keys of a part that speak for the whole profile
+
+
+@dataclass(frozen=True)
+class Composed:
+    """The one document, `file:line` for each key path, and the names of the parts it was put together from."""
+
+    data: dict[str, Data]
+    places: Mapping[KeyPath, str]
+    names: Mapping[str, str]
+
+    def place(self, path: KeyPath) -> str:
+        """Where a key path, or the nearest thing that holds it, was written."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places.get(path, "")
+
+
+@dataclass(frozen=True)
+class Override:
+    """One `--set key.path=value`."""
+
+    path: tuple[str, ...]
+    value: Data
+
+    @classmethod
+    def parse(cls, text: str) -> "Override":
+        """Read `key.path=value`. Raises ProfileError with the form that was expected."""
+        key, equals, value = text.partition("=")
+        path = tuple(key.strip().split("."))
+        if not equals or not all(path):
+            raise ProfileError(f"`--set {text}` has no key and value", hint="write it as `--set layout.tp=4`")
+        return cls(path, read_scalar(value))
+
+
+def part_names(profile: Document, overrides: Sequence[Override]) -> dict[str, str]:
+    """Which hardware, model and engine file the profile (or a `--set`) names.
+
+    Raises ProfileError with every name that is missing or is not text.
+    """
+    names, problems = {}, []
+    for part in PARTS:
+        chosen = profile.data.get(part)
+        for override in overrides:
+            if override.path == (part,):
+                chosen = override.value
+        if isinstance(chosen, str):
+            names[part] = chosen
+        else:
+            problems.append(
+                Problem(f"`{part}` must name a file, found {_show(chosen)}", profile.place((part,)), f"`{part}: NAME`")
+            )
+    if problems:
+        raise ProfileError(f"`{profile.name}` does not name its parts", problems=problems)
+    return names
+
+
+def compose(
+    parts: Mapping[str, Document], *, names: Mapping[str, str], profile: Document, overrides: Sequence[Override]
+) -> Composed:
+    """Put the layers together. `parts` and `names` hold one entry for each of `hardware`, `model` and `engine`."""
+    data: dict[str, Data] = {}
+    places: dict[KeyPath, str] = {}
+    for part in PARTS:
+        _layer(data, places, _as_layer(part, parts[part]))
+    own = {key: value for key, value in profile.data.items() if key not in PARTS}
+    _layer(data, places, [((key,), value, profile, (key,)) for key, value in own.items()])
+    for override in overrides:
+        _apply_override(data, places, override)
+    return Composed(data, places, names)
+
+
+Entry = tuple[KeyPath, Data, Document, KeyPath]
+
+
+def _as_layer(part: str, document: Document) -> list[Entry]:
+    """The entries of one part file: its facts go below the part's name, what it shares goes to the top."""
+    return [((key,) if key in SHARED else (part, key), value, document, (key,)) for key, value in document.data.items()]
+
+
+def _layer(data: dict[str, Data], places: dict[KeyPath, str], entries: Iterable[Entry]) -> None:
+    for target, value, document, source in entries:
+        _merge(data, places, target, value, _placer(document, target, source))
+
+
+def _placer(document: Document, target: KeyPath, source: KeyPath) -> "_Placer":
+    return _Placer(document, len(target), source)
+
+
+@dataclass(frozen=True)
+class _Placer:
+    document: Document
+    cut: int
+    source: KeyPath
+
+    def __call__(self, path: KeyPath) -> str:
+        return self.document.place((*self.source, *path[self.cut :]))
+
+
+def _merge(data: dict[str, Data], places: dict[KeyPath, str], path: KeyPath, value: Data, place: "_Placer") -> None:
+    parent = _parent(data, path)
+    key = str(path[-1])
+    if value is None:
+        parent.pop(key, None)
+        _forget(places, path)
+        return
+    if isinstance(value, dict) and not _is_setting(value):
+        if not isinstance(parent.get(key), dict):
+            _forget(places, path)
+            parent[key] = {}
+        places.setdefault(path, place(path))
+        for name, item in value.items():
+            _merge(data, places, (*path, name), item, place)
+        return
+    _forget(places, path)
+    parent[key] = value
+    _remember(places, path, value, place)
+
+
+def _parent(data: dict[str, Data], path: KeyPath) -> dict[str, Data]:
+    for key in path[:-1]:
+        inner = data.setdefault(str(key), {})
+        if not isinstance(inner, dict):
+            inner = data[str(key)] = {}
+        data = inner
+    return data
+
+
+def _is_setting(value: Mapping[str, Data]) -> bool:
+    return "value" in value
+
+
+def _remember(places: dict[KeyPath, str], path: KeyPath, value: Data, place: "_Placer") -> None:
+    places[path] = place(path)
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _remember(places, (*path, name), item, place)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _remember(places, (*path, index), item, place)
+
+
+def _forget(places: dict[KeyPath, str], path: KeyPath) -> None:
+    for known in [known for known in places if known[: len(path)] == path]:
+        del places[known]
+
+
+def _apply_override(data: dict[str, Data], places: dict[KeyPath, str], override: Override) -> None:
+    path: KeyPath = override.path
+    if override.path[0] in PARTS and len(override.path) == 1:
+        return  # it chose the file, see part_names
+    text = f"--set {'.'.join(override.path)}"
+    document = Document(text, {}, {})
+    _merge(data, places, path, override.value, _Placer(document, len(path), ()))
+
+
+def _show(value: Data) -> str:
+    return "nothing" if value is None else f"`{value}`"

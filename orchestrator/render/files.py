@@ -1,0 +1,58 @@
+"""What `deploy render --output` writes and every run directory holds: the artifacts as files a person can run."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from orchestrator.artifacts import Artifacts, ContextFile
+from orchestrator.plan import EnvVar, Flag, Plan
+
+IMAGE_FOLDER = "image"  # the build context, Dockerfile first
+
+
+def files(artifacts: Artifacts, *, docker_run: str | None) -> tuple[ContextFile, ...]:
+    """The plan, the server's command, the equivalent `docker run` line, and the build context, sorted by path."""
+    texts = {"plan.json": artifacts.plan.to_json(), "server.sh": server_script(artifacts)}
+    if docker_run is not None:
+        texts["docker-run.sh"] = f"#!/bin/sh\nset -eu\n{docker_run.rstrip()}\n"
+    written = [
+        ContextFile(path=path, content=text.encode(), executable=path.endswith(".sh")) for path, text in texts.items()
+    ]
+    if artifacts.build is not None:
+        written += [
+            ContextFile(path=f"{IMAGE_FOLDER}/{file.path}", content=file.content, executable=file.executable)
+            for file in artifacts.build.files
+        ]
+    return tuple(sorted(written, key=lambda file: file.path))
+
+
+def server_script(artifacts: Artifacts) -> str:
+    """The server's command as a shell script, each setting with its origin above it."""
+    plan = artifacts.plan
+    lines = ["#!/bin/sh", f"# {plan.profile}: {plan.description}", "#", *origin_lines(plan), "set -eu"]
+    if plan.runtime == "process":
+        lines.append('cd "${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"')
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in artifacts.command.env]
+    return "\n".join(lines) + "\n" + f"exec {wrapped(artifacts.command.argv)}\n"
+
+
+def origin_lines(plan: Plan) -> Iterator[str]:
+    """One comment a setting: its origin, the setting, who says so."""
+    settings: list[tuple[str, Flag | EnvVar]] = [
+        *((f"--{flag.name}" + ("" if flag.value is None else f" {flag.value}"), flag) for flag in plan.flags),
+        *((f"{variable.name}={variable.value}", variable) for variable in plan.env),
+    ]
+    width = max((len(text) for text, _ in settings), default=0)
+    for text, setting in settings:
+        yield f"# {setting.origin:<9}  {text:<{width}}  {setting.source}".rstrip()
+
+
+def wrapped(argv: Sequence[str]) -> str:
+    """An argv as shell text, one option a line."""
+    lines: list[str] = []
+    for word in argv:
+        quoted = shlex.quote(word)
+        if word.startswith("--") or not lines:
+            lines.append(quoted)
+        else:
+            lines[-1] += f" {quoted}"
+    return " \\\n  ".join(lines)

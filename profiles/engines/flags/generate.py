@@ -1,0 +1,88 @@
+"""Write the options one sglang version knows: `python generate.py UNPACKED_WHEEL VERSION > VERSION.json`.
+
+The wheel's own argument parser is asked, `ServerArgs.add_cli_args` of sglang/srt/server_args.py, so run it with a Python
+that has torch and sglang's pure dependencies: the environment of `images/sglang-cpu-0.5.14.txt`, for every version. What
+is missing there (compiled GPU packages) is replaced by empty modules: the parser is built from names and types alone.
+
+An option is `deprecated` when the parser hides it or warns about it; `takes_value` is false for a bare switch.
+"""
+
+import argparse
+import importlib.abc
+import importlib.machinery
+import json
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+# Imported at the top of modules the parser needs, absent from a CPU environment.
+COMPILED = {"flashinfer", "sgl_kernel", "triton", "tvm_ffi", "xgrammar"}
+
+
+class _Empty(types.ModuleType):
+    """A module that has every name."""
+
+    __path__: Sequence[str] = []
+
+    def __getattr__(self, name: str) -> Any:  # Any: it stands for whatever is asked of it
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {}) if name[:1].isupper() else MagicMock()
+
+
+class _EmptyFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds an empty module for what nobody else finds."""
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> importlib.machinery.ModuleSpec | None:
+        known = name.partition(".")[0] in COMPILED
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if known else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _Empty(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing to do."""
+
+
+def server_parser(root: Path) -> argparse.ArgumentParser:
+    """The parser of `sglang serve` in the unpacked wheel at `root`."""
+    sys.meta_path.append(_EmptyFinder())
+    sys.path.insert(0, str(root))
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    return parser
+
+
+def options(parser: argparse.ArgumentParser) -> dict[str, dict[str, object]]:
+    """Every long option by name without dashes, sorted."""
+    table = {}
+    for action in parser._actions:
+        for name in (text.removeprefix("--") for text in action.option_strings if text.startswith("--")):
+            table[name] = _describe(action)
+    return dict(sorted(table.items()))
+
+
+def _describe(action: argparse.Action) -> dict[str, object]:
+    described: dict[str, object] = {"takes_value": action.nargs != 0}
+    if action.choices is not None:
+        described["choices"] = [str(choice) for choice in action.choices]
+    if action.help == argparse.SUPPRESS or "deprecated" in type(action).__name__.lower():
+        described["deprecated"] = True
+    return described
+
+
+def write(version: str, table: dict[str, dict[str, object]]) -> str:
+    """JSON with one option a line."""
+    lines = [f"    {json.dumps(name)}: {json.dumps(entry)}" for name, entry in table.items()]
+    return f'{{\n  "sglang": {json.dumps(version)},\n  "flags": {{\n' + ",\n".join(lines) + "\n  }\n}\n"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: generate.py UNPACKED_WHEEL VERSION > VERSION.json")
+    sys.stdout.write(write(sys.argv[2], options(server_parser(Path(sys.argv[1]).absolute()))))
