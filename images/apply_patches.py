@@ -169,7 +169,7 @@ def apply(manifest: list[Patch], roots: Roots) -> list[dict[str, Any]]:
     misfits = [
         f"patch `{patch['id']}` neither applies nor is present\n  "
         + "\n  ".join(states[patch["id"]][1])
-        + f"\n  upstream: {patch['upstream']['reference']}"
+        + f"\n  upstream: {patch['upstream']}"
         for patch in manifest
         if patch["apply"]["kind"] == "diff" and states[patch["id"]][0] not in {NEEDED, PRESENT}
     ]
@@ -196,7 +196,7 @@ def _apply_one(patch: Patch, roots: Roots, state: str, evidence: list[str]) -> d
         "title": patch["title"],
         "kind": act["kind"],
         "state": state,
-        "upstream": patch["upstream"]["reference"],
+        "upstream": patch["upstream"],
         "evidence": evidence,
         "files": files,
     }

@@ -1,0 +1,99 @@
+"""A plan's image: the Dockerfile and everything it copies. The same plan and sources give the same bytes."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from jinja2 import Environment, StrictUndefined
+
+from orchestrator.artifacts import BuildContext, ContextFile
+from orchestrator.errors import BuildError
+from orchestrator.patches import Patch, environment, manifest
+from orchestrator.patches.schema import AddedFile
+from orchestrator.plan import Engine, Plan
+
+_JINJA: Final = Environment(
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    autoescape=False,  # noqa: S701 - a Dockerfile, not a page
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSources:
+    """What a build context is made from, as read from disk."""
+
+    template: str  # text of images/<template>.Dockerfile.j2
+    applier: bytes  # images/apply_patches.py
+    patches: tuple[Patch, ...]  # those the plan carries
+    diffs: Mapping[str, str]  # patch id -> text
+    inputs: Mapping[str, bytes]  # files given to patches, by input name
+    files: Mapping[str, bytes]  # everything else the template copies, by path in the context
+
+
+def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
+    """The build context of a plan's image.
+
+    Raises BuildError where the engine names no base image, or a file that the plan was decided with is not given.
+    """
+    tables = _tables(plan, sources)
+    dockerfile = _JINJA.from_string(sources.template).render(
+        plan=plan,
+        base=base_reference(plan.engine),
+        tag=plan.engine.image if plan.engine.image_digest else None,
+        tables=[{"source": path, "destination": destination} for path, destination, _ in tables],
+        env=environment(sources.patches, plan.patches),
+        labels=_label_instruction(plan),
+    )
+    texts = {"Dockerfile": dockerfile, "patches/manifest.json": manifest(sources.patches, sources.diffs)}
+    contents = {path: text.encode() for path, text in texts.items()}
+    contents |= {"patches/apply_patches.py": sources.applier, **sources.files}
+    contents |= {path: content for path, _, content in tables}
+    return BuildContext(
+        files=tuple(ContextFile(path=path, content=contents[path], executable=False) for path in sorted(contents))
+    )
+
+
+def base_reference(engine: Engine) -> str:
+    """What `FROM` names: by digest where one is known (the tag beside it would be ignored, and could mislead)."""
+    if engine.image is None:
+        raise BuildError(f"engine `{engine.name}` names no base image", hint="give one with `--base-image`")
+    if engine.image_digest is None:
+        return engine.image
+    return f"{repository(engine.image)}@{engine.image_digest}"
+
+
+def repository(reference: str) -> str:
+    """An image reference without its tag; a colon before the last slash belongs to a registry's port."""
+    head, slash, name = reference.rpartition("/")
+    return f"{head}{slash}{name.partition(':')[0]}"
+
+
+def _tables(plan: Plan, sources: ImageSources) -> list[tuple[str, str, bytes]]:
+    """(path in the context, path in the image, content) of every file that was given to a patch."""
+    given = {use.id for use in plan.patches if use.input_sha256 is not None}
+    tables = []
+    for patch in sources.patches:
+        if patch.id in given and isinstance(patch.apply, AddedFile):
+            content = sources.inputs.get(patch.apply.input)
+            if content is None:
+                raise BuildError(f"patch `{patch.id}` was planned with a `{patch.apply.input}` that is not given now")
+            tables.append((f"tables/{patch.apply.input}", patch.apply.destination, content))
+    return tables
+
+
+def _label_instruction(plan: Plan) -> str:
+    """The labels that are known before the build; those of the receipt are added after it."""
+    labels = {
+        "org.opencontainers.image.title": f"sglang for {plan.profile}",
+        "org.opencontainers.image.description": plan.description,
+        "org.opencontainers.image.version": plan.engine.version,
+        "org.opencontainers.image.base.name": plan.engine.image or "",
+    }
+    if plan.engine.image_digest:
+        labels["org.opencontainers.image.base.digest"] = plan.engine.image_digest
+    pairs = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in sorted(labels.items())]
+    return "LABEL " + " \\\n      ".join(pairs)
