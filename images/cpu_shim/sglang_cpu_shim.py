@@ -12,6 +12,7 @@ The `.pth` beside this file makes Python import it at start, in the server's chi
 imported until a program asks for `torchvision` or `sglang`.
 """
 
+import importlib.machinery  # the stub uses it without importing it
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -31,9 +32,9 @@ def _declare_torchvision_operators() -> None:
 
 def _install_triton_stub() -> None:
     package = importlib.util.find_spec("sglang")
-    if package is None:
+    source = Path(package.submodule_search_locations[0]) / "_triton_stub.py" if package else None
+    if source is None or not source.is_file():
         return
-    source = Path(package.submodule_search_locations[0]) / "_triton_stub.py"
     spec = importlib.util.spec_from_file_location("_sglang_triton_stub", source)
     stub = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(stub)

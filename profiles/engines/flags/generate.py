@@ -1,8 +1,8 @@
 """Write the options one sglang version knows: `python generate.py UNPACKED_WHEEL VERSION > VERSION.json`.
 
-The wheel's own argument parser is asked, `ServerArgs.add_cli_args` of sglang/srt/server_args.py, so run it with a Python
-that has torch and sglang's pure dependencies: the environment of `images/sglang-cpu-0.5.14.txt`, for every version. What
-is missing there (compiled GPU packages) is replaced by empty modules: the parser is built from names and types alone.
+The wheel's own argument parser is asked (`ServerArgs.add_cli_args`, sglang/srt/server_args.py), so run it with a Python
+that has torch and sglang's pure dependencies: the environment of `images/sglang-cpu-0.5.14.txt`, for every version.
+What is missing there (compiled GPU packages) is replaced by empty modules: the parser is made of names and types alone.
 
 An option is `deprecated` when the parser hides it or warns about it; `takes_value` is false for a bare switch.
 """
@@ -13,9 +13,8 @@ import importlib.machinery
 import json
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 # Imported at the top of modules the parser needs, absent from a CPU environment.
@@ -27,17 +26,30 @@ class _Empty(types.ModuleType):
 
     __path__: Sequence[str] = []
 
-    def __getattr__(self, name: str) -> Any:  # Any: it stands for whatever is asked of it
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (), {}) if name[:1].isupper() else MagicMock()
+        return type(name, (_Anything,), {}) if name[:1].isupper() else MagicMock()
+
+
+class _Anything:
+    """A class that pydantic takes as a field's type."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: object, _handler: object) -> dict[str, str]:
+        return {"type": "any"}
 
 
 class _EmptyFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds an empty module for what nobody else finds."""
+    """Finds an empty module for a package of `names` that nobody else finds."""
 
-    def find_spec(self, name: str, _path: object = None, _target: object = None) -> importlib.machinery.ModuleSpec | None:
-        known = name.partition(".")[0] in COMPILED
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+
+    def find_spec(
+        self, name: str, _path: object = None, _target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        known = name.partition(".")[0] in self._names
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if known else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
@@ -49,7 +61,8 @@ class _EmptyFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def server_parser(root: Path) -> argparse.ArgumentParser:
     """The parser of `sglang serve` in the unpacked wheel at `root`."""
-    sys.meta_path.append(_EmptyFinder())
+    stubs_triton = (root / "sglang" / "_triton_stub.py").is_file()  # 0.5.14, 0.5.16: the CPU shim installs it
+    sys.meta_path.append(_EmptyFinder(COMPILED - {"triton"} if stubs_triton else COMPILED))
     sys.path.insert(0, str(root))
     from sglang.srt.server_args import ServerArgs
 
@@ -61,7 +74,7 @@ def server_parser(root: Path) -> argparse.ArgumentParser:
 def options(parser: argparse.ArgumentParser) -> dict[str, dict[str, object]]:
     """Every long option by name without dashes, sorted."""
     table = {}
-    for action in parser._actions:
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other way to ask
         for name in (text.removeprefix("--") for text in action.option_strings if text.startswith("--")):
             table[name] = _describe(action)
     return dict(sorted(table.items()))
@@ -70,7 +83,7 @@ def options(parser: argparse.ArgumentParser) -> dict[str, dict[str, object]]:
 def _describe(action: argparse.Action) -> dict[str, object]:
     described: dict[str, object] = {"takes_value": action.nargs != 0}
     if action.choices is not None:
-        described["choices"] = [str(choice) for choice in action.choices]
+        described["choices"] = sorted(str(choice) for choice in action.choices)  # some are sets
     if action.help == argparse.SUPPRESS or "deprecated" in type(action).__name__.lower():
         described["deprecated"] = True
     return described
