@@ -1,0 +1,202 @@
+"""Coverage: for every bucket of tokens a server looks up, which row answers, and whether its kernels exist."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from orchestrator.kernels.fusion import Checkpoint, Fusion, decide_fusion
+from orchestrator.kernels.keys import Key, Shape, buckets, lenders, mxfp4_key, rank_shape
+from orchestrator.kernels.names import KernelNames, Verdict
+from orchestrator.kernels.rows import Row
+from orchestrator.plan import Moe, Plan
+
+_DEFAULT_PREFILL = 131072  # no `--chunked-prefill-size`: look at everything aiter distinguishes
+
+
+class State(StrEnum):
+    """How a bucket fares."""
+
+    COVERED = "covered"
+    BORROWED = "borrowed"  # by 131072, from 32768: aiter's own rule, and no miss
+    MISSING = "missing"
+    UNKNOWN = Verdict.UNKNOWN.value
+    NOT_GENERATED = Verdict.NOT_GENERATED.value
+
+    @property
+    def served(self) -> bool:
+        """Whether a tuned kernel runs."""
+        return self in {State.COVERED, State.BORROWED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """One bucket; `row` is what answers, also where its kernel cannot run."""
+
+    key: Key
+    state: State
+    row: Row | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyCoverage:
+    """One shape's buckets; `expected` is whether the server looks it up (None: only the checkpoint can tell)."""
+
+    shape: Shape
+    fused: bool
+    expected: bool | None
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def missing(self) -> tuple[Key, ...]:
+        """The keys for which no tuned kernel runs."""
+        return tuple(bucket.key for bucket in self.buckets if not bucket.state.served)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """A plan's coverage under both keys, and which of them counts."""
+
+    profile: str
+    layout: str
+    gpu: str
+    aiter: str | None
+    names_checked: bool
+    fusion: Fusion
+    keys: tuple[KeyCoverage, ...]
+
+    @property
+    def missing(self) -> tuple[Key, ...]:
+        """What the server would miss: under the key it looks up, or under both where that is open."""
+        return tuple(key for one in self.keys if one.expected is not False for key in one.missing)
+
+
+def applies_to(plan: Plan) -> bool:
+    """Whether the plan's server asks aiter for a fused MXFP4 MoE at all."""
+    return plan.hardware.vendor == "amd" and plan.model.moe is not None and "mxfp4" in plan.model.quantisation
+
+
+def coverage(
+    plan: Plan, rows: Iterable[Row], *, checkpoint: Checkpoint | None = None, names: KernelNames | None = None
+) -> Coverage:
+    """What the rows answer to the plan's server.
+
+    `names` are those of the plan's aiter commit, None where they are not known: kernels are not judged then. The rows
+    come in the table's order: of equal keys the first answers. Raises ValueError for a plan without routed experts.
+    """
+    moe = checkpoint.moe if checkpoint else plan.model.moe
+    if moe is None:
+        raise ValueError(f"{plan.profile} has no routed experts")
+    fusion = decide_fusion(plan, checkpoint)
+    shapes = _shapes(plan, moe)
+    table = _index(rows, set(shapes))
+    return Coverage(
+        profile=plan.profile,
+        layout=_layout(plan),
+        gpu=f"{plan.hardware.arch}, {plan.hardware.compute_units} CUs",
+        aiter=plan.engine.aiter_commit,
+        names_checked=names is not None,
+        fusion=fusion,
+        keys=tuple(
+            KeyCoverage(
+                shape=shape,
+                fused=fused,
+                expected=None if fusion.fused is None else fusion.fused == fused,
+                buckets=tuple(_bucket(key, table, names) for key in wanted_keys(plan, shape)),
+            )
+            for shape, fused in shapes.items()
+        ),
+    )
+
+
+def _shapes(plan: Plan, moe: Moe) -> dict[Shape, bool]:
+    """The fused shape and the unfused one; only one where the model has no shared expert."""
+    options = (True, False) if moe.shared_experts else (False,)
+    return {rank_shape(moe, plan.layout, fused=fused): fused for fused in options}
+
+
+def wanted_keys(plan: Plan, shape: Shape) -> tuple[Key, ...]:
+    """Every key a rank looks up: one a bucket, up to the largest batch it is given (`--chunked-prefill-size`)."""
+    size = int(plan.flag("chunked-prefill-size") or _DEFAULT_PREFILL)
+    largest = size if size > 0 else _DEFAULT_PREFILL  # -1 turns chunking off
+    gfx, cu_num = plan.hardware.arch, plan.hardware.compute_units
+    return tuple(mxfp4_key(shape, gfx=gfx, cu_num=cu_num, token=token) for token in buckets(largest))
+
+
+def _index(rows: Iterable[Row], shapes: set[Shape]) -> dict[Key, Row]:
+    table: dict[Key, Row] = {}
+    for row in rows:
+        if row.key.shape in shapes and not row.tag:
+            table.setdefault(row.key, row)
+    return table
+
+
+def _bucket(key: Key, table: Mapping[Key, Row], names: KernelNames | None) -> Bucket:
+    tokens = (key.token, *lenders(key.token))
+    found = next((row for token in tokens if (row := table.get(_at(key, token)))), None)
+    if found is None:
+        return Bucket(key=key, state=State.MISSING, row=None)
+    verdict = names.judge_all(found.kernels, key.shape) if names else Verdict.KNOWN
+    if verdict is not Verdict.KNOWN:
+        return Bucket(key=key, state=State(verdict.value), row=found)
+    own = found.key.token == key.token
+    return Bucket(key=key, state=State.COVERED if own else State.BORROWED, row=found)
+
+
+def _at(key: Key, token: int) -> Key:
+    return mxfp4_key(key.shape, gfx=key.gfx, cu_num=key.cu_num, token=token)
+
+
+def _layout(plan: Plan) -> str:
+    layout = plan.layout
+    parts = [f"TP{layout.tp}"]
+    if layout.dp > 1:
+        parts.append(f"DP{layout.dp}")
+    if layout.ep > 1:
+        parts.append(f"EP{layout.ep}")
+    return "×".join(parts)
+
+
+def to_dict(found: Coverage) -> dict[str, object]:
+    """Coverage as JSON-able data."""
+    return {
+        "profile": found.profile,
+        "layout": found.layout,
+        "gpu": found.gpu,
+        "aiter": found.aiter,
+        "kernel_names_checked": found.names_checked,
+        "shared_expert_fused": found.fusion.fused,
+        "because": found.fusion.because,
+        "remark": found.fusion.remark,
+        "missing": len(found.missing),
+        "keys": [_key_dict(one) for one in found.keys],
+    }
+
+
+def _key_dict(one: KeyCoverage) -> dict[str, object]:
+    shape = one.shape
+    return {
+        "model_dim": shape.model_dim,
+        "inter_dim": shape.inter_dim,
+        "expert": shape.expert,
+        "topk": shape.topk,
+        "fused": one.fused,
+        "looked_up": one.expected,
+        "buckets": [_bucket_dict(bucket) for bucket in one.buckets],
+    }
+
+
+def _bucket_dict(bucket: Bucket) -> dict[str, object]:
+    row = bucket.row
+    return {
+        "token": bucket.key.token,
+        "state": bucket.state.value,
+        "origin": row.origin.value if row else None,
+        "where": row.where if row else None,
+        "kernels": list(row.kernels) if row else [],
+    }
+
+
+def count_states(buckets: Sequence[Bucket]) -> dict[str, int]:
+    """How many buckets are in each state, states without any left out, in the order of State."""
+    counts = {state.value: sum(bucket.state is state for bucket in buckets) for state in State}
+    return {state: count for state, count in counts.items() if count}

@@ -1,0 +1,111 @@
+"""Whether sglang folds the shared expert into the routed ones, and what decides it: it changes the lookup key.
+
+Rules: sglang 0.5.14 models/deepseek_v2.py:2650-2715 (`determine_num_fused_shared_experts`), 0.5.18 and later also
+`QuarkConfig.can_fuse_shared_expert` (layers/quantization/quark/quark.py), whose veto by the MTP layer's own entries is
+lifted in 0.5.19 (sgl-project/sglang#36124).
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.plan import Moe, Plan
+
+_VALIDATED_EXPERTS: Final = (256, 384)  # sglang 0.5.14 deepseek_v2.py:2676
+_ASKS_THE_CHECKPOINT: Final = (0, 5, 18)
+_IGNORES_THE_DRAFT: Final = (0, 5, 19)
+_UNQUANTISED: Final = frozenset({"BF16", "F16", "F32"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What the rule needs to know of a checkpoint: its shape, its exclude list, how it stores a shared expert."""
+
+    moe: Moe
+    layers: int
+    draft_layers: int  # MTP layers, numbered after the others
+    exclude: tuple[str, ...]
+    shared_dtype: str | None  # as the safetensors headers give it, None where they were not read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fusion:
+    """The decision: True, False, or None where only the checkpoint can tell; by whom; and what to do about it."""
+
+    fused: bool | None
+    because: str
+    remark: str = ""
+
+
+def decide_fusion(plan: Plan, checkpoint: Checkpoint | None) -> Fusion:
+    """Whether the server of `plan` fuses the shared expert of `checkpoint`."""
+    if plan.flag("disable-shared-experts-fusion") is not None:
+        return Fusion(fused=False, because="flag `--disable-shared-experts-fusion`")
+    if checkpoint is None:
+        return Fusion(fused=None, because="the checkpoint's exclude list decides, and it is not here")
+    version = _version(plan.engine.version)
+    if veto := _stored_unquantised(checkpoint):
+        return Fusion(fused=False, because=veto, remark=_must_be_told(plan, version))
+    if plan.flag("enforce-shared-experts-fusion") is not None:
+        return Fusion(fused=True, because="flag `--enforce-shared-experts-fusion`")
+    if version >= _ASKS_THE_CHECKPOINT and (entry := _mistaken_draft_entry(checkpoint, version)):
+        return Fusion(
+            fused=False,
+            because=f"exclude entry `{entry}`: sglang {plan.engine.version} takes the MTP layer's for the model's",
+            remark="`--enforce-shared-experts-fusion` lifts that veto",
+        )
+    return _by_configuration(plan, checkpoint.moe)
+
+
+def _by_configuration(plan: Plan, moe: Moe) -> Fusion:
+    if moe.shared_experts != 1 or moe.routed_experts not in _VALIDATED_EXPERTS:
+        what = f"{moe.routed_experts} routed and {moe.shared_experts} shared experts"
+        return Fusion(fused=False, because=f"sglang fuses 256 or 384 routed and one shared expert, not {what}")
+    for name in ("enable-two-batch-overlap", "enable-single-batch-overlap"):
+        if plan.flag(name) is not None:
+            return Fusion(fused=False, because=f"flag `--{name}`")
+    if plan.flag("moe-a2a-backend") == "deepep":
+        return Fusion(fused=False, because="flag `--moe-a2a-backend deepep`")
+    return Fusion(fused=True, because="sglang's default: nothing vetoes it")
+
+
+def _stored_unquantised(checkpoint: Checkpoint) -> str:
+    if checkpoint.shared_dtype in _UNQUANTISED:
+        return f"dtype: the checkpoint stores its shared experts as {checkpoint.shared_dtype}"
+    entry = next(
+        (entry for entry in checkpoint.exclude if _is_shared(entry) and not _of_draft(entry, checkpoint)), None
+    )
+    return f"exclude entry `{entry}`: shared experts are not quantised" if entry else ""
+
+
+def _must_be_told(plan: Plan, version: tuple[int, ...]) -> str:
+    if version >= _ASKS_THE_CHECKPOINT:
+        return ""
+    return (
+        f"sglang {plan.engine.version} does not look at the exclude list and would fuse all the same: "
+        "set the flag `disable-shared-experts-fusion`"
+    )
+
+
+def _mistaken_draft_entry(checkpoint: Checkpoint, version: tuple[int, ...]) -> str | None:
+    """An entry of the MTP layer that this version does not tell from one of the target model."""
+    own = ["mtp."]
+    if version >= _IGNORES_THE_DRAFT:
+        own += [f"model.layers.{checkpoint.layers + number}." for number in range(checkpoint.draft_layers)]
+    entries = (entry for entry in checkpoint.exclude if _is_shared(entry) and not entry.startswith(tuple(own)))
+    return next(entries, None)
+
+
+def _is_shared(entry: str) -> bool:
+    return "shared_expert" in entry and "shared_expert_gate" not in entry
+
+
+def _of_draft(entry: str, checkpoint: Checkpoint) -> bool:
+    first = checkpoint.layers
+    numbers = range(first, first + max(checkpoint.draft_layers, 1))
+    names = ("mtp.", "model.decoder.", *(f"model.layers.{number}." for number in numbers))
+    return entry.startswith(names)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])

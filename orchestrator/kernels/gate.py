@@ -1,0 +1,219 @@
+"""The gate: what a server's log says of the tuned table. Hits, misses, and lines that are neither.
+
+The lines are those of `aiter/fused_moe.py` (`get_2stage_cfgs`), the same from June to August 2026; each stands once a key
+and process. `AITER_LOG_LEVEL=WARNING` hides hits and the `default` line, not the fallback warning. A line counts only as a
+whole: what stands before `[fused_moe]` does not matter, nothing but blanks may follow the key, and the number of tokens
+must be one of aiter's buckets. Anything else that begins like one of these lines is counted as torn.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from orchestrator.kernels.keys import BLOCK_SCALED, Key, Shape, bucket
+from orchestrator.kernels.rows import write_untuned
+
+MARK: Final = b"[fused_moe]"
+OTHER_MARK: Final = b"not found tuned config"
+_MOST_FAMILIES: Final = 200
+_LONGEST_LINE: Final = 1 << 20  # bytes; what is longer is no log line
+
+_KEY: Final = (
+    r"\((?:'(?P<gfx>gfx\w+)', )?(?P<cu_num>\d+), (?P<token>\d+), (?P<model_dim>\d+), (?P<inter_dim>\d+), "
+    r"(?P<expert>\d+), (?P<topk>\d+), <?ActivationType\.\w+(?:: \d+)?>?, '(?P<dtype>torch\.\w+)', "
+    r"'(?P<q_dtype_a>torch\.\w+)', '(?P<q_dtype_w>torch\.\w+)', '(?P<q_type>QuantType\.\w+)', "
+    r"(?P<use_g1u1>True|False|0|1), (?P<doweight_stage1>True|False|0|1)\)"
+)
+_NAME: Final = r"(?:'[\w.\-]*'|nan)"  # an empty cell prints as nan
+_LINE: Final = re.compile(
+    rf"\[fused_moe\] (?:"
+    rf"using (?:1stage|2stage)(?: xbf16)? "
+    rf"(?:(?P<default>default)|\(kernelName1=(?P<first>{_NAME}), kernelName2=(?P<second>{_NAME})\)) for "
+    rf"|(?P<fallback>no tuned FlyDSL config for )"
+    rf"|(?P<unavailable>flydsl unavailable and no fallback for )"
+    rf"){_KEY}(?P<tail>, using heuristic FlyDSL fallback \(kn1={_NAME}, kn2={_NAME}\)|, using default heuristics)?\s*"
+)
+_ANY_VERB: Final = re.compile(r"\[fused_moe\] (?:using [12]stage|no tuned|flydsl unavailable and)")
+_FAMILY: Final = re.compile(r"not found tuned config in (?P<where>[^\s,]+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateReport:
+    """What the log said so far. Hits and misses are those of block-scaled fp4/fp8 experts (`per_1x32`).
+
+    A key in both was found by one process and missed by another: the table has not reached every rank.
+    """
+
+    hits: tuple[Key, ...]
+    misses: tuple[Key, ...]
+    apart: tuple[Key, ...]  # lines of other quantisations, above all the bf16 MTP layer's
+    families: tuple[tuple[str, int], ...]  # other kernels without a tuned row: what they looked in, how many lines
+    torn: int
+
+    @property
+    def seen(self) -> bool:
+        """Whether the log holds any whole line that decides something."""
+        return bool(self.hits or self.misses)
+
+    @property
+    def divided(self) -> tuple[Key, ...]:
+        """Keys that some process found and another did not."""
+        return tuple(sorted(set(self.hits) & set(self.misses)))
+
+    @property
+    def untuned(self) -> str:
+        """The misses as input for aiter's tuner, in CSV."""
+        return write_untuned(self.misses)
+
+    def summary(self) -> str:
+        """One paragraph for people: the counts, then one line a miss and a family."""
+        if not self.seen:
+            lines = ["fused MoE: the log names no lookup yet (aiter logs each key once, at its first use)"]
+        else:
+            lines = [f"fused MoE: {len(self.hits)} keys found in the tuned table, {len(self.misses)} missed"]
+        lines += [f"  miss: {describe(key)}" for key in self.misses]
+        lines += [f"  found by one process, missed by another: {describe(key)}" for key in self.divided]
+        if self.apart:
+            lines.append(f"  apart: {len(self.apart)} keys that are not per_1x32 (a bf16 MTP layer logs its own)")
+        lines += [f"  other kernels without a tuned row: {count} lines for `{name}`" for name, count in self.families]
+        if self.torn:
+            lines.append(f"  {self.torn} torn lines, counted as nothing")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, object]:
+        """The report as JSON-able data."""
+        return {
+            "seen": self.seen,
+            "hits": [key.cells() for key in self.hits],
+            "misses": [key.cells() for key in self.misses],
+            "divided": [key.cells() for key in self.divided],
+            "apart": [key.cells() for key in self.apart],
+            "families": dict(self.families),
+            "torn": self.torn,
+        }
+
+
+def describe(key: Key) -> str:
+    """A key in one line."""
+    gpu = f"{key.gfx}, {key.cu_num} CUs" if key.gfx else f"{key.cu_num} CUs"
+    return f"{key.token} tokens, {key.shape} ({gpu})"
+
+
+@dataclass(kw_only=True)
+class GateReader:
+    """Reads a log as it grows, in memory that does not: one entry a distinct key."""
+
+    _hits: set[Key] = field(default_factory=set)
+    _misses: set[Key] = field(default_factory=set)
+    _apart: set[Key] = field(default_factory=set)
+    _families: Counter[str] = field(default_factory=Counter)
+    _torn: int = 0
+
+    def feed(self, line: str) -> None:
+        """Take one whole line."""
+        if "[fused_moe]" in line:
+            self._lookup(line)
+        elif "not found tuned config" in line:
+            self._other(line)
+
+    def feed_chunks(self, chunks: Iterable[bytes]) -> None:
+        """Take a log in pieces of any size, cut anywhere; a last line without an end counts if it is whole."""
+        rest = b""
+        for chunk in chunks:
+            end = chunk.rfind(b"\n") + 1
+            if not end:
+                rest = _bounded(rest + chunk)
+                continue
+            first = chunk.index(b"\n") + 1
+            self._scan(rest + chunk[:first])
+            self._scan(chunk, start=first, end=end)
+            rest = chunk[end:]
+        self._scan(rest)
+
+    def report(self) -> GateReport:
+        """What has been read so far."""
+        return GateReport(
+            hits=tuple(sorted(self._hits)),
+            misses=tuple(sorted(self._misses)),
+            apart=tuple(sorted(self._apart)),
+            families=tuple(sorted(self._families.items())),
+            torn=self._torn,
+        )
+
+    def _scan(self, text: bytes, *, start: int = 0, end: int | None = None) -> None:
+        """Find the lines that hold a mark without splitting the rest into lines."""
+        end = len(text) if end is None else end
+        for mark in (MARK, OTHER_MARK):
+            at = text.find(mark, start, end)
+            while at >= 0:
+                head = text.rfind(b"\n", start, at) + 1 or start
+                tail = text.find(b"\n", at, end)
+                tail = end if tail < 0 else tail
+                if mark is MARK or MARK not in text[head:tail]:
+                    self.feed(text[head:tail].decode(errors="replace"))
+                at = text.find(mark, tail, end)
+
+    def _lookup(self, line: str) -> None:
+        start = line.rindex("[fused_moe]")
+        self._torn += len(_ANY_VERB.findall(line, 0, start))  # an unfinished line before this one
+        match = _LINE.fullmatch(line, start)
+        if match is None or not _consistent(match):
+            self._torn += bool(_ANY_VERB.match(line, start))
+            return
+        key = _key(match)
+        if key.q_type != BLOCK_SCALED:
+            self._apart.add(key)
+        elif match["first"] and (match["first"], match["second"]) != ("''", "''"):
+            self._hits.add(key)
+        else:  # empty names: AITER_BYPASS_TUNE_CONFIG
+            self._misses.add(key)
+
+    def _other(self, line: str) -> None:
+        match = _FAMILY.search(line)
+        name = match["where"].rpartition("/")[2] if match else "an unnamed table"
+        if name in self._families or len(self._families) < _MOST_FAMILIES:
+            self._families[name] += 1
+
+
+def gate(lines: Iterable[str]) -> GateReport:
+    """The report on the lines of a log."""
+    reader = GateReader()
+    for line in lines:
+        reader.feed(line)
+    return reader.report()
+
+
+def _bounded(rest: bytes) -> bytes:
+    return rest if len(rest) <= _LONGEST_LINE else rest[-_LONGEST_LINE:]
+
+
+def _consistent(match: re.Match[str]) -> bool:
+    """Whether the end belongs to the beginning, and the tokens are a bucket: two lines run together have neither."""
+    ends = {"fallback": ", using heuristic", "unavailable": ", using default"}
+    kind = next((name for name in ends if match[name]), None)
+    tail = match["tail"] or ""
+    whole = tail.startswith(ends[kind]) if kind else not tail
+    token = int(match["token"])
+    return whole and token == bucket(token)
+
+
+def _key(match: re.Match[str]) -> Key:
+    return Key(
+        gfx=match["gfx"] or "",
+        cu_num=int(match["cu_num"]),
+        token=int(match["token"]),
+        shape=Shape(
+            model_dim=int(match["model_dim"]),
+            inter_dim=int(match["inter_dim"]),
+            expert=int(match["expert"]),
+            topk=int(match["topk"]),
+        ),
+        dtype=match["dtype"],
+        q_dtype_a=match["q_dtype_a"],
+        q_dtype_w=match["q_dtype_w"],
+        q_type=match["q_type"],
+        use_g1u1=match["use_g1u1"] in {"True", "1"},
+        doweight_stage1=match["doweight_stage1"] in {"True", "1"},
+    )

@@ -1,0 +1,139 @@
+"""The lookup key of aiter's fused MoE: what is looked up, and for which numbers of tokens."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.errors import ProfileError
+from orchestrator.plan import Layout, Moe
+
+TIERS: Final = (32768, 131072)  # aiter/fused_moe.py, `_PADDED_M_TIERS`
+_PADDING: Final = 256  # inter_dim of MXFP4 weights is padded to a multiple of this
+MXFP4: Final = "torch.float4_e2m1fn_x2"
+BLOCK_SCALED: Final = "QuantType.per_1x32"
+
+KEY_COLUMNS: Final = (
+    "gfx",
+    "cu_num",
+    "token",
+    "model_dim",
+    "inter_dim",
+    "expert",
+    "topk",
+    "act_type",
+    "dtype",
+    "q_dtype_a",
+    "q_dtype_w",
+    "q_type",
+    "use_g1u1",
+    "doweight_stage1",
+)
+UNTUNED_COLUMNS: Final = KEY_COLUMNS[2:]
+
+
+def bucket(tokens: int) -> int:
+    """The number of tokens that aiter looks up for a batch of `tokens` (`get_padded_M`)."""
+    if tokens < TIERS[0]:
+        return 1 if tokens <= 1 else 1 << (tokens - 1).bit_length()
+    return max(tier for tier in TIERS if tokens >= tier)
+
+
+def buckets(largest: int) -> tuple[int, ...]:
+    """Every bucket that batches of 1 to `largest` tokens fall into, ascending."""
+    powers = tuple(1 << exponent for exponent in range(TIERS[0].bit_length()))
+    return tuple(size for size in (*powers, TIERS[1]) if size <= bucket(largest))
+
+
+def lenders(size: int) -> tuple[int, ...]:
+    """The buckets whose row is taken where `size` has none, in the order tried; only the upper tier borrows."""
+    return tuple(reversed([tier for tier in TIERS if tier < size])) if size in TIERS else ()
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
+class Shape:
+    """The four dimensions of the key that depend on model and layout, as one rank sees them."""
+
+    model_dim: int
+    inter_dim: int
+    expert: int
+    topk: int
+
+    def __str__(self) -> str:
+        return f"model_dim {self.model_dim}, inter_dim {self.inter_dim}, expert {self.expert}, topk {self.topk}"
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
+class Key:
+    """What aiter looks up, without the activation: that column never matches and is ignored (`_lookup_cfg`)."""
+
+    gfx: str
+    cu_num: int
+    token: int
+    shape: Shape
+    dtype: str
+    q_dtype_a: str
+    q_dtype_w: str
+    q_type: str
+    use_g1u1: bool
+    doweight_stage1: bool
+
+    def cells(self, act_type: str = "ActivationType.Silu") -> dict[str, str]:
+        """The key as cells of a table, by column name."""
+        shape = self.shape
+        return {
+            "gfx": self.gfx,
+            "cu_num": str(self.cu_num),
+            "token": str(self.token),
+            "model_dim": str(shape.model_dim),
+            "inter_dim": str(shape.inter_dim),
+            "expert": str(shape.expert),
+            "topk": str(shape.topk),
+            "act_type": act_type,
+            "dtype": self.dtype,
+            "q_dtype_a": self.q_dtype_a,
+            "q_dtype_w": self.q_dtype_w,
+            "q_type": self.q_type,
+            "use_g1u1": str(int(self.use_g1u1)),
+            "doweight_stage1": str(int(self.doweight_stage1)),
+        }
+
+
+def rank_shape(moe: Moe, layout: Layout, *, fused: bool) -> Shape:
+    """The shape one rank looks up; `fused` says whether sglang folds the shared experts into the routed ones.
+
+    Under expert parallelism aiter takes one from topk for a masked slot (`topk -= int(is_ep)`). Raises ProfileError for
+    a layout that does not divide the model.
+    """
+    if layout.tp % layout.ep or moe.routed_experts % layout.ep:
+        raise ProfileError(
+            f"ep {layout.ep} must divide tp {layout.tp} and the {moe.routed_experts} routed experts",
+            where="layout.ep",
+        )
+    slices = layout.tp // layout.ep
+    if moe.intermediate_size % slices:
+        raise ProfileError(
+            f"the experts' width {moe.intermediate_size} cannot be cut in {slices}",
+            where="layout.tp",
+        )
+    shared = moe.shared_experts if fused else 0
+    return Shape(
+        model_dim=moe.hidden_size,
+        inter_dim=-(-(moe.intermediate_size // slices) // _PADDING) * _PADDING,
+        expert=moe.routed_experts // layout.ep + shared,
+        topk=moe.experts_per_token + shared - (1 if layout.ep > 1 else 0),
+    )
+
+
+def mxfp4_key(shape: Shape, *, gfx: str, cu_num: int, token: int) -> Key:
+    """The key of Quark MXFP4 weights and activations in a gated MLP, as sglang calls aiter."""
+    return Key(
+        gfx=gfx,
+        cu_num=cu_num,
+        token=token,
+        shape=shape,
+        dtype="torch.bfloat16",
+        q_dtype_a=MXFP4,
+        q_dtype_w=MXFP4,
+        q_type=BLOCK_SCALED,
+        use_g1u1=True,
+        doweight_stage1=False,
+    )

@@ -1,0 +1,285 @@
+"""Rows of tuned tables: reading them as aiter and pandas would, merging them without a duplicate, re-keying.
+
+Upstream's own files need leniency in exactly these places: the last field (`_tag`) may be missing, `gfx` may be missing
+or empty and follows from `cu_num`, numbers may be written as `256.0`, truth values as `True`, lines may end in CRLF.
+Everything else is an error with its file and line.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from orchestrator.errors import Problem
+from orchestrator.kernels.keys import KEY_COLUMNS, UNTUNED_COLUMNS, Key, Shape
+
+_GFX_OF_COMPUTE_UNITS: Final = {256: "gfx950", 80: "gfx942", 304: "gfx942"}  # aiter/jit/utils/chip_info.py
+_NA: Final = frozenset({"", "nan", "NaN", "None", "NULL", "null", "NA", "N/A"})  # what pandas reads as NaN, or prints
+_TRUTH: Final = {"1": True, "1.0": True, "True": True, "0": False, "0.0": False, "False": False}
+_REQUIRED: Final = (*KEY_COLUMNS[1:], "block_m", "kernelName1", "kernelName2")
+# Read at every lookup; an empty cell is NaN, which is true for `run_1stage` and a crash for `xbf16` and `flat`.
+_ZERO_WHERE_MISSING: Final = frozenset({"ksplit", "run_1stage", "xbf16", "flat"})
+_MEASURED: Final = ("us1", "err1", "us2", "err2", "us", "tflops", "bw")
+_MOST_PROBLEMS: Final = 20
+TABLE_COLUMNS: Final = (
+    *KEY_COLUMNS,
+    *("block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2", "us"),
+    *("run_1stage", "xbf16", "flat", "tflops", "bw", "_tag"),
+)
+
+
+class RowOrigin(StrEnum):
+    """Where a row comes from; in the order in which rows of equal key are preferred."""
+
+    MEASURED = "measured"  # by aiter's tuner, through this tool
+    IMAGE = "image"
+    UPSTREAM = "upstream"
+    REKEYED = "re-keyed"  # sound in shape, unmeasured in speed
+    FILE = "file"  # a table named by the user
+
+
+_PREFERENCE: Final = {origin: rank for rank, origin in enumerate(RowOrigin)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row. `us` is its time in microseconds, infinite where it has none; `where` is `file:line`."""
+
+    key: Key
+    act_type: str
+    tag: str  # rows with a tag are not looked up, e.g. `flydsl_fallback`
+    kernels: tuple[str, str]
+    us: float
+    cells: Mapping[str, str]
+    origin: RowOrigin
+    where: str
+
+    @property
+    def identity(self) -> tuple[Key, str, str]:
+        """What may stand once in a table: aiter's own merge key (`update_config_files`)."""
+        return self.key, self.act_type, self.tag
+
+
+class _BadCellError(ValueError):
+    """A cell that is not what its column asks for."""
+
+
+def read_rows(lines: Iterable[str], *, name: str, origin: RowOrigin, problems: list[Problem]) -> Iterator[Row]:
+    """Yield the rows of a table in CSV; what cannot be read is appended to `problems` (the first twenty) and left out.
+
+    Streams: one row is held at a time, whatever the size of the file.
+    """
+    reader = csv.reader(lines)
+    try:
+        header = [cell.strip().removeprefix("\ufeff") for cell in next(reader, [])]
+        if header_problems := _check_header(header, name):
+            problems.extend(header_problems)
+            return
+        for fields in reader:
+            if not fields:
+                continue
+            try:
+                yield _row(dict(zip(header, _padded(fields, header), strict=True)), f"{name}:{reader.line_num}", origin)
+            except _BadCellError as error:
+                _add(problems, Problem(str(error), f"{name}:{reader.line_num}"))
+    except csv.Error as error:
+        _add(problems, Problem(f"not a CSV table: {error}", f"{name}:{reader.line_num}"))
+
+
+def _add(problems: list[Problem], problem: Problem) -> None:
+    if len(problems) < _MOST_PROBLEMS:
+        problems.append(problem)
+
+
+def _check_header(header: Sequence[str], name: str) -> list[Problem]:
+    twice = sorted({column for column in header if header.count(column) > 1})
+    missing = [column for column in _REQUIRED if column not in header]
+    problems = [Problem(f"column `{column}` stands twice", f"{name}:1") for column in twice]
+    if missing:
+        problems.append(
+            Problem(
+                f"missing columns: {', '.join(f'`{column}`' for column in missing)}",
+                f"{name}:1",
+                "a tuned fused-MoE table is expected, as aiter's gemm_moe_tune.py writes it",
+            )
+        )
+    return problems
+
+
+def _padded(fields: list[str], header: Sequence[str]) -> list[str]:
+    if len(fields) == len(header) - 1 and header[-1] == "_tag":
+        return [*fields, ""]
+    if len(fields) != len(header):
+        raise _BadCellError(f"{len(fields)} fields where the header has {len(header)}")
+    return fields
+
+
+def _row(cells: dict[str, str], where: str, origin: RowOrigin) -> Row:
+    cu_num = _whole(cells, "cu_num")
+    gfx = cells.get("gfx", "")
+    key = Key(
+        gfx=_GFX_OF_COMPUTE_UNITS.get(cu_num, "") if gfx in _NA or gfx == "0" else gfx,
+        cu_num=cu_num,
+        token=_whole(cells, "token"),
+        shape=Shape(
+            model_dim=_whole(cells, "model_dim"),
+            inter_dim=_whole(cells, "inter_dim"),
+            expert=_whole(cells, "expert"),
+            topk=_whole(cells, "topk"),
+        ),
+        dtype=_word(cells, "dtype"),
+        q_dtype_a=_word(cells, "q_dtype_a"),
+        q_dtype_w=_word(cells, "q_dtype_w"),
+        q_type=_word(cells, "q_type"),
+        use_g1u1=_truth(cells, "use_g1u1"),
+        doweight_stage1=_truth(cells, "doweight_stage1"),
+    )
+    tag = cells.get("_tag", "")
+    return Row(
+        key=key,
+        act_type=_word(cells, "act_type"),
+        tag="" if tag in _NA else tag,
+        kernels=(_kernel(cells["kernelName1"]), _kernel(cells["kernelName2"])),
+        us=_microseconds(cells.get("us", "")),
+        cells=cells,
+        origin=origin,
+        where=where,
+    )
+
+
+def _whole(cells: Mapping[str, str], column: str) -> int:
+    text = cells[column].strip()
+    whole = text.removesuffix(".0")
+    if not (whole.isascii() and whole.isdigit()):
+        raise _BadCellError(f"`{column}` is `{text}`, not a whole number")
+    return int(whole)
+
+
+def _word(cells: Mapping[str, str], column: str) -> str:
+    text = cells[column].strip()
+    if text in _NA:
+        raise _BadCellError(f"`{column}` is empty")
+    return text
+
+
+def _truth(cells: Mapping[str, str], column: str) -> bool:
+    text = cells[column].strip()
+    if text not in _TRUTH:
+        raise _BadCellError(f"`{column}` is `{text}`, neither 0 nor 1")
+    return _TRUTH[text]
+
+
+def _kernel(text: str) -> str:
+    return "" if text in _NA else text
+
+
+def _microseconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return math.inf
+    return value if value > 0 else math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """A table without a duplicate, and how many rows of each origin lost to an equal key."""
+
+    rows: tuple[Row, ...]
+    dropped: int
+
+
+def merge(rows: Iterable[Row], *, gfx: str, cu_num: int) -> Merged:
+    """One table for one GPU type: a key once, the preferred origin first, else in the order given.
+
+    Among rows of one origin the fastest wins, as where aiter merges files itself. Rows of other GPUs are left out: an
+    aiter before ad73ecb5 does not look at `gfx`, and gfx1250 has 256 compute units too.
+    """
+    ours = (row for row in rows if (row.key.gfx, row.key.cu_num) == (gfx, cu_num))
+    kept: dict[tuple[Key, str, str], Row] = {}
+    seen = 0
+    for row in ours:
+        seen += 1
+        held = kept.get(row.identity)
+        if held is None or _rank(row) < _rank(held):
+            kept[row.identity] = row
+    ordered = sorted(kept.values(), key=lambda row: _PREFERENCE[row.origin])
+    return Merged(rows=tuple(ordered), dropped=seen - len(ordered))
+
+
+def _rank(row: Row) -> tuple[int, float]:
+    return _PREFERENCE[row.origin], row.us
+
+
+def rekey(rows: Iterable[Row], *, fused: Shape, unfused: Shape) -> tuple[Row, ...]:
+    """Rows of the fused shape under the key of the unfused one, e.g. 257/9 → 256/8.
+
+    Sound for FlyDSL's two-stage kernels, whose per-expert GEMM does not depend on the number of experts (aiter commit
+    31eb2c8f does the same for DeepSeek), and for no others: `flydsl_mxmoe_*` is generated for one shape. Times and
+    errors were measured under the other key, so they are left empty.
+    """
+    return tuple(_under(row, unfused) for row in rows if row.key.shape == fused and not row.tag and _portable(row))
+
+
+def _portable(row: Row) -> bool:
+    first, second = row.kernels
+    return (
+        first.startswith("flydsl_moe1_")
+        and second.startswith("flydsl_moe2_")
+        and not second.startswith("flydsl_moe2_layout_")
+    )
+
+
+def _under(row: Row, shape: Shape) -> Row:
+    key = replace(row.key, shape=shape)
+    blank = {column: "" for column in _MEASURED if column in row.cells}
+    cells = {**row.cells, **key.cells(row.act_type), **blank}
+    return replace(row, key=key, cells=cells, us=math.inf, origin=RowOrigin.REKEYED)
+
+
+def write_table(rows: Sequence[Row]) -> str:
+    """The rows as a table that aiter reads as it is: every column it looks at is there and filled."""
+    extra = sorted({column for row in rows for column in row.cells} - set(TABLE_COLUMNS))
+    columns = (*TABLE_COLUMNS[:-1], *extra, "_tag")
+    return _csv(columns, ([_cell(row, column) for column in columns] for row in rows))
+
+
+def _cell(row: Row, column: str) -> str:
+    if column == "gfx":
+        return row.key.gfx
+    if column == "_tag":
+        return row.tag
+    text = row.cells.get(column, "")
+    return "0" if column in _ZERO_WHERE_MISSING and text in _NA else text
+
+
+def write_origins(rows: Sequence[Row]) -> str:
+    """The table's companion: for each of its rows, in its order, the key, the origin and the place it came from.
+
+    A file of its own, so that aiter (and its tuner, which aligns columns) never meets a column it does not know.
+    """
+    columns = ("line", *KEY_COLUMNS, "_tag", "origin", "where")
+    return _csv(
+        columns,
+        (
+            [str(line), *row.key.cells(row.act_type).values(), row.tag, row.origin, row.where]
+            for line, row in enumerate(rows, start=2)
+        ),
+    )
+
+
+def write_untuned(keys: Iterable[Key]) -> str:
+    """The keys as input for the tuner, each once, sorted."""
+    wanted = sorted(set(keys))
+    return _csv(UNTUNED_COLUMNS, ([key.cells()[column] for column in UNTUNED_COLUMNS] for key in wanted))
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()
