@@ -1,1 +1,1 @@
-"""The machine a server runs on: its GPUs, limits, disks, ports, and the checkpoints on it."""
+"""The machine a server runs on: its GPUs, devices, limits, CPUs, disks and ports."""

@@ -1,0 +1,71 @@
+"""What preflight found: a table for people, plain data for programs."""
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from orchestrator.console import table
+from orchestrator.errors import HostError, Problem
+
+
+class Level(StrEnum):
+    """How a check came out: `fail` keeps a server from starting or serving, `warn` costs speed or stability."""
+
+    INFO = "info"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of the report; `mend` is the command, or the words, that put it right."""
+
+    check: str
+    level: Level
+    found: str
+    needed: str
+    mend: str
+
+
+def info(check: str, found: str, needed: str = "") -> Finding:
+    """Nothing to do."""
+    return Finding(check=check, level=Level.INFO, found=found, needed=needed, mend="")
+
+
+def warn(check: str, found: str, needed: str, mend: str) -> Finding:
+    """It will start, and be slower or less stable than it could."""
+    return Finding(check=check, level=Level.WARN, found=found, needed=needed, mend=mend)
+
+
+def fail(check: str, found: str, needed: str, mend: str) -> Finding:
+    """It will not start, or not serve."""
+    return Finding(check=check, level=Level.FAIL, found=found, needed=needed, mend=mend)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightReport:
+    """All findings, in the order of the checks."""
+
+    profile: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing failed."""
+        return not any(finding.level is Level.FAIL for finding in self.findings)
+
+    def to_dict(self) -> dict[str, object]:
+        """The report as plain JSON-able data."""
+        return {"profile": self.profile, "ready": self.ready, "findings": [asdict(item) for item in self.findings]}
+
+    def to_text(self) -> str:
+        """The report as a table, with what mends the rest below it."""
+        rows = [(item.level, item.check, item.found, item.needed) for item in self.findings]
+        mends = [f"{item.check}: {item.mend}" for item in self.findings if item.mend]
+        return "\n".join([table(("", "check", "found", "needed"), rows), *mends])
+
+    def require(self) -> None:
+        """Raise HostError with every failed check, its remedy as the hint."""
+        failed = [finding for finding in self.findings if finding.level is Level.FAIL]
+        problems = [Problem(f"{item.check}: {item.found} (needed: {item.needed})", hint=item.mend) for item in failed]
+        if problems:
+            raise HostError(f"this machine is not ready for `{self.profile}`", problems=problems)

@@ -1,0 +1,57 @@
+"""What a check may look at."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.host.gpus import Gpu, GpuInventory
+from orchestrator.host.machine import Machine
+from orchestrator.host.report import Finding
+from orchestrator.host.survey import Runner
+from orchestrator.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """Room that a plan needs below a directory, in bytes."""
+
+    purpose: str
+    directory: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """How preflight reaches a machine, and what parts it does not know can tell it.
+
+    `image_digest` looks up the digest of an image reference: None for "no such image", OSError where the registry
+    cannot be asked. `checkpoint` verifies the plan's checkpoint and describes it, or raises WeightsError. Either is
+    None where there is nothing to look up.
+    """
+
+    runner: Runner
+    environ: Mapping[str, str]
+    spaces: Sequence[Space]
+    image_digest: Callable[[str], str | None] | None
+    checkpoint: Callable[[], str] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """The plan, the machine it is meant for, and how to learn more."""
+
+    plan: Plan
+    machine: Machine
+    probe: Probe
+
+    @property
+    def inventory(self) -> GpuInventory | None:
+        """The GPUs of the plan's vendor."""
+        return next((found for found in self.machine.inventories if found.vendor == self.plan.hardware.vendor), None)
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs the plan takes: sglang counts up from the first (data_parallel_controller.py, base_gpu_id)."""
+        return self.inventory.gpus[: self.plan.layout.gpus] if self.inventory else ()
+
+
+Check = Callable[[Subject], Iterator[Finding]]
