@@ -1,0 +1,244 @@
+"""Connections to one endpoint: raw asyncio protocols, so that an arrival is stamped when the socket is read.
+
+Not httpx: 0.28.1 saturates near 5,000 server-sent events a second and then reports its own queue as the server's TTFT.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+from urllib.parse import urlsplit
+
+from orchestrator.bench.http import Framing, MalformedError
+from orchestrator.errors import UsageError
+from orchestrator.secret import Secret
+
+# uvicorn drops an idle connection after 5 s unless SGLANG_TIMEOUT_KEEP_ALIVE is raised: reuse only well before.
+_REUSE_WITHIN_S: Final = 2.0
+
+
+class Sink(Protocol):
+    """What takes a response in."""
+
+    framing: Framing
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Take bytes that arrived at `now`."""
+
+    def fail(self, kind: str, example: str) -> None:
+        """Note why there will be no whole response."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where an endpoint is reached. `base` is a path in front of the API's own, without a slash at the end."""
+
+    host: str
+    port: int
+    tls: bool
+    base: str
+
+    @classmethod
+    def from_url(cls, url: str) -> "Address":
+        """Read `http[s]://host[:port][/base]`. Raises UsageError."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise UsageError(f"`{url}` is not a URL: {error}") from error
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise UsageError(f"`{url}` is not a URL of an endpoint", hint="write it as `http://host:port`")
+        tls = parts.scheme == "https"
+        return cls(host=parts.hostname, port=port or (443 if tls else 80), tls=tls, base=parts.path.rstrip("/"))
+
+    @property
+    def url(self) -> str:
+        """The endpoint as a URL, without anything that could be a credential."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.base}"
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._transport: asyncio.Transport | None = None
+        self._sink: Sink | None = None
+        self._done: asyncio.Future[None] | None = None
+        self.open = False
+        self.idle_since = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - create_connection makes no other kind
+        self._transport = transport
+        self.open = True
+
+    def data_received(self, data: bytes) -> None:
+        now = self._clock()
+        if self._sink is None:
+            self.close()  # an answer to nothing
+            return
+        try:
+            self._sink.feed(data, now)
+        except MalformedError as error:
+            self._sink.fail("malformed", str(error))
+            self.close()
+            self._finish()
+            return
+        if self._sink.framing.complete:
+            self.idle_since = now
+            if not self._sink.framing.keep_alive:
+                self.close()
+            self._finish()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open = False
+        if self._sink is not None:
+            if exc is not None or not self._sink.framing.closed():
+                self._sink.fail("reset", str(exc) if exc else "the connection was closed before the answer was whole")
+            self._finish()
+
+    async def ask(self, request: Sequence[bytes], sink: Sink) -> None:
+        """Send `request` and wait until the response has ended in one way or another."""
+        assert self._transport is not None  # noqa: S101 - made before anyone holds this
+        self._sink = sink
+        self._done = asyncio.get_running_loop().create_future()
+        try:
+            self._transport.writelines(request)
+            await self._done
+        except BaseException:  # a time limit or Ctrl-C: what still comes belongs to nobody
+            self._sink = None
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self.open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _finish(self) -> None:
+        self._sink = None
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+
+class _Body:
+    """A response that is wanted whole."""
+
+    def __init__(self) -> None:
+        self.framing = Framing()
+        self.content = b""
+        self.failure: tuple[str, str] | None = None
+
+    def feed(self, data: bytes, now: float) -> None:  # noqa: ARG002 - a Sink is told the time
+        self.content += self.framing.feed(data)
+
+    def fail(self, kind: str, example: str) -> None:
+        self.failure = (kind, example)
+
+
+class UnreachableError(Exception):
+    """A control request (not a measured one) found no answer."""
+
+
+class Connections:
+    """The connections to one endpoint; one is reused while it is fresh, or else opened."""
+
+    def __init__(self, address: Address, *, key: Secret | None, clock: Callable[[], float]) -> None:
+        """`clock` stamps arrivals; it must be the clock the requests are scheduled by."""
+        self._address = address
+        self._key = key
+        self._clock = clock
+        self._tls = ssl.create_default_context() if address.tls else None
+        self._idle: list[_Connection] = []
+
+    def head(self, method: str, path: str, length: int) -> bytes:
+        """A request head. It holds the key: never show or store it."""
+        host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
+        lines = [
+            f"{method} {self._address.base}{path} HTTP/1.1",
+            f"Host: {host}:{self._address.port}",
+            "Accept: */*",
+            f"Content-Length: {length}",
+        ]
+        if length:
+            lines.append("Content-Type: application/json")
+        if self._key:
+            lines.append(f"Authorization: Bearer {self._key.reveal()}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+    async def send(self, request: Sequence[bytes], sink: Sink) -> None:
+        """Send one request; everything that goes wrong ends up in `sink`, nothing is raised but a cancellation.
+
+        A kept connection that the server closed before it said anything is replaced once: that is the server's
+        keep-alive limit and no failure (RFC 9112, 9.3.1). The time it costs counts: latency runs from the schedule.
+        """
+        connection = self._kept()
+        if connection is not None:
+            attempt = _FirstWord(sink)
+            await connection.ask(request, attempt)
+            if not attempt.lost:
+                self._keep(connection)
+                return
+        try:
+            connection = await self._open()
+        except OSError as error:
+            sink.fail("refused" if isinstance(error, ConnectionRefusedError) else "unreachable", str(error))
+            return
+        await connection.ask(request, sink)
+        self._keep(connection)
+
+    async def fetch(self, method: str, path: str, body: bytes = b"", *, timeout_s: float = 30) -> tuple[int, bytes]:
+        """A control request: status and content. Raises UnreachableError."""
+        sink = _Body()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.send((self.head(method, path, len(body)), body), sink)
+        except TimeoutError as error:
+            raise UnreachableError(f"no answer to {method} {path} within {timeout_s:g} s") from error
+        if sink.failure is not None:
+            raise UnreachableError(f"{method} {path}: {sink.failure[1]}")
+        return sink.framing.status, sink.content
+
+    def close(self) -> None:
+        """Close what is idle."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    def _kept(self) -> _Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.open and self._clock() - connection.idle_since < _REUSE_WITHIN_S:
+                return connection
+            connection.close()
+        return None
+
+    def _keep(self, connection: _Connection) -> None:
+        if connection.open:
+            self._idle.append(connection)
+
+    async def _open(self) -> _Connection:
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: _Connection(self._clock), self._address.host, self._address.port, ssl=self._tls
+        )
+        return connection
+
+
+class _FirstWord:
+    """Passes on to `sink`, and holds back a failure that came before the first byte."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.framing = sink.framing
+        self.lost = False
+
+    def feed(self, data: bytes, now: float) -> None:
+        self._sink.feed(data, now)
+
+    def fail(self, kind: str, example: str) -> None:
+        self.lost = not self.framing.begun
+        if not self.lost:
+            self._sink.fail(kind, example)

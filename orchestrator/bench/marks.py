@@ -1,0 +1,77 @@
+"""What speaks against laying a result beside a published one; pure."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from orchestrator.bench.result import Ending, Mark, MarkKind, Point, Provenance
+from orchestrator.bench.workload import Workload
+
+HIT_SHARE_TOLERANCE: Final = 0.02  # hits round down to the page: 64 of 12,000 tokens are half a per cent
+LAG_LIMIT_S: Final = 0.05  # p99; a client on a free core keeps within 5 ms
+_SIMULATED: Final = "SGLANG_SIMULATE_ACC"
+
+
+def marks(
+    points: Sequence[Point], workload: Workload, provenance: Provenance, *, overridden: Sequence[str]
+) -> tuple[Mark, ...]:
+    """Every mark of a result, those of the whole first; `overridden` names what the command line changed."""
+    return (*_of_the_server(provenance), *_of_the_run(overridden), *_of_points(points, workload))
+
+
+def _of_the_server(provenance: Provenance) -> Iterator[Mark]:
+    variables = (provenance.plan or {}).get("env", ())
+    for variable in variables if isinstance(variables, list | tuple) else ():
+        if str(variable["name"]).startswith(_SIMULATED):
+            detail = f"`{variable['name']}` fakes how many drafted tokens are accepted"
+            yield Mark(kind=MarkKind.SIMULATED_ACCEPTANCE, detail=detail)
+    gate = provenance.kernel_gate
+    if gate is not None and gate.get("passed") is not True:
+        yield Mark(kind=MarkKind.KERNEL_MISS, detail="the kernel gate did not pass: untuned kernels were in use")
+
+
+def _of_the_run(overridden: Sequence[str]) -> Iterator[Mark]:
+    if overridden:
+        named = ", ".join(f"`{name}`" for name in overridden)
+        yield Mark(kind=MarkKind.CHANGED_WORKLOAD, detail=f"changed on the command line: {named}")
+
+
+def _of_points(points: Sequence[Point], workload: Workload) -> Iterator[Mark]:
+    for point in points:
+        yield from _of_point(point, workload)
+
+
+def _of_point(point: Point, workload: Workload) -> Iterator[Mark]:
+    if point.ending is not Ending.COMPLETE:
+        detail = f"{point.ending.value} after {point.requests} of {workload.requests} requests"
+        yield Mark(kind=MarkKind.INCOMPLETE, detail=detail, point=point.label)
+    if point.succeeded < point.requests:
+        failed = ", ".join(f"{failure.count} {failure.kind}" for failure in point.failures)
+        yield Mark(
+            kind=MarkKind.FAILED_REQUESTS, detail=f"of {point.requests} requests failed: {failed}", point=point.label
+        )
+    if detail := _lengths(point, workload):
+        yield Mark(kind=MarkKind.WRONG_LENGTH, detail=detail, point=point.label)
+    if point.arrivals != "closed" and point.send_lag_s is not None and point.send_lag_s.p99 > LAG_LIMIT_S:
+        detail = f"the client sent late: p99 {point.send_lag_s.p99 * 1e3:.0f} ms; run it on a free machine or core"
+        yield Mark(kind=MarkKind.CLIENT_LAGGED, detail=detail, point=point.label)
+    yield from _hit_share(point)
+
+
+def _lengths(point: Point, workload: Workload) -> str:
+    wanted_in, wanted_out = workload.input_tokens * point.succeeded, workload.output_tokens * point.succeeded
+    if (point.input_tokens, point.output_tokens) == (wanted_in, wanted_out):
+        return ""
+    return f"{point.input_tokens} in / {point.output_tokens} out where {wanted_in} / {wanted_out} were asked"
+
+
+def _hit_share(point: Point) -> Iterator[Mark]:
+    if point.cache is None or not point.succeeded:
+        return
+    measured = point.cache.usage_share if point.cache.usage_share is not None else point.cache.metrics_share
+    if measured is None:
+        if point.cache.wanted_share:
+            detail = "the server reports no cached tokens; start it with --enable-cache-report"
+            yield Mark(kind=MarkKind.UNKNOWN_HIT_SHARE, detail=detail, point=point.label)
+    elif abs(measured - point.cache.wanted_share) > HIT_SHARE_TOLERANCE:
+        detail = f"{measured:.1%} of prompt tokens came from cache, wanted {point.cache.wanted_share:.0%}"
+        yield Mark(kind=MarkKind.UNMET_HIT_SHARE, detail=detail, point=point.label)

@@ -1,0 +1,90 @@
+"""When a load is sustained: the steady window, the growth of the wait, and the knee.
+
+**Steady window**: from two median end-to-end latencies after the first planned arrival (by then the batch is full) to
+the last planned arrival (from then on it drains).
+
+**Realised share**: of the requests planned one median latency earlier than the window, the share that was completed
+within it. A server that gives 1.9 rps of 2.0 offered shows 0.95, whatever the arrivals' own noise.
+
+**Growth**: the slope of TTFT over planned time (Theil-Sen, second half of the arrivals), in seconds of wait gained a
+second. A server that gives mu of lambda rps lets the wait grow by lambda/mu - 1: the limit of 0.03 is the same 97 %
+seen from the queue.
+
+A point is **sustained** when TTFT p95 (from schedule) and success meet the workload's limits, the realised share is at
+least 0.97 and the growth at most 0.03. Too few requests in the window to tell: None, and never the knee.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Final
+
+from orchestrator.bench.drive import Sample
+from orchestrator.bench.result import Point
+from orchestrator.bench.workload import Limits
+
+REALISED_AT_LEAST: Final = 0.97
+GROWTH_AT_MOST: Final = 0.03
+_TELLING: Final = 20  # completions in the window below which a share of 0.97 cannot be told from 1
+
+
+def steady_window(samples: Sequence[Sample]) -> tuple[float, float] | None:
+    """Begin and end in seconds after the first planned arrival; None where ramp and drain leave nothing between."""
+    done = [sample.ended_s - sample.scheduled_s for sample in samples if sample.ok]
+    if not done:
+        return None
+    begin, end = 2 * median(done), max(sample.scheduled_s for sample in samples)
+    return (begin, end) if begin < end else None
+
+
+def realised_share(samples: Sequence[Sample], window: tuple[float, float]) -> float | None:
+    """Completions in the window over the arrivals one median latency earlier; None where they are too few to tell."""
+    begin, end = window
+    shift = begin / 2
+    due = sum(begin - shift <= sample.scheduled_s < end - shift for sample in samples)
+    completed = sum(sample.ok and begin <= sample.ended_s < end for sample in samples)
+    return completed / due if due >= _TELLING else None
+
+
+def ttft_growth(samples: Sequence[Sample]) -> float | None:
+    """Seconds of TTFT gained per second of load over the second half of the arrivals; None below 20 requests there."""
+    later = sorted(samples, key=lambda sample: sample.scheduled_s)[len(samples) // 2 :]
+    points = [(sample.scheduled_s, sample.chunk_s[0] - sample.scheduled_s) for sample in later if sample.chunk_s]
+    if len(points) < _TELLING:
+        return None
+    slopes = [
+        (wait_b - wait_a) / (at_b - at_a)
+        for index, (at_a, wait_a) in enumerate(points)
+        for at_b, wait_b in points[index + 1 :]
+        if at_b > at_a
+    ]
+    return median(slopes) if slopes else None
+
+
+def judge(point: Point, limits: Limits) -> tuple[bool | None, tuple[str, ...]]:
+    """Whether an open-loop point is sustained, and every reason why not (or why it cannot be told)."""
+    reasons = []
+    ttft = point.latency.ttft_from_schedule_s.p95 if point.latency else math.inf
+    if ttft > limits.ttft_p95_s:
+        reasons.append(f"TTFT p95 {ttft:.2f} s is over {limits.ttft_p95_s:g} s")
+    if point.success_share < limits.success_share:
+        reasons.append(f"success {point.success_share:.1%} is under {limits.success_share:.0%}")
+    if point.realised_share is not None and point.realised_share < REALISED_AT_LEAST:
+        reasons.append(f"only {point.realised_share:.1%} of the offered rate was completed")
+    if point.ttft_growth_s_per_s is not None and point.ttft_growth_s_per_s > GROWTH_AT_MOST:
+        reasons.append(f"the queue grows: TTFT rises by {point.ttft_growth_s_per_s:.3f} s a second")
+    if reasons:
+        return False, tuple(reasons)
+    if point.realised_share is None or point.ttft_growth_s_per_s is None:
+        return None, ("too few requests between ramp and drain to tell",)
+    return True, ()
+
+
+def knee(points: Sequence[Point]) -> float | None:
+    """The highest sustained rate in requests per second, below the first rate that was not; None without one."""
+    best = None
+    for point in sorted((p for p in points if p.offered_rps is not None), key=lambda p: p.offered_rps or 0.0):
+        if point.sustained is False:
+            break
+        best = point.offered_rps if point.sustained else best
+    return best
