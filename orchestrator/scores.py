@@ -74,7 +74,9 @@ class Judgement:
         tested = f"{span}, exact McNemar p = {self.p_value:.3g}" if self.p_value is not None else span
         if self.apart:
             return f"{'better' if self.difference > 0 else 'worse'}: {tested}"
-        return f"cannot tell apart at this sample size: {tested}; {self.items} items show {self.detectable:.3f} or more"
+        needed = f", this difference needs about {self.items_needed:,} on each side" if self.items_needed else ""
+        shown = f"{self.items} items show {self.detectable:.3f} or more{needed}"
+        return f"cannot tell apart at this sample size: {tested}; {shown}"
 
 
 def wilson(share: float, items: int, *, confidence: float = CONFIDENCE) -> Interval:
@@ -112,7 +114,7 @@ def mcnemar(*, lost: int, gained: int) -> float:
     """Two-sided p of the exact McNemar test: how odd this split is if either direction were as likely."""
     discordant = lost + gained
     tail = sum(math.comb(discordant, count) for count in range(min(lost, gained) + 1))
-    return min(1.0, tail / 2.0 ** (discordant - 1))
+    return min(1.0, 2 * tail / (1 << discordant))
 
 
 def detectable_difference(share: float, items: int) -> float:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 WIDTH: Final = 440
 HEIGHT: Final = 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 96, 16, 46
+_LEFT, _TOP, _BOTTOM = 46, 16, 46
 _LABEL_GAP: Final = 14.0
 _MARKERS: Final = ("circle", "square", "triangle", "diamond")
 
@@ -44,11 +44,7 @@ class Chart:
     y_label: str
     lines: tuple[Line, ...]
     limits: tuple[Limit, ...] = ()
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to draw."""
-        return not any(line.points for line in self.lines)
+    log: bool = False  # the vertical axis; then every value must be above 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +63,15 @@ class _Scale:
     high: float
     start: float
     end: float
+    log: bool = False
 
     def at(self, value: float) -> float:
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+        """Where a value stands in the drawing."""
+        if self.log:
+            part = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            part = (value - self.low) / (self.high - self.low)
+        return self.start + part * (self.end - self.start)
 
 
 def nice_ticks(high: float, *, count: int = 5) -> tuple[float, ...]:
@@ -81,6 +83,15 @@ def nice_ticks(high: float, *, count: int = 5) -> tuple[float, ...]:
     return tuple(round(step * index, 10) for index in range(math.ceil(high / step - 1e-9) + 1))
 
 
+def log_ticks(low: float, high: float) -> tuple[float, ...]:
+    """1, 2 and 5 times powers of ten, from the last at or below `low` to the first at or above `high`."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    every = [round(factor * 10.0**decade, 10) for decade in decades for factor in (1, 2, 5)]
+    first = max(index for index, tick in enumerate(every) if tick <= low)
+    last = min(index for index, tick in enumerate(every) if tick >= high)
+    return tuple(every[first : max(last, first + 1) + 1])
+
+
 def number(value: float) -> str:
     """A figure for people: thousands separated, no more digits than it needs."""
     if abs(value) >= 1000:
@@ -90,15 +101,18 @@ def number(value: float) -> str:
 
 def line_chart(chart: Chart) -> Markup:
     """The chart as an `<svg>` that carries its own title and description."""
-    xs = [x for line in chart.lines for x, _ in line.points]
-    ys = [y for line in chart.lines for _, y in line.points] + [limit.value for limit in chart.limits]
-    x_ticks, y_ticks = nice_ticks(max(xs, default=1.0)), nice_ticks(max(ys, default=1.0))
-    across = _Scale(low=0, high=x_ticks[-1], start=_LEFT, end=WIDTH - _RIGHT)
-    upward = _Scale(low=0, high=y_ticks[-1], start=HEIGHT - _BOTTOM, end=_TOP)
+    lines = tuple(line for line in chart.lines if line.points)
+    xs = [x for line in lines for x, _ in line.points]
+    ys = [y for line in lines for _, y in line.points] + [limit.value for limit in chart.limits]
+    x_ticks = nice_ticks(max(xs, default=1.0))
+    y_ticks = log_ticks(min(ys), max(ys)) if chart.log and ys else nice_ticks(max(ys, default=1.0))
+    edge = WIDTH - 28 - 7.2 * max((len(line.label) for line in lines), default=0)
+    across = _Scale(low=x_ticks[0], high=x_ticks[-1], start=_LEFT, end=edge)
+    upward = _Scale(low=y_ticks[0], high=y_ticks[-1], start=HEIGHT - _BOTTOM, end=_TOP, log=chart.log)
     parts = [*_axes(chart, across, upward, x_ticks, y_ticks)]
-    parts += [_limit(limit, upward) for limit in chart.limits]
-    parts += [_series(line, across, upward) for line in chart.lines if line.points]
-    parts += _end_labels(chart.lines, across, upward)
+    parts += [_limit(limit, across, upward) for limit in chart.limits]
+    parts += [_series(line, across, upward) for line in lines]
+    parts += _end_labels(lines, upward, edge)
     return _svg(chart.id, chart.title, _describe(chart), parts, HEIGHT)
 
 
@@ -109,10 +123,11 @@ def bar_chart(chart_id: str, title: str, bars: tuple[Bar, ...]) -> Markup:
     for index, bar in enumerate(bars):
         top = index * 44
         parts.append(_text(0, top + 14, bar.label, "label"))
-        kind = "published" if bar.colour is None else f"c{bar.colour % 6}"
         width = across.at(bar.value)
         parts.append(
-            Markup('<rect class="bar mark {}" x="0" y="{}" width="{:.1f}" height="16"/>').format(kind, top + 20, width)
+            Markup('<rect class="bar mark {}" x="0" y="{}" width="{:.1f}" height="16"/>').format(
+                _colour(bar.colour), top + 20, width
+            )
         )
         parts.append(_text(width + 6, top + 33, bar.text, "label strong"))
     description = "; ".join(f"{bar.label}: {bar.text}" for bar in bars)
@@ -154,19 +169,25 @@ def _axes(
     return parts
 
 
-def _limit(limit: Limit, upward: _Scale) -> Markup:
+def _limit(limit: Limit, across: _Scale, upward: _Scale) -> Markup:
     y = upward.at(limit.value)
-    line = Markup('<path class="limit" d="M{} {:.1f}H{}"/>').format(_LEFT, y, WIDTH - _RIGHT)
-    return line + _text(_LEFT + 6, y + 14, limit.label, "tick")
+    line = Markup('<path class="limit" d="M{:.1f} {:.1f}H{:.1f}"/>').format(across.start, y, across.end)
+    return line + _text(across.start + 6, y + 14, limit.label, "tick")
+
+
+def _colour(index: int | None) -> str:
+    return "published" if index is None else f"c{index % 6}"
+
+
+def _shape(line: Line) -> str:
+    return _MARKERS[0 if line.colour is None else line.colour % len(_MARKERS)]
 
 
 def _series(line: Line, across: _Scale, upward: _Scale) -> Markup:
     spots = [(across.at(x), upward.at(y)) for x, y in line.points]
-    kind = "published" if line.colour is None else f"c{line.colour % 6}"
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in spots)
-    shape = _MARKERS[0 if line.colour is None else line.colour % len(_MARKERS)]
-    marks = Markup("").join(_marker(shape, x, y) for x, y in spots)
-    return Markup('<g class="series {}"><path class="line" d="{}"/>{}</g>').format(kind, path, marks)
+    marks = Markup("").join(_marker(_shape(line), x, y) for x, y in spots)
+    return Markup('<g class="series {}"><path class="line" d="{}"/>{}</g>').format(_colour(line.colour), path, marks)
 
 
 def _marker(shape: str, x: float, y: float) -> Markup:
@@ -181,15 +202,15 @@ def _marker(shape: str, x: float, y: float) -> Markup:
     return Markup('<polygon class="mark" points="{}"/>').format(corners)
 
 
-def _end_labels(lines: tuple[Line, ...], across: _Scale, upward: _Scale) -> list[Markup]:
-    """Each series named at its last point, moved apart where two would touch."""
-    named = [line for line in lines if line.points]
-    ends = sorted(((upward.at(line.points[-1][1]), line) for line in named), key=lambda end: end[0])
-    heights = spread([height for height, _ in ends], low=_TOP + 4, high=upward.start - 2)
+def _end_labels(lines: tuple[Line, ...], upward: _Scale, edge: float) -> list[Markup]:
+    """Each series named at the right edge, at the height where it ends, moved apart where two would touch."""
+    ends = sorted(((upward.at(line.points[-1][1]), line) for line in lines), key=lambda end: end[0])
+    heights = spread([height for height, _ in ends], low=_TOP, high=upward.start - 4)
     parts = []
     for height, (_, line) in zip(heights, ends, strict=True):
-        kind = "published" if line.colour is None else f"c{line.colour % 6}"
-        parts.append(_text(across.at(line.points[-1][0]) + 9, height + 4, line.label, f"label {kind}"))
+        key = _marker(_shape(line), edge + 14, height)
+        parts.append(Markup('<g class="key {}">{}</g>').format(_colour(line.colour), key))
+        parts.append(_text(edge + 24, height + 4, line.label, f"label {_colour(line.colour)}"))
     return parts
 
 

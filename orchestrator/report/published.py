@@ -122,6 +122,8 @@ class Published(_Data):
     unit: Literal["output tok/s per node"]
     tolerance: _Share
     knee: PublishedKnee
+    rates_system: str
+    rates_layout: str
     rates: tuple[PublishedRate, ...]
     layouts: tuple[PublishedLayout, ...]
     single_stream: SingleStream

@@ -1,0 +1,241 @@
+"""The report as data: everything that its three renderings show, decided once. Pure."""
+
+from dataclasses import dataclass, replace
+
+from orchestrator.bench.result import Result
+from orchestrator.report.compare import Comparison, compare
+from orchestrator.report.prices import PriceBook, usd_per_million_tokens
+from orchestrator.report.published import Prices, Published, PublishedEval, PublishedLayout, Reference, of_kind
+from orchestrator.scores import Judgement, Outcome, judge, judge_independent
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutRow:
+    """The best of one layout on one system, published or measured; `tok_s` is output tok/s per node."""
+
+    system: str
+    layout: str
+    comparison: int | None  # which result was measured, counted from 0; None for a published line
+    comparable: bool
+    rate_rps: float | None
+    tok_s: float
+    change: float | None  # measured over the published best of the same system and layout, minus 1
+    ttft_p95_s: float | None
+    usd_per_million: float | None
+    joules_per_output_token: float | None
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRow:
+    """Two scores of one suite; `judgement` is None where no sample size is known."""
+
+    title: str
+    measured: bool
+    baseline_label: str
+    candidate_label: str
+    baseline: float
+    candidate: float
+    judgement: Judgement | None
+    caveat: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A whole report."""
+
+    title: str
+    published: Published
+    comparisons: tuple[Comparison, ...]
+    layouts: tuple[LayoutRow, ...]
+    evals: tuple[EvalRow, ...]
+    published_usd_per_hour: float | None  # of the whole node that the published rates were measured on
+    references: tuple[Reference, ...]
+    price_notes: tuple[str, ...]
+
+    @property
+    def headline(self) -> tuple[str, ...]:
+        """The outcome, a sentence a result; where something forbids a comparison, that and nothing else."""
+        forbidden = sum(not comparison.comparable for comparison in self.comparisons)
+        if forbidden:
+            return (f"{forbidden} of {len(self.comparisons)} results must not be compared with the published figures.",)
+        return tuple(_sentence(comparison) for comparison in self.comparisons)
+
+
+def build(
+    results: tuple[Result, ...],
+    *,
+    published: Published,
+    everything: tuple[Published | Reference | Prices, ...],
+    prices: PriceBook,
+    evals: tuple[tuple[Outcome, Outcome], ...] = (),
+) -> Report:
+    """Put a report together. `evals` are pairs of baseline and candidate."""
+    comparisons = _numbered(tuple(compare(result, published, prices) for result in results))
+    return Report(
+        title=published.title,
+        published=published,
+        comparisons=comparisons,
+        layouts=_layouts(published, comparisons, prices),
+        evals=(*map(_published_eval, published.evals), *(_measured_eval(*pair) for pair in evals)),
+        published_usd_per_hour=_hourly(published.rates_system, prices),
+        references=of_kind(everything, Reference),
+        price_notes=_price_notes(published, comparisons, prices),
+    )
+
+
+def _numbered(comparisons: tuple[Comparison, ...]) -> tuple[Comparison, ...]:
+    """The same comparisons; the second and later ones of a layout, system and workload carry a number."""
+    seen: dict[tuple[str, str], int] = {}
+    named = []
+    for comparison in comparisons:
+        key = (comparison.label, comparison.result.run.workload_name)
+        seen[key] = seen.get(key, 0) + 1
+        name = f"{comparison.name} ({seen[key]})" if seen[key] > 1 else comparison.name
+        named.append(replace(comparison, name=name))
+    return tuple(named)
+
+
+def _sentence(comparison: Comparison) -> str:
+    figure, unit = comparison.knee_rps, "rps at the knee"
+    if comparison.single_stream_tok_s is not None:
+        figure, unit = comparison.single_stream_tok_s, "tok/s in a single stream"
+    if figure is None or figure.measured is None:
+        return f"{comparison.label}: no sustained rate was found."
+    beside = f" beside {figure.published:.4g} published: {figure.verdict}" if figure.published is not None else ""
+    return f"{comparison.label}: {figure.measured:.4g} {unit}{beside}."
+
+
+def _layouts(published: Published, comparisons: tuple[Comparison, ...], prices: PriceBook) -> tuple[LayoutRow, ...]:
+    """Published layouts in their own order, each followed by what was measured on it; then what nobody published."""
+    candidates = (_measured_layout(index, comparison, published) for index, comparison in enumerate(comparisons))
+    measured = [row for row in candidates if row is not None]
+    rows: list[LayoutRow] = []
+    last = {(line.system, line.layout): index for index, line in enumerate(published.layouts)}
+    for index, line in enumerate(published.layouts):
+        rows.append(_published_layout(line, published, prices))
+        here = [row for row in measured if last.get(_match(row, published)) == index]
+        rows += here
+        measured = [row for row in measured if row not in here]
+    return (*rows, *measured)
+
+
+def _match(row: LayoutRow, published: Published) -> tuple[str, str]:
+    """The published line that a measured one stands under: the same layout, or the one of an unpublished layout."""
+    known = {(line.system, line.layout) for line in published.layouts}
+    unnamed = (row.system, "not published")
+    return unnamed if (row.system, row.layout) not in known and unnamed in known else (row.system, row.layout)
+
+
+def _published_layout(line: PublishedLayout, published: Published, prices: PriceBook) -> LayoutRow:
+    at_rate = (row for row in published.rates if row.rate_rps == line.rate_rps)
+    is_table = (line.system, line.layout) == (published.rates_system, published.rates_layout)
+    row = next(at_rate, None) if is_table else None
+    return LayoutRow(
+        system=line.system,
+        layout=f"{line.layout}, {line.variant}" if line.variant else line.layout,
+        comparison=None,
+        comparable=True,
+        rate_rps=line.rate_rps,
+        tok_s=line.output_tok_s,
+        change=None,
+        ttft_p95_s=row.ttft_p95_s if row and row.output_tok_s == line.output_tok_s else None,
+        usd_per_million=usd_per_million_tokens(_hourly(line.system, prices), line.output_tok_s),
+        joules_per_output_token=None,
+        note=line.caveat,
+    )
+
+
+def _hourly(system: str, prices: PriceBook) -> float | None:
+    """USD per hour of a system written `8×MI355X`."""
+    count, _, gpu = system.partition("×")
+    price, _ = prices.of(gpu)
+    return price * int(count) if price else None
+
+
+def _measured_layout(index: int, comparison: Comparison, published: Published) -> LayoutRow | None:
+    best = comparison.best
+    if best is None or best.output_tok_s.measured is None:
+        return None
+    tok_s = best.output_tok_s.measured
+    row = LayoutRow(
+        system=comparison.system,
+        layout=comparison.layout,
+        comparison=index,
+        comparable=comparison.comparable,
+        rate_rps=best.rate_rps,
+        tok_s=tok_s,
+        change=None,
+        ttft_p95_s=best.ttft_p95_s.measured,
+        usd_per_million=best.usd_per_million,
+        joules_per_output_token=best.joules_per_output_token,
+        note="" if comparison.comparable else "not comparable",
+    )
+    key = _match(row, published)
+    beside = [line.output_tok_s for line in published.layouts if (line.system, line.layout) == key]
+    change = tok_s / max(beside) - 1 if beside and comparison.comparable else None
+    return replace(row, change=change)
+
+
+def _published_eval(line: PublishedEval) -> EvalRow:
+    judgement = None
+    if line.samples is not None:
+        sizes = (line.samples, line.samples)
+        judgement = judge_independent(baseline=line.baseline.score, candidate=line.candidate.score, items=sizes)
+    return EvalRow(
+        title=line.title,
+        measured=False,
+        baseline_label=line.baseline.label,
+        candidate_label=line.candidate.label,
+        baseline=line.baseline.score,
+        candidate=line.candidate.score,
+        judgement=judgement,
+        caveat=line.caveat,
+    )
+
+
+def _measured_eval(baseline: Outcome, candidate: Outcome) -> EvalRow:
+    judgement = judge(baseline, candidate)
+    return EvalRow(
+        title=f"{candidate.suite}, {candidate.metric}",
+        measured=True,
+        baseline_label=baseline.model,
+        candidate_label=candidate.model,
+        baseline=baseline.score,
+        candidate=candidate.score,
+        judgement=judgement,
+        caveat=judgement.method,
+    )
+
+
+def _price_notes(published: Published, comparisons: tuple[Comparison, ...], prices: PriceBook) -> tuple[str, ...]:
+    """Every price that a cost rests on, and what the published throughputs cost at those prices."""
+    notes: dict[str, str] = {}
+    costs: dict[str, float] = {}
+    for line in published.layouts:
+        gpu = line.system.partition("×")[2]
+        price, source = prices.of(gpu)
+        cost = usd_per_million_tokens(_hourly(line.system, prices), line.output_tok_s)
+        if price is None or cost is None:
+            continue
+        costs[gpu] = min(cost, costs.get(gpu, cost))
+        notes.setdefault(f"${price:.2f} per GPU-hour, {source}", gpu)
+    for comparison in comparisons:
+        if comparison.usd_per_gpu_hour is not None:
+            price_text = f"${comparison.usd_per_gpu_hour:.2f} per GPU-hour, {comparison.price_source}"
+            notes.setdefault(price_text, comparison.label)
+    said = tuple(f"{whose}: {price_text}" for price_text, whose in notes.items())
+    return (*said, *_cost_claim(published, costs))
+
+
+def _cost_claim(published: Published, costs: dict[str, float]) -> tuple[str, ...]:
+    """What the published claims on cost come to, by GPU, at the prices that stand here."""
+    if len(costs) != 2:
+        return ()
+    (cheap, low), (dear, high) = sorted(costs.items(), key=lambda pair: pair[1])
+    claims = "; ".join(f"“{claim}”" for claim in published.claims)
+    claim = (
+        f"at these prices the published throughputs cost ${low:.2f} ({cheap}) and ${high:.2f} ({dear}) per million "
+        f"output tokens, {high / low:.2f} times; the post's own claims ({claims}) rest on prices it did not give"
+    )
+    return (claim,)
