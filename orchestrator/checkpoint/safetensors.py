@@ -1,0 +1,67 @@
+"""The header of a safetensors file: 8 bytes of length, then JSON with each tensor's place in the data that follows.
+
+The rules checked are the format's own (huggingface/safetensors README, "Format"): the header has at most 100 MB, the
+tensors cover the data without holes or overlaps, and the file ends with the last of them.
+"""
+
+import json
+from pathlib import Path
+
+_MOST = 100_000_000
+_LFS = b"version https://git-lfs"
+
+
+class BadShardError(ValueError):
+    """Why a file is not a whole safetensors file."""
+
+
+def tensor_names(path: Path) -> frozenset[str]:
+    """The names of the tensors in a file, whose size its header accounts for to the byte.
+
+    Reads the header only, whatever the size of the file. Raises BadShardError, OSError.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if _LFS.startswith(start) and len(start) == 8:
+            raise BadShardError("is a git-lfs pointer, not the file it points to (`git lfs pull`)")
+        if len(start) < 8 or not 2 <= length <= _MOST:
+            raise BadShardError("has no safetensors header")
+        if size < 8 + length:
+            raise BadShardError(f"is cut off inside its header, at {size} bytes")
+        header = _object(file.read(length))
+    end = _data_end(header)
+    if size != 8 + length + end:
+        kind = "cut off" if size < 8 + length + end else "too long"
+        raise BadShardError(f"is {kind}: {size} bytes, its header accounts for {8 + length + end}")
+    return frozenset(name for name in header if name != "__metadata__")
+
+
+def _object(text: bytes) -> dict[str, object]:
+    try:
+        header = json.loads(text)
+    except ValueError as error:
+        raise BadShardError("has a header that is not JSON") from error
+    if not isinstance(header, dict):
+        raise BadShardError("has a header that is not a JSON object")
+    return header
+
+
+def _data_end(header: dict[str, object]) -> int:
+    """Where the last tensor ends. Raises BadShardError for a hole, an overlap or an entry without a place."""
+    places = []
+    for name, entry in header.items():
+        match entry if name != "__metadata__" else None:
+            case {"data_offsets": [int(begin), int(end)]} if 0 <= begin <= end:
+                places.append((begin, end))
+            case None:
+                pass
+            case _:
+                raise BadShardError(f"has no place for tensor `{name}` in its header")
+    position = 0
+    for begin, end in sorted(places):
+        if begin != position:
+            raise BadShardError(f"has a hole or an overlap at byte {position} of its data")
+        position = end
+    return position
