@@ -3,11 +3,12 @@
 It runs on the image's own Python (3.10 or newer) with the standard library alone, and answers
 `deploy patches check` for a wheel, a directory and an image with the same code:
 
-    check  --root sglang=DIR                 print the state of every patch, change nothing
-    apply  --root sglang=DIR --receipt FILE  apply what is needed, remove stale bytecode, write the receipt
-    verify --root sglang=DIR --receipt FILE  look again at what the receipt claims, and print it
+    check   print the state of every patch, change nothing
+    apply   apply what is needed, remove stale bytecode, write the receipt
+    verify  look again at what the receipt claims, and print it
 
-The manifest (JSON, from stdin or --manifest) lists patches as their patch.yaml has them, a diff with its text.
+The manifest (JSON) lists patches as their patch.yaml has them, a diff with its text. Sources are the packages `sglang`
+and `aiter`, where Python would import them from or where --root says.
 """
 
 import argparse
@@ -24,6 +25,9 @@ from typing import Any
 Patch = dict[str, Any]  # one folder under patches/, validated when the manifest was made
 Roots = dict[str, Path]  # whose sources -> where they are
 Hunk = tuple[int, str, str]  # line in the old file, old text, new text
+
+MANIFEST = "/opt/deploy/patches/manifest.json"
+RECEIPT = "/opt/deploy/receipt.json"
 
 NEEDED = "needed"
 PRESENT = "present upstream"
@@ -202,25 +206,34 @@ def _apply_one(patch: Patch, roots: Roots, state: str, evidence: list[str]) -> d
     }
 
 
-def verify(manifest: list[Patch], roots: Roots, entries: list[dict[str, Any]]) -> None:
+def verify(manifest: list[Patch], roots: Roots, receipt: dict[str, Any]) -> None:
     """Raise Refusal unless what was applied is in place, and is what Python imports."""
-    applied = {entry["id"]: entry for entry in entries if entry["state"] == APPLIED}
+    applied = {entry["id"]: entry for entry in receipt["patches"] if entry["state"] == APPLIED}
     for patch in manifest:
-        if patch["id"] not in applied:
-            continue
-        for file in applied[patch["id"]]["files"]:
-            path = Path(file["path"])
-            if not path.is_file() or sha256(path) != file["after"]:
-                raise Refusal(f"patch `{patch['id']}`: `{path}` is not what was written")
-            if bytecode(path):
-                raise Refusal(f"patch `{patch['id']}`: stale bytecode of `{path}`")
-        for probe in patch["verify"]:
-            if match(roots[patch["sources"]], probe) is None:
-                raise Refusal(f"patch `{patch['id']}`: `{probe['file']}` has no match for: {probe['match']}")
-    spec = importlib.util.find_spec("sglang")
-    imported = [Path(place).resolve() for place in (spec and spec.submodule_search_locations) or ()]
-    if roots["sglang"].resolve() not in imported:
-        raise Refusal(f"python imports sglang from {imported or 'nowhere'}, the patches went to {roots['sglang']}")
+        if patch["id"] in applied:
+            _verify_files(patch["id"], applied[patch["id"]]["files"])
+            for probe in patch["verify"]:
+                if match(roots[patch["sources"]], probe) is None:
+                    raise Refusal(f"patch `{patch['id']}`: `{probe['file']}` has no match for: {probe['match']}")
+    imported = installed("sglang")
+    if imported is None or imported != roots.get("sglang", Path()).resolve():
+        raise Refusal(f"python imports sglang from {imported or 'nowhere'}, the patches went to {roots.get('sglang')}")
+
+
+def installed(package: str) -> Path | None:
+    """Where Python would import a package from; nothing is imported."""
+    spec = importlib.util.find_spec(package)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(places[0]).resolve() if places else None
+
+
+def _verify_files(patch: str, files: list[dict[str, str]]) -> None:
+    for file in files:
+        path = Path(file["path"])
+        if not path.is_file() or sha256(path) != file["after"]:
+            raise Refusal(f"patch `{patch}`: `{path}` is not what was written")
+        if bytecode(path):
+            raise Refusal(f"patch `{patch}`: stale bytecode of `{path}`")
 
 
 def describe(root: Path) -> dict[str, str | None] | None:
@@ -240,17 +253,19 @@ def describe(root: Path) -> dict[str, str | None] | None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=["check", "apply", "verify"])
-    parser.add_argument("--root", action="append", default=[], metavar="NAME=DIR", help="sglang=DIR, aiter=DIR")
-    parser.add_argument("--manifest", type=argparse.FileType(encoding="utf-8"), default="-", help="default: stdin")
-    parser.add_argument("--receipt", type=Path)
+    parser.add_argument("--root", action="append", default=[], metavar="NAME=DIR", help="by default, as installed")
+    parser.add_argument("--manifest", default=MANIFEST, help="a file, or - for stdin")
+    parser.add_argument("--receipt", type=Path, default=RECEIPT)
     return parser.parse_args()
 
 
 def main() -> None:
     """Run one verb; what it finds goes to stdout as JSON."""
     arguments = _arguments()
-    manifest: list[Patch] = json.load(arguments.manifest)
-    roots = {name: Path(place) for name, _, place in (item.partition("=") for item in arguments.root)}
+    text = sys.stdin.read() if arguments.manifest == "-" else Path(arguments.manifest).read_text(encoding="utf-8")
+    manifest: list[Patch] = json.loads(text)
+    roots = {name: place for name in ("sglang", "aiter") if (place := installed(name))}
+    roots |= {name: Path(place) for name, _, place in (item.partition("=") for item in arguments.root)}
     if arguments.verb == "check":
         found = [(patch["id"], *state_of(patch, roots)) for patch in manifest]
         print(json.dumps([{"id": name, "state": state, "evidence": lines} for name, state, lines in found], indent=2))
@@ -261,7 +276,7 @@ def main() -> None:
         receipt = {"python": sys.version.split()[0], "sources": sources, "patches": entries}
         arguments.receipt.write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
     receipt = json.loads(arguments.receipt.read_text(encoding="utf-8"))
-    verify(manifest, roots, receipt["patches"])
+    verify(manifest, {name: Path(source["root"]) for name, source in receipt["sources"].items() if source}, receipt)
     print(json.dumps(receipt, indent=2))
 
 

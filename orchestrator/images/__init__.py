@@ -1,1 +1,1 @@
-"""Patched images: built, inspected, pushed."""
+"""Patched images: built, inspected, pushed; and the patches that other sources need."""

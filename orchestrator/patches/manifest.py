@@ -13,7 +13,7 @@ def manifest(patches: Sequence[Patch], diffs: Mapping[str, str]) -> str:
 
 def _entry(patch: Patch, diffs: Mapping[str, str]) -> dict[str, object]:
     """What is read inside. Prose stays out, so that a better wording of a symptom does not rebuild every image."""
-    entry = {
+    entry: dict[str, object] = {
         "id": patch.id,
         "title": patch.title,
         "upstream": patch.upstream.reference,

@@ -1,0 +1,190 @@
+"""`deploy build`, `deploy inspect`, `deploy matrix`, `deploy patches list|check`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.options import Json, ProfileOption, SetOption
+from orchestrator.console import note, out, out_json, say, table
+from orchestrator.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.images.check import Checker, Finding
+    from orchestrator.images.receipt import Receipt
+
+_patches = typer.Typer(no_args_is_help=True, help="The ledger of patches, and which of them sources need.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's commands."""
+    app.command()(build)
+    app.command()(inspect)
+    app.command()(matrix)
+    app.add_typer(_patches, name="patches")
+
+
+def build(
+    profile: ProfileOption,
+    *,
+    set_: SetOption = None,
+    base_image: Annotated[str | None, typer.Option(help="build on this image: NAME:TAG, NAME:TAG@sha256:…")] = None,
+    give: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="a file for a patch: moe-table=F")] = None,
+    tag: Annotated[str | None, typer.Option(help="a further name for the image, such as registry/name:tag")] = None,
+    push: Annotated[bool, typer.Option("--push", help="push the image under the name of `--tag`")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="build anew, even where the image exists")] = False,
+    network: Annotated[str | None, typer.Option(help="network of the build's steps, such as `host`")] = None,
+    secret: Annotated[list[str] | None, typer.Option(metavar="ID=FILE", help="a file a build step may mount")] = None,
+    metadata_file: Annotated[Path | None, typer.Option(help="write image, digest and receipt here, as JSON")] = None,
+    json: Json = False,
+) -> None:
+    """Build a profile's image, prove the patches in it, and print its name."""
+    from dataclasses import asdict
+
+    from orchestrator.catalog.images import input_digests, read_inputs
+    from orchestrator.catalog.profiles import load
+    from orchestrator.deploy.images import build_image, on_base
+    from orchestrator.images.build import push as push_image
+    from orchestrator.images.build import tag_image
+    from orchestrator.images.client import find_docker
+    from orchestrator.images.metadata import write_metadata
+
+    if push and tag is None:
+        raise UsageError("`--push` needs a name to push", hint="give one with `--tag registry/name:tag`")
+    inputs = read_inputs(_files("--give", give))
+    plan = load(profile, overrides=set_ or (), inputs=input_digests(inputs)).plan
+    plan = on_base(plan, base_image) if base_image else plan
+    docker = find_docker()
+    built = build_image(
+        docker, plan, inputs=inputs, secrets=_files("--secret", secret), network=network, no_cache=no_cache
+    )
+    if tag:
+        tag_image(docker, built.tag, tag)
+    digest = push_image(docker, tag) if push and tag else None
+    metadata = {**asdict(built), "pushed": digest}
+    if metadata_file:
+        write_metadata(metadata_file, metadata)
+    say(_summary(built.receipt))
+    note(f"{'built' if built.built else 'already built'} in {built.seconds:.1f} s")
+    if json:
+        out_json(metadata)
+    else:
+        out(digest or tag or built.tag)
+
+
+def inspect(
+    image: Annotated[str, typer.Argument(help="an image that `deploy build` made")], *, json: Json = False
+) -> None:
+    """Show what an image holds: its sources, and each patch with its state, evidence and hashes."""
+    from dataclasses import asdict
+
+    from orchestrator.images.client import find_docker
+    from orchestrator.images.receipt import read_receipt
+
+    receipt = read_receipt(find_docker(), image)
+    if json:
+        out_json(asdict(receipt))
+        return
+    out(_summary(receipt))
+    for record in receipt.patches:
+        out(f"\n{record.id}: {record.state} ({record.upstream})\n  {record.title}")
+        for line in record.evidence:
+            out(f"  {line}")
+        for file in record.files:
+            out(f"  {file.path}\n    sha256 {file.before or '(none)'} -> {file.after}")
+
+
+def matrix() -> None:
+    """Print the profiles that have an image, as a matrix for GitHub Actions."""
+    from orchestrator.catalog.profiles import load, profile_names
+
+    plans = [load(name).plan for name in profile_names()]
+    entries = [
+        {"profile": plan.profile, "engine": plan.engine.name, "base": plan.engine.image}
+        for plan in plans
+        if plan.runtime == "docker"
+    ]
+    out_json({"include": entries})
+
+
+@_patches.command("list")
+def list_patches(*, json: Json = False) -> None:
+    """List every patch: what it mends, for which engines, and where the fix came from."""
+    from orchestrator.catalog.patches import read_ledger
+
+    ledger = read_ledger()
+    if json:
+        out_json([patch.model_dump(mode="json") for patch in ledger])
+        return
+    rows = [[p.id, p.apply.kind, p.applies.engine or "every", p.upstream.reference, p.title] for p in ledger]
+    out(table(["patch", "kind", "sglang", "upstream", "what it does"], rows))
+
+
+@_patches.command("check")
+def check_patches(
+    *,
+    wheel: Annotated[str | None, typer.Option(help="a version of sglang, or a wheel file")] = None,
+    source: Annotated[Path | None, typer.Option(help="a checkout, or an installed package")] = None,
+    image: Annotated[str | None, typer.Option(help="an image on this docker host")] = None,
+    json: Json = False,
+) -> None:
+    """Tell by content which patches some sources need, with the file and line that says so."""
+    from dataclasses import asdict
+
+    if sum(choice is not None for choice in (wheel, source, image)) != 1:
+        raise UsageError("say what to look at", hint="one of `--wheel VERSION`, `--source DIR`, `--image REF`")
+    findings = _find(_checker(), wheel=wheel, source=source, image=image)
+    if json:
+        out_json([asdict(finding) for finding in findings])
+        return
+    rows = [[finding.id, finding.state, line] for finding in findings for line in finding.evidence]
+    out(table(["patch", "state", "evidence"], rows))
+
+
+def _find(checker: "Checker", *, wheel: str | None, source: Path | None, image: str | None) -> "Sequence[Finding]":
+    from orchestrator.images.client import find_docker
+    from orchestrator.images.wheels import fetch_wheel
+    from orchestrator.paths import Home
+
+    if wheel is not None:
+        path = Path(wheel) if wheel.endswith(".whl") else fetch_wheel(wheel, Home.from_environment().root / "wheels")
+        return checker.check_wheel(path)
+    if source is not None:
+        return checker.check_directory(source)
+    return checker.check_image(find_docker(), image or "")
+
+
+def _checker() -> "Checker":
+    from orchestrator.catalog.images import applier_path
+    from orchestrator.catalog.patches import read_diff, read_ledger
+    from orchestrator.images.check import Checker
+
+    ledger = read_ledger()
+    diffs = {patch.id: text for patch in ledger if (text := read_diff(patch)) is not None}
+    return Checker(applier=applier_path(), patches=ledger, diffs=diffs)
+
+
+def _files(option: str, pairs: list[str] | None) -> dict[str, Path]:
+    """`NAME=FILE` options as a mapping. Raises UsageError for one of another form, or a file that is not there."""
+    files = {}
+    for pair in pairs or ():
+        name, equals, path = pair.partition("=")
+        if not (name and equals and Path(path).is_file()):
+            raise UsageError(f"`{option} {name}=…` needs the path of a file", hint=f"`{option} NAME=FILE`")
+        files[name] = Path(path)
+    return files
+
+
+def _summary(receipt: "Receipt") -> str:
+    """The receipt in a table: sources first, then one line a patch."""
+    rows = [
+        [name, source.version or "version unknown", (source.commit or "commit unknown")[:12], source.root]
+        if source
+        else [name, "not in this image", "", ""]
+        for name, source in receipt.sources
+    ]
+    patches = [[record.id, record.state, record.upstream] for record in receipt.patches]
+    shown = table(["sources", "version", "commit", "place"], rows)
+    return shown + "\n\n" + table(["patch", "state", "upstream"], patches) if patches else shown

@@ -1,0 +1,66 @@
+"""The base image: it has to be there, and to be the one that was meant, before anything is built."""
+
+import json
+import re
+from typing import Final
+
+from orchestrator.console import Progress, say, warn
+from orchestrator.errors import BuildError
+from orchestrator.images.client import Docker
+from orchestrator.plan import Engine
+from orchestrator.render.dockerfile import base_reference
+
+_GONE: Final = re.compile(r"manifest unknown|not found|does not exist|repository name not known", re.IGNORECASE)
+
+
+def ensure_base(docker: Docker, engine: Engine) -> str:
+    """The id of the engine's base image, pulled where it is missing.
+
+    Raises BuildError where it cannot be had: it vanished from its registry, or the registry does not answer.
+    """
+    reference = base_reference(engine)
+    if image_id(docker, reference) is None:
+        _pull(docker, reference)
+    _warn_of_moved_tag(docker, engine)
+    found = image_id(docker, reference)
+    if found is None:
+        raise BuildError(f"base image `{reference}` was pulled, and is not there")
+    return found
+
+
+def image_id(docker: Docker, reference: str) -> str | None:
+    """The id of an image on the docker host, None where there is none."""
+    found = docker.run("image", "inspect", "--format", "{{.Id}}", reference)
+    return found.stdout.strip() if found.ok else None
+
+
+def _pull(docker: Docker, reference: str) -> None:
+    say(f"base image `{reference}` is not on this docker host: pulling it")
+    progress, lines = Progress(), []
+
+    def show(line: str) -> None:
+        lines.append(line)
+        progress.update(line)
+
+    code = docker.stream(["pull", reference], line=show)
+    progress.done()
+    if code == 0:
+        return
+    last = lines[-1] if lines else ""
+    if _GONE.search(last):
+        raise BuildError(
+            f"base image `{reference}` does not exist in its registry (any more)",
+            hint="name another with `--base-image`, and pin it in the engine's file under profiles/engines/",
+            details=last,
+        )
+    raise BuildError(f"base image `{reference}` cannot be pulled", details=last, hint="is its registry reachable?")
+
+
+def _warn_of_moved_tag(docker: Docker, engine: Engine) -> None:
+    """Say so where the tag a digest was pinned from has come to mean another image; the digest is what counts."""
+    if engine.image is None or engine.image_digest is None:
+        return
+    found = docker.run("image", "inspect", "--format", "{{json .RepoDigests}}", engine.image)
+    digests = json.loads(found.stdout) if found.ok else []
+    if digests and not any(digest.endswith(engine.image_digest) for digest in digests):
+        warn(f"the tag `{engine.image}` has moved since it was pinned; the pinned {engine.image_digest[:19]}… is used")

@@ -1,0 +1,195 @@
+"""Build a plan's image, prove it, label it with its receipt; push it.
+
+Two builds make one image. The first applies the patches; then the applier looks again, in a container of that image,
+at what it claims; the second only adds the receipt as a label, which no build step could do for itself.
+"""
+
+import io
+import json
+import re
+import tarfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orchestrator.artifacts import BuildContext
+from orchestrator.console import Progress, say
+from orchestrator.errors import BuildError, PatchError
+from orchestrator.images.base import ensure_base, image_id
+from orchestrator.images.client import Docker
+from orchestrator.images.receipt import BASE_LABEL, RECEIPT_LABEL, Receipt, labels, read_receipt
+from orchestrator.plan import Engine
+from orchestrator.render.dockerfile import repository
+
+# BuildKit: `#7 [3/4] RUN …`, output as `#7 0.213 …`; the classic builder: `Step 3/7 : RUN …`, output as it is.
+_STEP: Final = re.compile(r"^(?:#\d+ \[\s*(?P<at>\d+/\d+)\]|Step (?P<step>\d+/\d+) :) (?P<what>.*)$")
+_STAMP: Final = re.compile(r"^#\d+ \d+\.\d+ ")
+_END: Final = re.compile(r"^#\d+ ERROR|^The command |^-{3,}$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """What a build may be told. `secrets` maps an id to the file that a build step mounts; it enters no layer."""
+
+    tag: str
+    no_cache: bool
+    network: str | None  # of RUN steps
+    secrets: Mapping[str, Path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """An image that is there: built now, or found."""
+
+    tag: str
+    image_id: str
+    receipt: Receipt
+    built: bool
+    builder: str
+    seconds: float
+
+
+def ensure_image(docker: Docker, engine: Engine, context: BuildContext, options: BuildOptions) -> Built:
+    """The image of `context` under `options.tag`: found where it exists, else built, proved and labelled.
+
+    Raises BuildError, or PatchError where a patch neither applies nor is present; no half-made image stays behind.
+    """
+    started = time.monotonic()
+    base = ensure_base(docker, engine)
+    found = labels(docker, options.tag)
+    fresh = found is None or RECEIPT_LABEL not in found or options.no_cache
+    if found is not None and not fresh and found.get(BASE_LABEL) != base:
+        raise BuildError(
+            f"base image `{engine.image}` is not the one `{options.tag}` was built on: its tag has moved",
+            hint="pin it (`image_digest` in the engine's file), or build on the new one with `--no-cache`",
+        )
+    if fresh:
+        _build(docker, context, options, base=base)
+    return Built(
+        tag=options.tag,
+        image_id=image_id(docker, options.tag) or "",
+        receipt=read_receipt(docker, options.tag),
+        built=fresh,
+        builder=docker.builder,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def tag_image(docker: Docker, image: str, reference: str) -> None:
+    """Give `image` a further name. Raises BuildError for a name that docker does not take."""
+    done = docker.run("tag", image, reference)
+    if not done.ok:
+        raise BuildError(f"`{image}` cannot be named `{reference}`", details=done.stderr.strip())
+
+
+def push(docker: Docker, reference: str) -> str:
+    """Push an image under its name and return it with its digest, `registry/name@sha256:…`.
+
+    Raises BuildError where the registry refuses.
+    """
+    code, log = _follow(docker, ["push", reference], b"", str)
+    digest = next((match[1] for line in log if (match := re.search(r"digest: (sha256:[0-9a-f]{64})", line))), None)
+    if code != 0 or digest is None:
+        raise BuildError(f"`{reference}` cannot be pushed", details="\n".join(log[-3:]), hint="`docker login` first?")
+    return f"{repository(reference)}@{digest}"
+
+
+def build_arguments(docker: Docker, options: BuildOptions, *, tag: str) -> list[str]:
+    """The argv of the first build, without the program. Raises BuildError for a secret this builder cannot hide."""
+    arguments = ["build", "--tag", tag]
+    if docker.builder == "buildkit":
+        arguments += ["--progress", "plain"]
+        for name, path in sorted(options.secrets.items()):
+            arguments += ["--secret", f"id={name},src={path}"]
+    elif options.secrets:
+        raise BuildError("the classic builder has no secrets", hint="install the buildx plugin of your docker client")
+    else:
+        arguments += ["--force-rm"]
+    arguments += ["--no-cache"] if options.no_cache else []
+    arguments += ["--network", options.network] if options.network else []
+    return [*arguments, "-"]
+
+
+def _build(docker: Docker, context: BuildContext, options: BuildOptions, *, base: str) -> None:
+    unproved = f"{options.tag}-unproved"
+    named = "BuildKit" if docker.builder == "buildkit" else "the classic builder"
+    say(f"building `{options.tag}` with {named} ({docker.program} {docker.version})")
+    try:
+        _run_build(docker, build_arguments(docker, options, tag=unproved), archive(context))
+        receipt = json.dumps(json.loads(_verify(docker, unproved)), separators=(",", ":"))
+        arguments = ["build", "--tag", options.tag, "--label", f"{RECEIPT_LABEL}={receipt}", "--label"]
+        _run_build(docker, [*arguments, f"{BASE_LABEL}={base}", "-"], f"FROM {unproved}\n".encode())
+    finally:
+        docker.run("image", "rm", "--force", unproved)
+
+
+def archive(context: BuildContext) -> bytes:
+    """The build context as a tar, the same bytes for the same context."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for file in context.files:
+            entry = tarfile.TarInfo(file.path)
+            entry.size, entry.mode = len(file.content), 0o755 if file.executable else 0o644
+            tar.addfile(entry, io.BytesIO(file.content))
+    return buffer.getvalue()
+
+
+def _run_build(docker: Docker, arguments: Sequence[str], stdin: bytes) -> None:
+    code, log = _follow(docker, arguments, stdin, step_in)
+    if code == 0:
+        return
+    if refusal := refusal_in(log):
+        raise PatchError("a patch does not fit the sources in the base image", details=refusal, hint=_FITS)
+    raise BuildError("the image cannot be built", details="\n".join(log[-30:]))
+
+
+def _follow(
+    docker: Docker, arguments: Sequence[str], stdin: bytes, shown: Callable[[str], str | None]
+) -> tuple[int, list[str]]:
+    """Run a long command under a progress line; its exit code and its output. `shown` picks what is worth a line."""
+    log: list[str] = []
+    progress = Progress()
+
+    def take(line: str) -> None:
+        log.append(line)
+        if text := shown(line):
+            progress.update(text)
+
+    code = docker.stream(arguments, stdin=stdin, line=take)
+    progress.done()
+    return code, log
+
+
+def step_in(line: str) -> str | None:
+    """The build step that a line of the log begins, `[3/4] RUN …`, else None."""
+    step = _STEP.match(line)
+    return f"[{step['at'] or step['step']}] {step['what']}" if step else None
+
+
+_FITS: Final = "`deploy patches check --image BASE` shows every patch; a newer engine may hold the fix"
+
+
+def refusal_in(log: Sequence[str]) -> str | None:
+    """What the applier said in a build's log, None where the build failed of something else."""
+    lines = [_STAMP.sub("", line) for line in log]
+    start = next((at for at, line in enumerate(lines) if line.startswith("error: patch ")), None)
+    if start is None:
+        return None
+    end = next((at for at in range(start, len(lines)) if _END.match(lines[at])), len(lines))
+    return "\n".join(lines[start:end]).removeprefix("error: ").rstrip()
+
+
+def _verify(docker: Docker, image: str) -> str:
+    """The receipt, as the applier prints it after it looked again inside the image. Raises PatchError."""
+    name = f"deploy-verify-{uuid.uuid4().hex[:12]}"
+    command = ["--entrypoint", "python3", image, "/opt/deploy/patches/apply_patches.py", "verify"]
+    try:
+        done = docker.run("run", "--rm", "--name", name, "--network", "none", *command)
+    finally:
+        docker.run("rm", "--force", name)
+    if not done.ok:
+        raise PatchError("the built image is not what its receipt claims", details=done.stderr)
+    return done.stdout

@@ -1,0 +1,100 @@
+"""The docker command line: found, chosen, run. The SDK cannot build with BuildKit, so building goes through it."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.errors import HostError
+from orchestrator.shell import Result, run
+
+Line = Callable[[str], None]  # what is done with one line of output
+
+
+@dataclass(frozen=True, kw_only=True)
+class Docker:
+    """One docker client and how it builds."""
+
+    program: str
+    version: str
+    builder: str  # buildkit | classic
+    host: str | None  # DOCKER_HOST of another machine, `ssh://user@host`
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What makes this client build that way; its messages in plain text."""
+        env = {"DOCKER_BUILDKIT": "1" if self.builder == "buildkit" else "0", "DOCKER_CLI_HINTS": "false"}
+        return {**env, "DOCKER_HOST": self.host} if self.host else env
+
+    def run(self, *arguments: str, stdin: str | None = None) -> Result:
+        """One short docker command."""
+        return run([self.program, *arguments], env=self.env, stdin=stdin)
+
+    def stream(self, arguments: Sequence[str], *, stdin: bytes = b"", line: Line) -> int:
+        """A long docker command: its output line by line, its exit code. Ctrl-C ends it first."""
+        with tempfile.TemporaryFile() as given:
+            given.write(stdin)
+            given.seek(0)
+            process = subprocess.Popen(
+                [self.program, *arguments],
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.env},
+            )
+            with process:
+                try:
+                    for raw in process.stdout or ():
+                        line(raw.decode(errors="replace").rstrip())
+                    return process.wait()
+                finally:
+                    _end(process)
+
+
+def find_docker(host: str | None = None, *, environ: Mapping[str, str] = os.environ) -> Docker:
+    """The first client on the PATH that can do BuildKit, else the first one at all.
+
+    A client of version 23 or later needs the buildx plugin for it, an older one does it itself; distributions ship the
+    plugin apart. Raises HostError where there is no client, or no daemon answers.
+    """
+    clients = [client for program in _programs(environ) if (client := _client(program, host))]
+    if not clients:
+        raise HostError(
+            "docker is not installed", hint="`apt-get install docker.io`, or docs.docker.com/engine/install"
+        )
+    docker = next((client for client in clients if client.builder == "buildkit"), clients[0])
+    server = docker.run("version", "--format", "{{.Server.Version}}")
+    if not server.ok:
+        raise HostError("the docker daemon does not answer", hint="`systemctl start docker`", details=server.stderr)
+    return docker
+
+
+def _programs(environ: Mapping[str, str]) -> Iterator[str]:
+    for folder in environ.get("PATH", "").split(os.pathsep):
+        if program := shutil.which("docker", path=folder):
+            yield str(Path(program))
+
+
+def _client(program: str, host: str | None) -> Docker | None:
+    version = re.search(r"version (\d+)([\w.+-]*)", run([program, "--version"]).stdout)
+    if version is None:
+        return None
+    buildkit = int(version[1]) < 23 or run([program, "buildx", "version"]).ok
+    builder = "buildkit" if buildkit else "classic"
+    return Docker(program=program, version=version[1] + version[2], builder=builder, host=host)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a program that still runs to stop, as Ctrl-C would: the daemon then drops what was half done."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()

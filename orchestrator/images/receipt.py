@@ -1,0 +1,90 @@
+"""The receipt of an image: which patches are in it and why, as its build wrote it down and as its labels carry it."""
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.errors import BuildError
+from orchestrator.images.client import Docker
+
+RECEIPT_LABEL: Final = "deploy.receipt"
+BASE_LABEL: Final = "deploy.base"  # id of the base image that was built on
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchedFile:
+    """One file a patch wrote; hashes are sha256 in hex, `before` is None for a file that was added."""
+
+    path: str
+    before: str | None
+    after: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchRecord:
+    """What became of one patch. `state` is one of the applier's words: applied, present upstream, needed, …"""
+
+    id: str
+    title: str
+    kind: str
+    state: str
+    upstream: str
+    evidence: tuple[str, ...]
+    files: tuple[PatchedFile, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceRecord:
+    """The sources as found in the image: `version` and `commit` are None where they do not say."""
+
+    root: str
+    version: str | None
+    commit: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """What an image holds."""
+
+    python: str
+    sources: tuple[tuple[str, SourceRecord | None], ...]  # None: no such sources in the image
+    patches: tuple[PatchRecord, ...]
+
+    def state(self, patch: str) -> str | None:
+        """The state of one patch, None for a patch the image was not built with."""
+        return next((record.state for record in self.patches if record.id == patch), None)
+
+
+def parse_receipt(text: str) -> Receipt:
+    """The receipt as images/apply_patches.py writes it."""
+    data = json.loads(text)
+    return Receipt(
+        python=data["python"],
+        sources=tuple((name, source and SourceRecord(**source)) for name, source in sorted(data["sources"].items())),
+        patches=tuple(
+            PatchRecord(
+                **{
+                    **entry,
+                    "evidence": tuple(entry["evidence"]),
+                    "files": tuple(PatchedFile(**file) for file in entry["files"]),
+                }
+            )
+            for entry in data["patches"]
+        ),
+    )
+
+
+def labels(docker: Docker, image: str) -> dict[str, str] | None:
+    """The labels of an image on the docker host, None where there is no such image."""
+    found = docker.run("image", "inspect", "--format", "{{json .Config.Labels}}", image)
+    return (json.loads(found.stdout) or {}) if found.ok else None
+
+
+def read_receipt(docker: Docker, image: str) -> Receipt:
+    """The receipt in an image's labels. Raises BuildError where there is no such image, or it holds none."""
+    found = labels(docker, image)
+    if found is None:
+        raise BuildError(f"there is no image `{image}` on this docker host", hint=f"`docker pull {image}`")
+    if RECEIPT_LABEL not in found:
+        raise BuildError(f"`{image}` holds no receipt", hint="only images that `deploy build` made hold one")
+    return parse_receipt(found[RECEIPT_LABEL])
