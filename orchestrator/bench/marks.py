@@ -42,7 +42,7 @@ def _of_points(points: Sequence[Point], workload: Workload) -> Iterator[Mark]:
 
 def _of_point(point: Point, workload: Workload) -> Iterator[Mark]:
     if point.ending is not Ending.COMPLETE:
-        detail = f"{point.ending.value} after {point.requests} of {workload.requests} requests"
+        detail = f"{point.ending.value} after {point.requests} requests"
         yield Mark(kind=MarkKind.INCOMPLETE, detail=detail, point=point.label)
     if point.succeeded < point.requests:
         failed = ", ".join(f"{failure.count} {failure.kind}" for failure in point.failures)

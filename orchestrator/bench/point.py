@@ -87,7 +87,7 @@ def _hint(sample: Sample) -> str:
 async def run_open(setting: Setting, label: str, rate_rps: float) -> tuple[Point, Drive]:
     """Measure one offered rate."""
     workload = setting.workload
-    count = workload.requests
+    count = workload.requests_at(rate_rps)
     requests = _requests(setting, prompts(workload, label, count))
     times = arrival_times(workload, rate_rps, count)
 

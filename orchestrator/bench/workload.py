@@ -50,7 +50,8 @@ class Workload(_Part):
     rates_rps: tuple[Rate, ...] = ()
     climb: Climb | None = None
     concurrency: Annotated[int, Field(ge=1)] | None = None
-    requests: Annotated[int, Field(ge=2)]
+    requests: Annotated[int, Field(ge=2)]  # at each point
+    duration_s: Annotated[float, Field(gt=0)] | None = None  # of the arrivals at each rate, instead of `requests`
     seed: int
     timeout_s: Annotated[float, Field(gt=0)]
     limits: Limits
@@ -71,6 +72,10 @@ class Workload(_Part):
     def prefix_tokens(self) -> int:
         """Tokens at the start of each prompt that come from one of the shared prefixes."""
         return round(self.input_tokens * self.cached_share)
+
+    def requests_at(self, rate_rps: float) -> int:
+        """How many requests are sent at one rate."""
+        return max(2, round(rate_rps * self.duration_s)) if self.duration_s is not None else self.requests
 
     def to_dict(self) -> dict[str, object]:
         """The workload as plain JSON-able data."""

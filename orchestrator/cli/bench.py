@@ -1,0 +1,102 @@
+"""`deploy bench`: measure a served model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import HostOption, Json
+from orchestrator.console import Progress, note, out
+from orchestrator.errors import BenchError, Interrupted, UsageError
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's command."""
+    app.command()(bench)
+
+
+def bench(
+    target: Annotated[str, typer.Argument(metavar="NAME|URL", help="a server's name, or any endpoint's URL")],
+    *,
+    workload: Annotated[str, typer.Option("--workload", "-w", help="a workload's name, or a .yaml file")],
+    rates: Annotated[str | None, typer.Option(metavar="RPS,RPS…", help="offered rates")] = None,
+    duration: Annotated[float | None, typer.Option(metavar="SECONDS", help="of the arrivals at each rate")] = None,
+    requests: Annotated[int | None, typer.Option(help="at each rate, instead of the workload's")] = None,
+    arrivals: Annotated[str | None, typer.Option(metavar="constant|poisson", help="how requests are spaced")] = None,
+    seed: Annotated[int | None, typer.Option(help="of prompts and arrivals, instead of the workload's")] = None,
+    api: Annotated[str, typer.Option(metavar="completions|generate", help="which API")] = "completions",
+    api_key_env: Annotated[str | None, typer.Option(metavar="VARIABLE", help="holds a URL's key")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs behind a URL, for the figures per GPU")] = None,
+    price: Annotated[float | None, typer.Option(metavar="USD", help="of one GPU for an hour")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="default: results/WORKLOAD-TIME")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="measure what DIR does not hold yet")] = False,
+    host: HostOption = None,
+    json: Json = False,
+) -> None:
+    """Measure a served model: open-loop load, the field's figures, the knee."""
+    import shlex
+    import sys
+
+    from orchestrator.bench.measurement import UnwrittenError
+    from orchestrator.bench.result import Ending, to_json
+    from orchestrator.bench.show import result_text
+    from orchestrator.deploy.bench import Changes, Sitting, is_url, server_target, url_target
+    from orchestrator.deploy.bench import bench as run_bench
+    from orchestrator.deploy.servers import fleet
+    from orchestrator.paths import Home
+
+    _check(api, arrivals)
+    if is_url(target):
+        found = url_target(target, gpus=gpus, api_key_env=api_key_env)
+    else:
+        with fleet(Home.from_environment(), host) as servers:
+            found = server_target(servers, target)
+    sitting = Sitting(
+        target=found,
+        workload=workload,
+        changes=Changes(rates_rps=_rates(rates), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed),
+        api=api,
+        usd_per_gpu_hour=price,
+        directory=output,
+        resume=resume,
+        command=shlex.join(["deploy", *sys.argv[1:]]),
+    )
+    progress = Progress()
+    try:
+        result, directory = run_bench(sitting, lambda text, far: progress.update(text, transient=far))
+    except UnwrittenError as error:
+        out(to_json(error.result))
+        raise BenchError(
+            f"the result cannot be written: {error.cause.strerror}",
+            where=str(error.cause.filename or ""),
+            hint="what was measured stands on standard output: keep it as `result.json`, free space, then --resume",
+        ) from error
+    finally:
+        progress.done()
+    if json:
+        out(to_json(result))
+    else:
+        out(result_text(result))
+    note(f"the result is in `{directory}`")
+    again = f"deploy bench {target} --workload {workload} --output {directory} --resume"
+    if result.ending is Ending.INTERRUPTED:
+        raise Interrupted("interrupted; what was finished is kept", hint=f"go on with `{again}`")
+    if result.ending is Ending.ENDPOINT_DIED:
+        failure = result.points[-1].failures[0]
+        raise BenchError(f"the endpoint died: {failure.example}", where=found.url, hint=f"when it is back: `{again}`")
+
+
+def _check(api: str, arrivals: str | None) -> None:
+    if api not in {"completions", "generate"}:
+        raise UsageError(f"`--api {api}` is not known", hint="completions or generate")
+    if arrivals not in {None, "constant", "poisson"}:
+        raise UsageError(f"`--arrivals {arrivals}` is not known", hint="constant or poisson")
+
+
+def _rates(text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(rate) for rate in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"`--rates {text}` is not a list of numbers", hint="write it as 0.5,1,2.25") from error
