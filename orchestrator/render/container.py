@@ -8,9 +8,10 @@ from typing import Final
 from orchestrator import __version__
 from orchestrator.artifacts import Artifacts, CacheVolume, ContainerSpec, Mount
 from orchestrator.plan import Plan
+from orchestrator.render.files import wrapped
 
 RESTARTS: Final = 3  # a server that dies a fourth time has a cause that one more start does not mend
-SECRETS_FILE: Final = "/run/secrets/deploy.json"
+CONFIG_FILE: Final = "/run/secrets/deploy.yaml"  # sglang's `--config` file, which holds the API key
 
 # Compiled kernels, by what compiles them: tvm-ffi and hub metadata, and triton, where they write by default.
 _CACHED: Final = {"jit": "/root/.cache", "triton": "/root/.triton"}
@@ -46,6 +47,11 @@ def container_labels(plan: Plan, name: str) -> dict[str, str]:
     }
 
 
+def container_env(artifacts: Artifacts) -> tuple[tuple[str, str], ...]:
+    """The server's variables, and the one that makes Python write its log line by line where there is no terminal."""
+    return tuple(sorted({"PYTHONUNBUFFERED": "1", **dict(artifacts.command.env)}.items()))
+
+
 def overlay_path(plan: Plan) -> str | None:
     """Where the patched config.json lies, relative to the tool's home directory; None without a config patch."""
     ids = [patch.id for patch in plan.patches if patch.kind == "config"]
@@ -55,15 +61,16 @@ def overlay_path(plan: Plan) -> str | None:
 def docker_run_line(artifacts: Artifacts, name: str) -> str:
     """The `docker run` command that starts the same server, one option a line; the same text for the same plan.
 
-    The tool's home directory and the ids of groups, which differ between machines, are left to the shell.
+    What differs between machines is left to the shell: the tool's home directory, the ids of groups, and the file that
+    holds `api-key: ...`.
     """
     spec = artifacts.container
     if spec is None:
         return ""
     lines = [f"docker run --detach --init --name {shlex.quote(container_name(name))}"]
     lines += [f"{option} {value}" for option, value in _options(artifacts, spec, name)]
-    lines += [spec.image, *_command_lines(artifacts.command.argv)]
-    return " \\\n  ".join(lines) + "\n"
+    argv = artifacts.command.argv + (("--config", CONFIG_FILE) if artifacts.plan.server.api_key_env else ())
+    return " \\\n  ".join([*lines, spec.image, wrapped(argv)]) + "\n"
 
 
 def _mounts(plan: Plan) -> tuple[Mount, ...]:
@@ -101,8 +108,8 @@ def _options(artifacts: Artifacts, spec: ContainerSpec, name: str) -> Iterator[t
     for cache in spec.caches:
         yield "--mount", f"type=volume,source={cache.name},target={cache.target}"
     if artifacts.plan.server.api_key_env:
-        yield "--mount", f'type=bind,source="$SECRETS",target={SECRETS_FILE},readonly'
-    for variable, text in artifacts.command.env:
+        yield "--mount", f'type=bind,source="$API_KEY_FILE",target={CONFIG_FILE},readonly'
+    for variable, text in container_env(artifacts):
         yield "--env", shlex.quote(f"{variable}={text}")
 
 
@@ -124,14 +131,3 @@ def _needs(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
         yield "--security-opt", option
     for capability in needs.cap_add:
         yield "--cap-add", capability
-
-
-def _command_lines(argv: tuple[str, ...]) -> list[str]:
-    """The argv with each option of the server beside its value; what precedes the first one stays together."""
-    lines: list[str] = []
-    for word in argv:
-        if word.startswith("--") or not lines:
-            lines.append(shlex.quote(word))
-        else:
-            lines[-1] += f" {shlex.quote(word)}"
-    return lines

@@ -22,9 +22,10 @@ from orchestrator.render.container import container_labels, container_name
 from orchestrator.runtimes.base import Handle, ServerState
 from orchestrator.runtimes.docker_errors import Refusal, daemon_errors, start_error
 from orchestrator.runtimes.docker_logs import container_log, follow_log, read_log, save_log
-from orchestrator.runtimes.docker_options import create_options, secrets_archive
+from orchestrator.runtimes.docker_options import archive, container_options, host_options, secret_files
 from orchestrator.runtimes.docker_state import ABSENT, server_state
-from orchestrator.runtimes.starter import this_process, was_left_behind
+from orchestrator.runtimes.procfs import find_process, identity
+from orchestrator.runtimes.server_config import Delivery, delivery
 from orchestrator.runtimes.tunnel import FarHost, Tunnel, local_run
 from orchestrator.secret import Secret
 from orchestrator.shell import Result
@@ -49,14 +50,12 @@ class DockerRuntime:
         spec = artifacts.container
         if spec is None:
             raise StartError(f"the plan of `{artifacts.plan.profile}` is not for docker")
-        starter = f"{this_process()}/{uuid.uuid4()}"
+        starter = f"{identity(os.getpid())}/{uuid.uuid4()}"
         labels = container_labels(artifacts.plan, name) | {_STARTER: starter, _RUN_DIR: str(run_dir.absolute())}
         with daemon_errors(self._host):
             self._carry_overlays(spec)
             try:
-                container = self._create(artifacts, spec, name=name, labels=labels)
-                if secrets:
-                    container.put_archive("/", secrets_archive(secrets))
+                container = self._create(artifacts, spec, labels=labels, secrets=delivery(artifacts.plan, secrets))
                 container.start()
             except APIError as error:
                 self._discard(starter)
@@ -136,22 +135,29 @@ class DockerRuntime:
             identity=str(container.id),
         )
 
-    def _create(self, artifacts: Artifacts, spec: ContainerSpec, *, name: str, labels: Mapping[str, str]) -> Container:
+    def _create(
+        self, artifacts: Artifacts, spec: ContainerSpec, *, labels: Mapping[str, str], secrets: Delivery
+    ) -> Container:
+        """A container with its secrets inside, ready to be started."""
+        api, name = self._client.api, container_name(labels["deploy.name"])
         home = self._tunnel.home if self._tunnel is not None else str(self._home.root)
-        options = create_options(artifacts, spec, home=home, gid=self._gid)
-        options |= {"name": container_name(name), "labels": dict(labels)}
+        options = container_options(artifacts, spec, secrets) | {"name": name, "labels": dict(labels)}
+        options["host_config"] = api.create_host_config(**host_options(artifacts, spec, home=home, gid=self._gid))
         try:
-            return self._client.containers.create(**options)
+            created = api.create_container(**options)
         except APIError as error:
             if error.status_code != codes.conflict or not self._clear_leftover(name):
                 raise
-            return self._client.containers.create(**options)
+            created = api.create_container(**options)
+        container = self._client.containers.get(created["Id"])
+        container.put_archive("/", archive(secret_files(secrets)))
+        return container
 
     def _clear_leftover(self, name: str) -> bool:
         """Remove the container of a start that was killed half-way, and say whether there was one."""
         with suppress(NotFound):
-            container = self._client.containers.get(container_name(name))
-            if container.status != "created" or not was_left_behind(container.labels.get(_STARTER, "")):
+            container = self._client.containers.get(name)
+            if container.status != "created" or not _abandoned(container.labels.get(_STARTER, "")):
                 return False
             self._remove(container)
         return True
@@ -187,3 +193,10 @@ class DockerRuntime:
         result = self._run_there(["ss", "-Hltnp", f"sport = :{port}"])
         found = re.search(r'users:\(\("(?P<name>[^"]+)",pid=(?P<pid>\d+)', result.stdout)
         return f"`{found['name']}`, pid {found['pid']}" if found else None
+
+
+def _abandoned(starter: str) -> bool:
+    """Whether a start was begun by a process of this machine that runs no more."""
+    process = starter.rpartition("/")[0]
+    boot = identity(os.getpid()).partition("/")[0]
+    return process.partition("/")[0] == boot and find_process(process) is None

@@ -1,8 +1,7 @@
 """The log of a container: read, followed through restarts, and kept when the container goes."""
 
-import codecs
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -11,15 +10,15 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from orchestrator.console import note
+from orchestrator.runtimes.supervisor import LOG, split_lines
 from orchestrator.secret import redact
 
-LOG_FILE: Final = "server.log"
 _PAUSE: Final = 0.2  # seconds between two looks at a container that is between two runs
 
 
 def container_log(container: Container) -> Iterator[str]:
     """What the container has written so far."""
-    return lines(container.logs(stream=True, follow=False))
+    return _lines(container, follow=False, since=None)
 
 
 def follow_log(container: Container) -> Iterator[str]:
@@ -27,10 +26,11 @@ def follow_log(container: Container) -> Iterator[str]:
     since = None
     while True:
         run = container.attrs["State"]["StartedAt"]
-        yield from lines(container.logs(stream=True, follow=True, since=since))
+        yield from _lines(container, follow=True, since=since)
         if not _runs_again(container, run):
             return
-        since = datetime.fromisoformat(container.attrs["State"]["StartedAt"]).timestamp()
+        # What a run writes first is older than its recorded start, and younger than the end of the run before it.
+        since = datetime.fromisoformat(container.attrs["State"]["FinishedAt"]).timestamp()
 
 
 def save_log(container: Container, run_dir: Path) -> None:
@@ -38,29 +38,18 @@ def save_log(container: Container, run_dir: Path) -> None:
     if not run_dir.is_dir():
         note(f"the log is not kept: `{run_dir}` is not on this machine")
         return
-    unfinished = run_dir / f"{LOG_FILE}.new"
+    unfinished = run_dir / f"{LOG}.new"
     with unfinished.open("w") as file:
         file.writelines(f"{redact(line)}\n" for line in container_log(container))
-    unfinished.replace(run_dir / LOG_FILE)
+    unfinished.replace(run_dir / LOG)
 
 
 def read_log(run_dir: Path) -> Iterator[str]:
     """The log that was kept, nothing where none was."""
-    path = run_dir / LOG_FILE
+    path = run_dir / LOG
     if path.is_file():
         with path.open(errors="replace") as file:
             yield from (line.rstrip("\n") for line in file)
-
-
-def lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Whole lines out of chunks that end anywhere, inside a character too."""
-    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
-    rest = ""
-    for chunk in chunks:
-        *whole, rest = (rest + decode(chunk)).split("\n")
-        yield from whole
-    if rest:
-        yield rest
 
 
 def _runs_again(container: Container, run: str) -> bool:
@@ -76,3 +65,8 @@ def _runs_again(container: Container, run: str) -> bool:
         if state["Status"] == "running" and state["StartedAt"] != run:
             return True
         time.sleep(_PAUSE)
+
+
+def _lines(container: Container, *, follow: bool, since: float | None) -> Iterator[str]:
+    for line in split_lines(container.logs(stream=True, follow=follow, since=since)):
+        yield line.decode(errors="replace")

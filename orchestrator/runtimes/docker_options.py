@@ -1,7 +1,7 @@
-"""A container spec in the words of the docker SDK. Pure, apart from nothing: what differs between hosts comes in."""
+"""A container spec in the words of the docker SDK. Pure: what differs between hosts comes in."""
 
 import io
-import json
+import shlex
 import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,51 +11,76 @@ from docker.types import DeviceRequest, Mount, Ulimit
 
 from orchestrator.artifacts import Artifacts, ContainerSpec
 from orchestrator.plan import ContainerNeeds
-from orchestrator.render.container import SECRETS_FILE
+from orchestrator.render.container import CONFIG_FILE, container_env
+from orchestrator.runtimes.server_config import Delivery
 from orchestrator.secret import Secret
 
+GroupId = Callable[[str], str | None]  # the id of a group on the Docker host by its name, None where there is none
+
 _CACHE_LABEL: Final = "deploy.cache"
+_ENV_FILE: Final = "/run/secrets/deploy.env"
 
 
-def create_options(
-    artifacts: Artifacts, spec: ContainerSpec, *, home: str, gid: Callable[[str], str | None]
-) -> dict[str, Any]:  # Any: the SDK's own signature of a keyword mapping
-    """Keywords of `containers.create`.
+def container_options(
+    artifacts: Artifacts, spec: ContainerSpec, secrets: Delivery
+) -> dict[str, Any]:  # Any: the SDK's own keywords
+    """Keywords of `create_container`, apart from name, labels and `host_config`."""
+    return {
+        "image": spec.image,
+        "command": _argv(artifacts, secrets),
+        "environment": dict(container_env(artifacts)),
+        "ports": [spec.publish[2]],
+        "stop_timeout": spec.stop_grace,
+    }
 
-    `home` is the tool's home directory on the Docker host, `gid` the id there of a group by name, None where the host
-    has no such group. `init` is needed: sglang as PID 1 exits with 0 when its scheduler is killed (0.5.14, 0.5.23), and
-    a restart on failure then never happens.
+
+def host_options(artifacts: Artifacts, spec: ContainerSpec, *, home: str, gid: GroupId) -> dict[str, Any]:
+    """Keywords of the SDK's `create_host_config`. `home` is the tool's home directory on the Docker host.
+
+    `init` is needed: sglang as PID 1 exits with 0 when its scheduler is killed (0.5.14, 0.5.23), and a restart on
+    failure then never happens.
     """
     host, outside, inside = spec.publish
     return {
-        "image": spec.image,
-        "command": list(artifacts.command.argv),
-        "environment": dict(artifacts.command.env),
         "mounts": [*_binds(spec, home), *_caches(spec, artifacts)],
-        "ports": {f"{inside}/tcp": (host, outside)},
+        "port_bindings": {inside: (host, outside)},
         "restart_policy": {"Name": "on-failure", "MaximumRetryCount": spec.restarts},
-        "stop_timeout": spec.stop_grace,
         "init": True,
-        "detach": True,
         **_needs(spec.needs, gid),
     }
 
 
-def secrets_archive(secrets: Mapping[str, Secret]) -> bytes:
-    """A tar of the secrets as one JSON file that only its owner reads, to be unpacked at `/` of a created container.
+def secret_files(secrets: Delivery) -> dict[str, Secret]:
+    """The files a container is given, by path: sglang's config, and other variables as a shell reads them."""
+    files = {} if secrets.config is None else {CONFIG_FILE: secrets.config}
+    if secrets.env:
+        lines = [f"export {name}={shlex.quote(secret.reveal())}\n" for name, secret in sorted(secrets.env.items())]
+        files[_ENV_FILE] = Secret("".join(lines))
+    return files
 
-    There it lives and dies with the container, on a far host too; it stands neither in `docker inspect` nor in `/proc`.
+
+def archive(files: Mapping[str, Secret]) -> bytes:
+    """A tar of files that only their owner reads, to be unpacked at `/` of a container before it starts.
+
+    There they live and die with the container, on a far host too, and stand neither in `docker inspect` nor in an argv.
     """
-    content = json.dumps({name: secret.reveal() for name, secret in sorted(secrets.items())}).encode()
-    path = SECRETS_FILE.lstrip("/")
-    folder, file = tarfile.TarInfo(str(Path(path).parent)), tarfile.TarInfo(path)
-    folder.type, folder.mode = tarfile.DIRTYPE, 0o700
-    file.size, file.mode = len(content), 0o600
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        archive.addfile(folder)
-        archive.addfile(file, io.BytesIO(content))
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for path, secret in files.items():
+            content = secret.reveal().encode()
+            entry = tarfile.TarInfo(path.lstrip("/"))
+            entry.size, entry.mode = len(content), 0o600
+            tar.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()
+
+
+def _argv(artifacts: Artifacts, secrets: Delivery) -> list[str]:
+    argv = list(artifacts.command.argv)
+    if secrets.config is not None:
+        argv += ["--config", CONFIG_FILE]
+    if secrets.env:
+        argv = ["sh", "-c", f'. {_ENV_FILE} && exec "$@"', "sh", *argv]
+    return argv
 
 
 def _binds(spec: ContainerSpec, home: str) -> list[Mount]:
@@ -70,7 +95,7 @@ def _caches(spec: ContainerSpec, artifacts: Artifacts) -> list[Mount]:
     return [Mount(cache.target, cache.name, type="volume", labels=labels) for cache in spec.caches]
 
 
-def _needs(needs: ContainerNeeds, gid: Callable[[str], str | None]) -> dict[str, Any]:
+def _needs(needs: ContainerNeeds, gid: GroupId) -> dict[str, Any]:
     """What the hardware asks for; groups by id, since an image need not know the host's names.
 
     A group that the host does not have owns no device there, and is left out.
