@@ -131,23 +131,23 @@ def ports(subject: Subject) -> Iterator[Finding]:
 
 def image(subject: Subject) -> Iterator[Finding]:
     """The base image can be reached, and is the one that was pinned."""
-    engine, lookup = subject.plan.engine, subject.probe.image_digest
+    engine, lookup = subject.plan.engine, subject.probe.image_digests
     if subject.plan.runtime != "docker" or engine.image is None or lookup is None:
         return
     try:
-        digest = lookup(engine.image)
+        digests = lookup(engine.image)
     except OSError as error:
-        mend = f"`docker manifest inspect {engine.image}`"
-        yield warn("image", f"the registry of {engine.image} cannot be asked: {error}", "an answer", mend)
+        mend = f"see what `docker manifest inspect {engine.image}` says"
+        yield warn("image", f"the registry cannot be asked: {error}", engine.image, mend)
         return
-    if digest is None:
-        mend = "dated tags are deleted: pin another one in the engine's file"
-        yield fail("image", f"{engine.image} does not exist", "a tag that exists", mend)
-    elif engine.image_digest not in {None, digest}:
-        mend = "the tag was moved: pin the new digest in the engine's file, or another tag"
-        yield fail("image", f"{engine.image} is {digest[:19]}…", f"{str(engine.image_digest)[:19]}…", mend)
+    if not digests:
+        mend = "dated tags get deleted: pin another one in the engine's file"
+        yield fail("image", "no such tag", engine.image, mend)
+    elif engine.image_digest and engine.image_digest not in digests:
+        mend = "the tag was moved: pin what was tested, or test the new one and pin it in the engine's file"
+        yield fail("image", f"{min(digests)[:19]}…", f"{engine.image_digest[:19]}…", mend)
     else:
-        yield info("image", engine.image, engine.image_digest or "any digest")
+        yield info("image", "there", engine.image)
 
 
 def checkpoint(subject: Subject) -> Iterator[Finding]:

@@ -23,15 +23,15 @@ class Space:
 class Probe:
     """How preflight reaches a machine, and what parts it does not know can tell it.
 
-    `image_digest` looks up the digest of an image reference: None for "no such image", OSError where the registry
-    cannot be asked. `checkpoint` verifies the plan's checkpoint and describes it, or raises WeightsError. Either is
-    None where there is nothing to look up.
+    `image_digests` looks up the digests an image reference stands for: none for "no such image", OSError where the
+    registry cannot be asked. `checkpoint` verifies the plan's checkpoint and describes it, or raises WeightsError.
+    Either is None where there is nothing to look up.
     """
 
     runner: Runner
     environ: Mapping[str, str]
     spaces: Sequence[Space]
-    image_digest: Callable[[str], str | None] | None
+    image_digests: Callable[[str], frozenset[str]] | None
     checkpoint: Callable[[], str] | None
 
 

@@ -5,9 +5,9 @@ printed can be recorded and read again in a test. To learn one more thing of a m
 """
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from shlex import quote
 
 from orchestrator.errors import HostError
 from orchestrator.shell import ProgramMissingError, Result, run
@@ -81,6 +81,13 @@ def local(argv: Sequence[str]) -> Result:
         return Result(argv=tuple(argv), code=127, stdout="", stderr=f"{argv[0]}: not found")
 
 
+def over_ssh(url: str) -> Runner:
+    """The runner of a far machine, `ssh://user@node:port`, without asking for a password."""
+    host, _, port = url.removeprefix("ssh://").partition(":")
+    command = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *(("-p", port) if port else ()), host, "--")
+    return lambda argv: local((*command, shlex.join(argv)))
+
+
 def survey(runner: Runner, *, gpus: bool = True, machine: bool = True, directories: Sequence[str] = ()) -> Survey:
     """Look at a machine. Raises HostError where the machine cannot be looked at at all.
 
@@ -102,7 +109,7 @@ def survey(runner: Runner, *, gpus: bool = True, machine: bool = True, directori
 def script(commands: Mapping[str, str]) -> str:
     """The commands as one POSIX script: record separator, name, output, unit separator, exit code."""
     lines = [
-        f"printf '\\036%s\\n' {quote(name)}; ( {command} ) 2>&1; printf '\\037%d' $?"
+        f"printf '\\036%s\\n' {shlex.quote(name)}; ( {command} ) 2>&1; printf '\\037%d' $?"
         for name, command in commands.items()
     ]
     return "LC_ALL=C; export LC_ALL\n" + "\n".join(lines) + "\n"
@@ -117,4 +124,4 @@ def parse(output: str) -> dict[str, Section]:
 
 
 def _free_space(path: str) -> str:
-    return f'd={quote(path)}; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; df -Pk "$d"'
+    return f'd={shlex.quote(path)}; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; df -Pk "$d"'

@@ -1,0 +1,75 @@
+"""`deploy preflight`, `deploy stage`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.options import HostOption, Json, ProfileOption, SetOption
+from orchestrator.console import Progress, note, out, out_json, say
+
+if TYPE_CHECKING:
+    from orchestrator.checkpoint.stage import Arrived
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's commands."""
+    app.command()(preflight)
+    app.command()(stage)
+
+
+def preflight(*, profile: ProfileOption, set_: SetOption = None, host: HostOption = None, json: Json = False) -> None:
+    """Check whether this machine (or a far one) is ready for a profile; exit code 4 where it is not."""
+    from orchestrator.catalog.profiles import load
+    from orchestrator.deploy.readiness import inspect_host
+    from orchestrator.paths import Home
+
+    report = inspect_host(load(profile, overrides=set_ or ()).plan, Home.from_environment(), host=host)
+    if json:
+        out_json(report.to_dict())
+    else:
+        out(report.to_text())
+    report.require()
+
+
+def stage(
+    *,
+    profile: ProfileOption,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="put it there instead of under the tool's home")
+    ] = None,
+    set_: SetOption = None,
+    json: Json = False,
+) -> None:
+    """Download a profile's checkpoint (resumes where it was cut), or find it where it lies, and verify all of it."""
+    import os
+
+    from orchestrator.catalog.profiles import load
+    from orchestrator.checkpoint.hub import Hub
+    from orchestrator.checkpoint.stage import stage as fetch
+    from orchestrator.checkpoint.verify import checkpoint_directory, needs_mtp
+    from orchestrator.paths import Home
+
+    plan = load(profile, overrides=set_ or ()).plan
+    target = (directory or checkpoint_directory(plan.model, Home.from_environment())).absolute()
+    hub = Hub(endpoint=os.environ.get("HF_ENDPOINT"), token=os.environ.get("HF_TOKEN"))
+    progress = Progress()
+    try:
+        verified = fetch(
+            plan.model, target, speculative=needs_mtp(plan), hub=hub, progress=lambda arrived: _show(progress, arrived)
+        )
+    finally:
+        progress.done()
+    if json:
+        out_json({**verified.__dict__, "directory": str(verified.directory)})
+        return
+    say(f"{verified.directory} is whole: {verified}")
+    if directory is not None and plan.model.source.kind == "hub":
+        note(f"serve from there with `--set model.origin={{kind: directory, location: {target}}}`")
+
+
+def _show(progress: Progress, arrived: "Arrived") -> None:
+    share = arrived.done / arrived.total if arrived.total else 1.0
+    text = f"{share:4.0%} of {arrived.total / 1e9:.1f} GB"
+    left = f", {arrived.eta / 60:.0f} min to go" if arrived.eta is not None else ""
+    progress.update(text, transient=f"{arrived.rate / 1e6:.0f} MB/s{left}")
