@@ -1,29 +1,50 @@
 """The console script: parse, call, print. The only place that turns errors into exit codes."""
 
+import signal
 import sys
+from types import FrameType
+from typing import Annotated
 
 import typer
 
-from orchestrator.console import show_error
-from orchestrator.errors import DeployError, Interrupted
+from orchestrator import __version__
+from orchestrator.cli import host, images, kernels, profiles, serve
+from orchestrator.console import out, show_error
+from orchestrator.errors import DeployError
 
 app = typer.Typer(
     name="deploy", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
 )
+profiles.register(app)
+host.register(app)
+images.register(app)
+kernels.register(app)
+serve.register(app)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        out(__version__)
+        raise typer.Exit
 
 
 @app.callback()
-def root() -> None:
+def root(
+    *, version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False
+) -> None:
     """Deploy and prove sglang servers on ROCm."""
 
 
 def main() -> None:
-    """Run the command line and exit with the error's own code."""
+    """Run the command line and exit with the error's own code; a terminal that goes away counts as Ctrl-C."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
         app()
     except DeployError as error:
         show_error(error)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        show_error(Interrupted("interrupted"))
-        sys.exit(Interrupted.exit_code)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

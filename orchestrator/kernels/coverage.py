@@ -84,10 +84,8 @@ def coverage(
     come in the table's order: of equal keys the first answers. Raises ValueError for a plan without routed experts.
     """
     moe = checkpoint.moe if checkpoint else plan.model.moe
-    if moe is None:
-        raise ValueError(f"{plan.profile} has no routed experts")
     fusion = decide_fusion(plan, checkpoint)
-    shapes = _shapes(plan, moe)
+    shapes = rank_shapes(plan, moe)
     table = _index(rows, set(shapes))
     return Coverage(
         profile=plan.profile,
@@ -108,8 +106,14 @@ def coverage(
     )
 
 
-def _shapes(plan: Plan, moe: Moe) -> dict[Shape, bool]:
-    """The fused shape and the unfused one; only one where the model has no shared expert."""
+def rank_shapes(plan: Plan, moe: Moe | None = None) -> dict[Shape, bool]:
+    """The shapes a rank may look up, and whether the shared expert is fused in each; one where the model has none.
+
+    `moe` is the checkpoint's own shape, by default the plan's. Raises ValueError for a plan without routed experts.
+    """
+    moe = moe or plan.model.moe
+    if moe is None:
+        raise ValueError(f"{plan.profile} has no routed experts")
     options = (True, False) if moe.shared_experts else (False,)
     return {rank_shape(moe, plan.layout, fused=fused): fused for fused in options}
 

@@ -1,9 +1,9 @@
 """The gate: what a server's log says of the tuned table. Hits, misses, and lines that are neither.
 
-The lines are those of `aiter/fused_moe.py` (`get_2stage_cfgs`), the same from June to August 2026; each stands once a key
-and process. `AITER_LOG_LEVEL=WARNING` hides hits and the `default` line, not the fallback warning. A line counts only as a
-whole: what stands before `[fused_moe]` does not matter, nothing but blanks may follow the key, and the number of tokens
-must be one of aiter's buckets. Anything else that begins like one of these lines is counted as torn.
+The lines are those of `aiter/fused_moe.py` (`get_2stage_cfgs`), the same from June to August 2026; each stands once a
+key and process. `AITER_LOG_LEVEL=WARNING` hides hits and the `default` line, not the fallback warning. A line counts as
+a whole or not at all: what stands before `[fused_moe]` does not matter, nothing but blanks may follow the key, and the
+number of tokens must be one of aiter's buckets. Anything else that begins like these lines is counted as torn.
 """
 
 import re
