@@ -21,7 +21,7 @@ def build_image(
     network: str | None = None,
     no_cache: bool = False,
 ) -> Built:
-    """The image of a plan, built where there is none. Raises BuildError, and PatchError for a patch that does not fit."""
+    """The image of a plan, built where there is none. Raises BuildError; PatchError for a patch that does not fit."""
     context = build_context(plan, image_sources(plan, inputs=inputs))
     options = BuildOptions(tag=image_tag(plan, context), no_cache=no_cache, network=network, secrets=secrets or {})
     return ensure_image(docker, plan.engine, context, options)

@@ -1,0 +1,129 @@
+"""A stand-in for the ROCm image, made without any registry from what is installed on this machine.
+
+It has the same paths (`/sgl-workspace/sglang/python/sglang`, a git repository; `/sgl-workspace/aiter`), the real
+sources of a sglang wheel in their place, and Debian's Python, git and shell. What sglang imports besides is not in it:
+mount the site-packages of the CPU engine read-only at `ENGINE_PACKAGES`, and the container serves real sglang from
+those sources.
+"""
+
+import hashlib
+import io
+import os
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ENGINE_PACKAGES = "/opt/engine/site-packages"
+PACKAGE = "/sgl-workspace/sglang/python/sglang"
+AITER = "/sgl-workspace/aiter/aiter"
+COMMIT = "5ca1ab1e" * 5
+
+_SEED = ("python3", "git", "bash", "coreutils", "sed", "grep", "libgomp1", "libnuma1", "ca-certificates")
+_LEFT_OUT = ("/usr/share/doc/", "/usr/share/man/", "/usr/share/locale/", "/usr/share/perl", "/usr/share/git-core/")
+
+# Debian's Python reads .pth files here: the image's own sources come first, then the mounted packages with their .pth.
+_PATHS = f"/sgl-workspace/sglang/python\n/sgl-workspace/aiter\nimport site; site.addsitedir('{ENGINE_PACKAGES}')\n"
+
+# Not aiter: the one line that tells a reader of its sources that the variable is read.
+_AITER = {"__init__.py": b"", "jit/core.py": b'AITER_CONFIG_FMOE = os.getenv("AITER_CONFIG_FMOE", default)\n'}
+
+
+def base_image(wheel: Path, *, replaced: Mapping[str, bytes] | None = None, docker: str = "docker") -> str:
+    """The tag of the stand-in with the sources of `wheel`; files of the package in `replaced` have other contents.
+
+    Made once (4 s, 200 MB) and found again by its contents.
+    """
+    packages = _closure(_SEED)
+    told = [
+        wheel.name,
+        *packages,
+        *(f"{name}={hashlib.sha256(data).hexdigest()}" for name, data in (replaced or {}).items()),
+    ]
+    tag = f"deploy-standin/rocm:{hashlib.sha256(chr(10).join(sorted(told)).encode()).hexdigest()[:12]}"
+    if subprocess.run([docker, "image", "inspect", tag], capture_output=True, check=False).returncode == 0:
+        return tag
+    path = "ENV PATH=/usr/local/bin:/usr/bin:/usr/sbin"
+    with subprocess.Popen(
+        [docker, "import", "--change", path, "-", tag], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        assert process.stdin is not None
+        with tarfile.open(fileobj=process.stdin, mode="w|") as tar:
+            _add_system(tar, packages)
+            _add_sources(tar, wheel, replaced or {})
+    assert process.returncode == 0, "docker import failed"
+    return tag
+
+
+def _add_system(tar: tarfile.TarFile, packages: list[str]) -> None:
+    for name in ("bin", "sbin", "lib", "lib64"):
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.linkname = tarfile.SYMTYPE, f"usr/{name}"
+        tar.addfile(entry)
+    for name, mode in (("tmp", 0o1777), ("root", 0o700), ("proc", 0o555), ("sys", 0o555), ("dev", 0o755)):
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.mode = tarfile.DIRTYPE, mode
+        tar.addfile(entry)
+    _add(tar, "/etc/passwd", b"root:x:0:0:root:/root:/bin/sh\n")
+    _add(tar, "/etc/group", b"root:x:0:\n")
+    for path in _files_of(packages):
+        tar.add(path, arcname=path.lstrip("/"), recursive=False)
+
+
+def _add_sources(tar: tarfile.TarFile, wheel: Path, replaced: Mapping[str, bytes]) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name.startswith("sglang/") and not name.endswith("/"):
+                inner = name.removeprefix("sglang/")
+                _add(tar, f"{PACKAGE}/{inner}", replaced.get(inner) or archive.read(name))
+    for name, content in _AITER.items():
+        _add(tar, f"{AITER}/{name}", content)
+    _add(tar, "/usr/local/lib/python3.11/dist-packages/standin.pth", _PATHS.encode())
+    for name, content in _repository():
+        _add(tar, f"/sgl-workspace/sglang/.git/{name}", content)
+
+
+def _repository() -> Iterator[tuple[str, bytes]]:
+    """A git repository whose branch names a commit: all that the receipt asks for."""
+    yield "HEAD", b"ref: refs/heads/main\n"
+    yield "refs/heads/main", f"{COMMIT}\n".encode()
+    yield "objects/.keep", b""
+    yield "config", b"[core]\n\trepositoryformatversion = 0\n"
+
+
+def _add(tar: tarfile.TarFile, path: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(path.lstrip("/"))
+    entry.size, entry.mode = len(content), 0o644
+    tar.addfile(entry, io.BytesIO(content))
+
+
+def _closure(seed: tuple[str, ...]) -> list[str]:
+    """Installed packages that `seed` needs, itself included, as `name=version`."""
+    listed = subprocess.run(
+        ["dpkg-query", "-W", "-f", "${Package}\t${Version}\t${Pre-Depends}, ${Depends}\n"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    known = {line.split("\t")[0]: line.split("\t")[1:] for line in listed.stdout.splitlines()}
+    wanted, found = list(seed), dict[str, str]()
+    while wanted:
+        name = wanted.pop()
+        if name not in known or name in found or name.startswith("perl"):
+            continue
+        found[name] = known[name][0]
+        for alternatives in known[name][1].split(","):
+            wanted += [word.split()[0].split(":")[0] for word in alternatives.split("|") if word.strip()]
+    return sorted(f"{name}={version}" for name, version in found.items())
+
+
+def _files_of(packages: list[str]) -> list[str]:
+    """Files and links of the packages, each under its real directory (/bin is a link to /usr/bin)."""
+    names = [package.split("=")[0] for package in packages]
+    listed = subprocess.run(
+        ["dpkg-query", "-L", *names], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    real = {str(Path(os.path.realpath(Path(path).parent)) / Path(path).name) for path in listed if path.startswith("/")}
+    kept = (path for path in real if Path(path).parent != Path("/") and not path.startswith(_LEFT_OUT))
+    return sorted(path for path in kept if Path(path).is_symlink() or Path(path).is_file())
