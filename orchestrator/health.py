@@ -47,6 +47,8 @@ _LAST: Final = _STAGES[-1][0]
 _RANK: Final = re.compile(r"^\[[\d-]+ [\d:]+([^\]]*)\]")
 # tqdm: `Loading safetensors checkpoint shards:  38% Completed | 18/47 [...]`, `Capturing batches (...):  5%|..| 1/20 [`
 _COUNT: Final = re.compile(r"(?P<what>loading|capturing batches).*?\|\s*(?P<n>\d+)/(?P<total>\d+) \[", re.IGNORECASE)
+# After this sglang 0.5.14 neither serves nor exits for two minutes: its warm-up asks the stranger on the port.
+_REFUSED: Final = re.compile(r"error while attempting to bind on address")
 _ACCESS: Final = re.compile(r'"(?:GET|HEAD) /(?:health|metrics)')  # someone's probe is not the server's progress
 
 
@@ -264,6 +266,8 @@ class _Wait:
             alive, begun = self.reader.feed(line)
             if alive and not was_ready:  # later lines may be the echo of our own health requests
                 self._moved = self._clock()
+            if _REFUSED.search(line):
+                raise self._error(f"the port of `{self._server.url}` is taken by another process")
             if begun:
                 self._stages.append(Stage(name=begun, at=self.elapsed))
 

@@ -1,0 +1,7 @@
+"""Diagnosis: what a server's log says about its failure, from a catalogue of known signatures."""
+
+from orchestrator.diagnose.catalogue import Effect, Signature, load_catalogue
+from orchestrator.diagnose.match import diagnose
+from orchestrator.diagnose.report import Diagnosis, Evidence, Finding
+
+__all__ = ["Diagnosis", "Effect", "Evidence", "Finding", "Signature", "diagnose", "load_catalogue"]

@@ -1,0 +1,65 @@
+"""The catalogue of failure signatures: `signatures.yaml`, read and checked."""
+
+import re
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+CATALOGUE: Final = Path(__file__).with_name("signatures.yaml")
+
+
+class Effect(StrEnum):
+    """What a signature means for the server."""
+
+    FATAL = "fatal"  # a cause: the server stopped, or never started, because of it
+    DEGRADED = "degraded"  # the server serves, and not as it should: fails a smoke test
+    NOTICE = "notice"  # worth knowing
+    CONSEQUENCE = "consequence"  # says that something failed, and not why
+
+
+class Clause(BaseModel):
+    """A line: it holds `text`, the pattern `regex` is found in it, and none of `unless` is.
+
+    `text` is required for speed: a gigabyte is searched for literals, and only the lines around them are matched.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: str = Field(min_length=4)
+    regex: re.Pattern[str] | None = Field(default=None)
+    unless: tuple[str, ...] = Field(default=())
+
+    def matches(self, line: str) -> bool:
+        """Whether `line` is such a line."""
+        return (
+            self.text in line
+            and (self.regex is None or self.regex.search(line) is not None)
+            and not any(text in line for text in self.unless)
+        )
+
+
+class Signature(BaseModel):
+    """One failure that is known: any of `lines`, and where given any of `near` at most `within` lines before it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(pattern=r"^[a-z0-9-]+$")
+    effect: Effect
+    lines: tuple[Clause, ...] = Field(min_length=1)
+    near: tuple[Clause, ...] = Field(default=())
+    within: int = Field(default=80, gt=0)
+    cause: str
+    remedy: str
+    source: str
+
+
+@cache
+def load_catalogue() -> tuple[Signature, ...]:
+    """Every signature, in the order of the file."""
+    return TypeAdapter(tuple[Signature, ...]).validate_python(
+        tuple(yaml.safe_load(CATALOGUE.read_text(encoding="utf-8")))
+    )

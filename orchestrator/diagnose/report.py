@@ -1,0 +1,86 @@
+"""What was found in a log, for people and for programs."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.diagnose.catalogue import Effect, Signature
+
+TAIL_LINES: Final = 40
+_RANK: Final = {Effect.FATAL: 0, Effect.DEGRADED: 1, Effect.NOTICE: 2, Effect.CONSEQUENCE: 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """A line that proves something; `line` counts from 1."""
+
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A signature that the log carries `count` times, with the first lines that prove it."""
+
+    signature: Signature
+    count: int
+    evidence: tuple[Evidence, ...]
+
+    def order(self) -> tuple[int, int]:
+        """Causes before consequences, and of each the first in the log first."""
+        return _RANK[self.signature.effect], self.evidence[0].line
+
+    def to_text(self) -> str:
+        """The finding in a few lines, the proof with its line numbers."""
+        proof = [f"  line {evidence.line}: {evidence.text}" for evidence in self.evidence]
+        more = f" ({self.count} times)" if self.count > 1 else ""
+        about = [
+            f"cause: {self.signature.cause}",
+            f"remedy: {self.signature.remedy}",
+            f"source: {self.signature.source}",
+        ]
+        return "\n".join(
+            [f"{self.signature.effect}: {self.signature.id}{more}", *proof, *(f"  {line}" for line in about)]
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """The finding as plain JSON-able data."""
+        about = self.signature.model_dump(mode="json", include={"id", "effect", "cause", "remedy", "source"})
+        return {**about, "count": self.count, "evidence": [dataclasses.asdict(line) for line in self.evidence]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Everything that a log of `lines` lines says; `tail` is its end. Secrets are removed."""
+
+    findings: tuple[Finding, ...]
+    lines: int
+    tail: tuple[str, ...]
+
+    @property
+    def cause(self) -> Finding | None:
+        """The first fatal cause, None where no signature explains a failure."""
+        return next((found for found in self.findings if found.signature.effect is Effect.FATAL), None)
+
+    @property
+    def degraded(self) -> tuple[str, ...]:
+        """The faults of a server that serves all the same, one line each: what a smoke test fails on."""
+        degraded = [found for found in self.findings if found.signature.effect is Effect.DEGRADED]
+        return tuple(f"{found.signature.id}: {found.evidence[-1].text}" for found in degraded)
+
+    def to_text(self) -> str:
+        """Findings, causes first; where none explains a failure, that and the end of the log."""
+        parts = [finding.to_text() for finding in self.findings]
+        if self.cause is None:
+            known = "no known cause of a failure" if parts else "no known signature"
+            parts.append("\n".join([f"{known}; the last {len(self.tail)} of {self.lines} lines:", *self.tail]))
+        return "\n\n".join(parts)
+
+    def to_dict(self) -> dict[str, object]:
+        """The diagnosis as plain JSON-able data; `cause` is the id of the first cause, or null."""
+        return {
+            "cause": self.cause.signature.id if self.cause else None,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "lines": self.lines,
+            "tail": list(self.tail),
+        }

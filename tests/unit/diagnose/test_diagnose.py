@@ -1,0 +1,117 @@
+"""Reading a log: first causes first, the proof with its line numbers, bounded memory."""
+
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from orchestrator.diagnose import Signature, diagnose
+from orchestrator.diagnose.catalogue import CATALOGUE, Clause
+
+LOGS = Path(__file__).with_name("logs")
+
+
+def lines_of(name: str) -> list[str]:
+    return (LOGS / name).read_text(encoding="utf-8").splitlines()
+
+
+def test_the_first_cause_stands_before_its_consequences() -> None:
+    diagnosis = diagnose(lines_of("truncated-weights/match-real-0.5.14.log"))
+    assert [found.signature.id for found in diagnosis.findings] == [
+        "truncated-weights",
+        "scheduler-exception",
+        "child-died",
+    ]
+    assert diagnosis.cause is diagnosis.findings[0]
+    assert (
+        diagnosis.findings[1].evidence[0].line < diagnosis.findings[0].evidence[0].line
+    )  # although it is logged first
+
+
+def test_of_two_causes_the_earlier_one_is_the_first() -> None:
+    full, memory = "OSError: [Errno 28] No space left on device: '/root/x'", "RuntimeError: No HIP GPUs are available"
+    first = diagnose([memory, full]).cause
+    assert first is not None
+    assert first.signature.id == "no-gpu"
+
+
+def test_the_proof_has_its_line_numbers_and_its_context() -> None:
+    found = diagnose(["", *lines_of("quark-mtp-mismatch/match-shared-expert.log")]).cause
+    assert found is not None
+    assert [(line.line, line.text.split(",")[0]) for line in found.evidence] == [
+        (7, 'File "/sgl-workspace/sglang/python/sglang/srt/models/deepseek_nextn.py"'),
+        (11, "AssertionError"),
+    ]
+
+
+def test_context_must_be_near() -> None:
+    frame = '  File "deepseek_nextn.py", line 401, in load_weights'
+    assert diagnose([frame, *[""] * 60, "AssertionError"]).cause is not None
+    assert diagnose([frame, *[""] * 90, "AssertionError"]).cause is None
+
+
+def test_an_unknown_failure_is_not_guessed_at() -> None:
+    diagnosis = diagnose([f"line {number}" for number in range(100)])
+    assert diagnosis.findings == ()
+    assert diagnosis.to_text().splitlines()[0] == "no known signature; the last 40 of 100 lines:"
+    assert diagnosis.to_text().splitlines()[-1] == "line 99"
+    assert diagnosis.to_dict()["cause"] is None
+
+
+def test_consequences_alone_are_no_cause() -> None:
+    text = diagnose(lines_of("scheduler-exception/match-unknown-error.log")).to_text()
+    assert "no known cause of a failure; the last 3 of 3 lines:" in text
+    assert text.endswith("ZeroDivisionError: division by zero")
+
+
+def test_a_caught_failure_in_a_ready_server_is_reported_as_degraded() -> None:
+    diagnosis = diagnose(lines_of("cuda-runtime-header/match-fallback.log"))
+    assert diagnosis.cause is None
+    assert len(diagnosis.degraded) == 1
+    assert diagnosis.degraded[0].startswith("cuda-runtime-header: Warning: Multi-backend fused metadata copy")
+    assert diagnosis.findings[0].count == 2
+
+
+def test_what_a_client_wrote_is_not_what_happened() -> None:
+    assert diagnose(["Receive: obj=GenerateReqInput(text='RuntimeError: No HIP GPUs are available')"]).findings == ()
+    assert diagnose(["server_args=ServerArgs(chat_template='OOMKilled')"]).findings == ()
+
+
+def test_secrets_do_not_pass_through() -> None:
+    diagnosis = diagnose(["server_args=ServerArgs(api_key='sk-very-secret')", "OOMKilled api_key='sk-very-secret'"])
+    assert "sk-very-secret" not in diagnosis.to_text() + str(diagnosis.to_dict())
+
+
+def test_a_long_log_is_read_in_bounded_memory() -> None:
+    def long_log() -> Iterator[str]:
+        for number in range(200_000):
+            yield f"[2026-07-02 10:14:31] Decode batch, #running-req: 16, #token: {number}, token usage: 0.10"
+            if number % 100 == 0:
+                yield "Warning: Multi-backend fused metadata copy kernel failed with error: x, falling back to loop."
+
+    tracemalloc.start()
+    diagnosis = diagnose(long_log())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert diagnosis.lines == 202_000
+    assert diagnosis.findings[0].count == 2_000
+    assert peak < 8_000_000  # of 19 MB of text
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"text": "abc"}, {"text": "long enough", "regex": "("}, {"text": "long enough", "pattern": "x"}],
+    ids=["a literal that is too short", "a pattern that does not compile", "an unknown key"],
+)
+def test_a_broken_clause_is_refused(broken: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        Clause.model_validate(broken)
+
+
+def test_the_catalogue_file_has_each_id_once_and_cites_a_source() -> None:
+    entries = yaml.safe_load(CATALOGUE.read_text(encoding="utf-8"))
+    assert len({entry["id"] for entry in entries}) == len(entries)
+    assert all(Signature.model_validate(entry).source for entry in entries)

@@ -1,0 +1,82 @@
+"""Every signature against its collection: logs that must match, near misses that must not.
+
+`logs/<id>/match-*.log` and `logs/<id>/near-*.log`; `logs/none/` holds logs in which no failure can be read. Files with
+`real` in their names were written by a real sglang of that version on CPU (paths and the argparse usage shortened);
+the others repeat wordings of public reports.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.diagnose import Effect, diagnose, load_catalogue
+
+LOGS = Path(__file__).with_name("logs")
+BY_ID = {signature.id: signature for signature in load_catalogue()}
+FILES = sorted(LOGS.glob("*/*.log"))
+
+
+def found_in(path: Path) -> set[str]:
+    diagnosis = diagnose(path.read_text(encoding="utf-8").splitlines())
+    return {finding.signature.id for finding in diagnosis.findings}
+
+
+def causes_in(path: Path) -> set[str]:
+    return {name for name in found_in(path) if BY_ID[name].effect is not Effect.CONSEQUENCE}
+
+
+def name_of(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.stem.startswith("match")], ids=name_of)
+def test_a_log_of_the_failure_matches(path: Path) -> None:
+    assert path.parent.name in found_in(path)
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.stem.startswith("near")], ids=name_of)
+def test_a_near_miss_does_not(path: Path) -> None:
+    assert path.parent.name not in found_in(path)
+
+
+@pytest.mark.parametrize("path", sorted(LOGS.glob("none/*.log")), ids=name_of)
+def test_a_log_without_a_failure_has_no_findings(path: Path) -> None:
+    assert found_in(path) == set()
+
+
+@pytest.mark.parametrize("name", BY_ID)
+def test_each_signature_has_both_kinds_of_logs(name: str) -> None:
+    kinds = {path.stem.split("-")[0] for path in (LOGS / name).glob("*.log")}
+    assert kinds == {"match", "near"}
+
+
+def test_no_log_belongs_to_a_signature_that_is_gone() -> None:
+    assert {path.name for path in LOGS.iterdir()} - {"none"} == set(BY_ID)
+
+
+def verdicts() -> Iterator[tuple[bool, bool]]:
+    """(is it there, is it found): each log asked for its own signature, and for every other cause, which is not there.
+
+    Near misses may hold another failure, and consequences follow from any: neither is counted as a mistake.
+    """
+    for path in FILES:
+        own, is_match = path.parent.name, path.stem.startswith("match")
+        if own in BY_ID:
+            yield is_match, own in found_in(path)
+        if is_match or own not in BY_ID:
+            yield from ((False, True) for _ in causes_in(path) - {own})
+
+
+def test_precision_and_recall_over_the_collection(capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = list(verdicts())
+    true = sum(is_there and found for is_there, found in pairs)
+    false = sum(found and not is_there for is_there, found in pairs)
+    missed = sum(is_there and not found for is_there, found in pairs)
+    precision, recall = true / (true + false), true / (true + missed)
+    with capsys.disabled():
+        print(
+            f"\ndiagnosis: {len(BY_ID)} signatures, {len(FILES)} logs ({sum('real' in p.stem for p in FILES)} real), "
+            f"precision {precision:.3f}, recall {recall:.3f}"
+        )
+    assert (precision, recall) == (1.0, 1.0)
