@@ -34,6 +34,7 @@ PRESENT = "present upstream"
 NOT_APPLICABLE = "not applicable"
 CONFLICT = "conflict"
 APPLIED = "applied"
+AT_START = "acts at start"  # needed, and not a matter of the image: an overlay of the checkpoint, a variable
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
@@ -167,6 +168,11 @@ def apply_diff(root: Path, diff: str) -> list[dict[str, str | None]]:
     return files
 
 
+def added_file(path: Path) -> list[dict[str, str | None]]:
+    """A file that the build copied, with its hash; nothing where it was given none."""
+    return [{"path": str(path), "before": None, "after": sha256(path)}] if path.is_file() else []
+
+
 def apply(manifest: list[Patch], roots: Roots) -> list[dict[str, Any]]:
     """Apply what is needed; one entry of the receipt a patch. Raises Refusal with every diff that fits nowhere."""
     states = {patch["id"]: state_of(patch, roots) for patch in manifest}
@@ -183,18 +189,18 @@ def apply(manifest: list[Patch], roots: Roots) -> list[dict[str, Any]]:
 
 
 def _apply_one(patch: Patch, roots: Roots, state: str, evidence: list[str]) -> dict[str, Any]:
+    """One entry of the receipt."""
     files: list[dict[str, str | None]] = []
     act = patch["apply"]
-    if act["kind"] == "diff" and state == NEEDED:
+    if state == NEEDED and act["kind"] == "diff":
         files = apply_diff(roots[patch["sources"]], patch["diff"])
         state = APPLIED
-    if act["kind"] == "file" and state == NEEDED:
-        added = Path(act["destination"])
-        if added.is_file():
-            files = [{"path": str(added), "before": None, "after": sha256(added)}]
-            state = APPLIED
-        else:
-            evidence = [*evidence, f"no `{act['input']}` was given to the build"]
+    elif state == NEEDED and act["kind"] == "file":
+        files = added_file(Path(act["destination"]))
+        state = APPLIED if files else NEEDED
+        evidence = evidence if files else [f"no `{act['input']}` was given to the build"]
+    elif state == NEEDED:
+        state = AT_START
     return {
         "id": patch["id"],
         "title": patch["title"],

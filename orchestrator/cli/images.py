@@ -180,7 +180,7 @@ def _files(option: str, pairs: list[str] | None) -> dict[str, Path]:
 def _summary(receipt: "Receipt") -> str:
     """The receipt in a table: sources first, then one line a patch."""
     rows = [
-        [name, source.version or "version unknown", (source.commit or "commit unknown")[:12], source.root]
+        [name, source.version or "unknown", (source.commit or "unknown")[:12], source.root]
         if source
         else [name, "not in this image", "", ""]
         for name, source in receipt.sources

@@ -185,7 +185,7 @@ def refusal_in(log: Sequence[str]) -> str | None:
 def _verify(docker: Docker, image: str) -> str:
     """The receipt, as the applier prints it after it looked again inside the image. Raises PatchError."""
     name = f"deploy-verify-{uuid.uuid4().hex[:12]}"
-    command = ["--entrypoint", "python3", image, "/opt/deploy/patches/apply_patches.py", "verify"]
+    command = ["--entrypoint", "python3", image, "-B", "/opt/deploy/patches/apply_patches.py", "verify"]
     try:
         done = docker.run("run", "--rm", "--name", name, "--network", "none", *command)
     finally:
