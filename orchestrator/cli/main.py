@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator import __version__
-from orchestrator.cli import host, images, kernels, profiles, serve
+from orchestrator.cli import cache, host, images, kernels, profiles, serve
 from orchestrator.console import out, show_error
 from orchestrator.errors import DeployError
 
@@ -18,6 +18,7 @@ app = typer.Typer(
 profiles.register(app)
 host.register(app)
 images.register(app)
+cache.register(app)
 kernels.register(app)
 serve.register(app)
 
@@ -46,5 +47,5 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt

@@ -17,7 +17,8 @@ from orchestrator.secret import Secret
 
 GroupId = Callable[[str], str | None]  # the id of a group on the Docker host by its name, None where there is none
 
-_CACHE_LABEL: Final = "deploy.cache"
+CACHE_LABEL: Final = "deploy.cache"  # holds the image that filled a volume
+ARCH_LABEL: Final = "deploy.arch"
 _ENV_FILE: Final = "/run/secrets/deploy.env"
 
 
@@ -91,7 +92,7 @@ def _binds(spec: ContainerSpec, home: str) -> list[Mount]:
 
 
 def _caches(spec: ContainerSpec, artifacts: Artifacts) -> list[Mount]:
-    labels = {_CACHE_LABEL: spec.image, "deploy.arch": artifacts.plan.hardware.arch}
+    labels = {CACHE_LABEL: spec.image, ARCH_LABEL: artifacts.plan.hardware.arch}
     return [Mount(cache.target, cache.name, type="volume", labels=labels) for cache in spec.caches]
 
 
