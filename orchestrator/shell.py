@@ -3,7 +3,7 @@
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +63,33 @@ def run(
     except subprocess.TimeoutExpired as error:
         return Result(argv=tuple(argv), code=124, stdout=_text(error.stdout), stderr=_text(error.stderr))
     return Result(argv=tuple(argv), code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+def follow(argv: Sequence[str], on_line: Callable[[str], None], *, cwd: Path | None = None) -> int:
+    """Run a program to its end, hand each line of its output (both streams) to `on_line`, and return its exit code.
+
+    Raises ProgramMissingError where there is no such program; the program is killed when an exception ends the waiting.
+    """
+    try:
+        program = subprocess.Popen(
+            list(argv),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except FileNotFoundError as error:
+        raise ProgramMissingError(argv[0]) from error
+    with program:
+        try:
+            for line in program.stdout or ():
+                on_line(line.rstrip("\n"))
+            return program.wait()
+        except BaseException:
+            program.kill()
+            raise
 
 
 def _text(output: str | bytes | None) -> str:
