@@ -22,6 +22,7 @@ def preflight(*, profile: ProfileOption, set_: SetOption = None, host: HostOptio
     """Check whether this machine (or a far one) is ready for a profile; exit code 4 where it is not."""
     from orchestrator.catalog.profiles import load
     from orchestrator.deploy.readiness import inspect_host
+    from orchestrator.errors import HostError
     from orchestrator.paths import Home
 
     report = inspect_host(load(profile, overrides=set_ or ()).plan, Home.from_environment(), host=host)
@@ -29,7 +30,8 @@ def preflight(*, profile: ProfileOption, set_: SetOption = None, host: HostOptio
         out_json(report.to_dict())
     else:
         out(report.to_text())
-    report.require()
+    if not report.ready:
+        raise HostError(f"this machine is not ready for `{report.profile}`: {len(report.failed)} checks failed")
 
 
 def stage(

@@ -23,6 +23,7 @@ class Device:
 class Disk:
     """Free space at the file system that holds, or will hold, a directory."""
 
+    device: str  # the same for two directories that share it
     mount: str
     free: int  # bytes
 
@@ -97,7 +98,7 @@ def _disk(text: str) -> Disk | None:
     columns = text.strip().splitlines()[-1:] and text.strip().splitlines()[-1].split()
     if len(columns) < 6 or not columns[3].isdigit():
         return None
-    return Disk(mount=columns[5], free=int(columns[3]) * 1024)
+    return Disk(device=columns[0], mount=columns[5], free=int(columns[3]) * 1024)
 
 
 def _count(text: str) -> int:

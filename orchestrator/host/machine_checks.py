@@ -105,15 +105,17 @@ def cpu_affinity(subject: Subject) -> Iterator[Finding]:
 def disk_space(subject: Subject) -> Iterator[Finding]:
     """Room for everything that is still to come, summed over what lands on the same file system."""
     spaces, disks = subject.probe.spaces, subject.machine.disks
-    for mount in dict.fromkeys(disks[space.directory].mount for space in spaces if space.directory in disks):
-        here = [space for space in spaces if space.directory in disks and disks[space.directory].mount == mount]
-        free, needed = disks[here[0].directory].free, sum(space.size for space in here)
+    known = [space for space in spaces if space.directory in disks]
+    for device in dict.fromkeys(disks[space.directory].device for space in known):
+        here = [space for space in known if disks[space.directory].device == device]
+        disk, needed = disks[here[0].directory], sum(space.size for space in here)
+        found = f"{gib(disk.free)} free on {disk.mount}"
         text = f"{gib(needed)} for {' and '.join(space.purpose for space in here)}"
-        if free >= needed:
-            yield info("disk", f"{gib(free)} free on {mount}", text)
+        if disk.free >= needed:
+            yield info("disk", found, text)
         else:
             mend = "free some, or put it elsewhere: `DEPLOY_HOME=DIR`"
-            yield fail("disk", f"{gib(free)} free on {mount}", text, mend)
+            yield fail("disk", found, text, mend)
 
 
 def ports(subject: Subject) -> Iterator[Finding]:
@@ -138,7 +140,8 @@ def image(subject: Subject) -> Iterator[Finding]:
         digests = lookup(engine.image)
     except OSError as error:
         mend = f"see what `docker manifest inspect {engine.image}` says"
-        yield warn("image", f"the registry cannot be asked: {error}", engine.image, mend)
+        why = str(error).rpartition(": ")[2]  # Go puts the cause last
+        yield warn("image", f"the registry cannot be asked: {why}", engine.image, mend)
         return
     if not digests:
         mend = "dated tags get deleted: pin another one in the engine's file"

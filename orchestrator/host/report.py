@@ -49,9 +49,14 @@ class PreflightReport:
     findings: tuple[Finding, ...]
 
     @property
+    def failed(self) -> tuple[Finding, ...]:
+        """The findings that keep a server from starting or serving."""
+        return tuple(finding for finding in self.findings if finding.level is Level.FAIL)
+
+    @property
     def ready(self) -> bool:
         """Whether nothing failed."""
-        return not any(finding.level is Level.FAIL for finding in self.findings)
+        return not self.failed
 
     def to_dict(self) -> dict[str, object]:
         """The report as plain JSON-able data."""
@@ -65,7 +70,6 @@ class PreflightReport:
 
     def require(self) -> None:
         """Raise HostError with every failed check, its remedy as the hint."""
-        failed = [finding for finding in self.findings if finding.level is Level.FAIL]
-        problems = [Problem(f"{item.check}: {item.found} (needed: {item.needed})", hint=item.mend) for item in failed]
+        problems = [Problem(f"{i.check}: {i.found} (needed: {i.needed})", hint=i.mend) for i in self.failed]
         if problems:
             raise HostError(f"this machine is not ready for `{self.profile}`", problems=problems)

@@ -1,0 +1,46 @@
+"""Recorded machines: a survey from the files of a folder, and a runner that prints it as the real script would."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from orchestrator.host.survey import Runner, Section, Survey
+from orchestrator.shell import Result
+
+RECORDED = Path(__file__).parents[1] / "unit" / "host" / "recorded"
+
+# A node as it should be, around the GPUs.
+READY: Mapping[str, str] = {
+    "user": "0\nroot\n",
+    "devices": "/dev/kfd 109 render open\n" + "".join(f"/dev/dri/renderD{128 + n} 109 render open\n" for n in range(8)),
+    "memlock": "unlimited\n",
+    "shm": "Filesystem 1024-blocks Used Available Capacity Mounted on\ntmpfs 1585446400 0 1585446400 0% /dev/shm\n",
+    "numa balancing": "0\n",
+    "kernel options": "BOOT_IMAGE=/vmlinuz root=/dev/sda1 iommu=pt pci=realloc=off\n",
+    "cpus allowed": "Cpus_allowed_list:\t0-255\n",
+    "cpus online": "0-255\n",
+    "cores": "128\n",
+    "sockets": "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n",
+}
+
+
+def sections(machine: str, **changed: str) -> dict[str, str]:
+    """The recorded sections of a machine on an otherwise ready node; `numa_balancing="1"` changes one."""
+    files = {path.stem.replace("_", " "): path.read_text() for path in sorted((RECORDED / machine).iterdir())}
+    return {**READY, **files, **{name.replace("_", " "): text for name, text in changed.items()}}
+
+
+def survey_of(machine: str) -> Survey:
+    """What a look at a recorded machine gives."""
+    return Survey({name: Section(0, text) for name, text in sections(machine).items()})
+
+
+def runner_of(machine: Mapping[str, str]) -> Runner:
+    """A runner on that machine: every command but the survey is missing there."""
+
+    def run(argv: Sequence[str]) -> Result:
+        if argv[0] != "sh":
+            return Result(argv=tuple(argv), code=127, stdout="", stderr="")
+        printed = "".join(f"\x1e{name}\n{text}\x1f0" for name, text in machine.items())
+        return Result(argv=tuple(argv), code=0, stdout=printed, stderr="")
+
+    return run

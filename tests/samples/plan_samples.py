@@ -1,0 +1,32 @@
+"""Plans of the profiles that ship with the tool, with parts exchanged."""
+
+from dataclasses import replace
+
+from orchestrator.catalog.profiles import load
+from orchestrator.plan import Flag, Model, ModelSource, Origin, Plan
+
+
+def plan_of(profile: str, *overrides: str, **parts: object) -> Plan:
+    """The plan of a profile; `parts` replace fields of the plan itself."""
+    return replace(load(profile, overrides=overrides).plan, **parts)  # type: ignore[arg-type]
+
+
+def flag(name: str, value: str | None) -> Flag:
+    """A flag that a user gave."""
+    return Flag(name=name, value=value, origin=Origin.USER, source="")
+
+
+def model(location: str, *, kind: str = "directory", revision: str | None = None, mtp_layer: int | None = 3) -> Model:
+    """A small model with an MTP layer."""
+    return Model(
+        name="small",
+        served_name="small",
+        source=ModelSource(kind=kind, location=location, revision=revision),
+        weight_bytes=1000,
+        quantisation="bf16",
+        context_length=1024,
+        layers=3,
+        mtp_layer=mtp_layer,
+        gated=False,
+        moe=None,
+    )
