@@ -5,9 +5,9 @@ from difflib import get_close_matches
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like `name`: one that contains its words before one that is merely spelt alike."""
+    """The known name that is spelt most like `name`, None where none is near."""
     candidates = sorted(known)
-    close = get_close_matches(name, candidates, n=1, cutoff=0.6)
+    close = get_close_matches(name, candidates, n=1, cutoff=0.5)
     return close[0] if close else None
 
 

@@ -209,6 +209,13 @@ class Plan:
         """The plan as text: sorted keys, one value a line, newline at the end."""
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
 
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Plan":
+        """Read `to_json` back. Raises ValueError for anything else."""
+        from pydantic import TypeAdapter  # noqa: PLC0415 - 0.1 s, and only what reads plans back needs it
+
+        return TypeAdapter(cls).validate_json(text)
+
     @property
     def digest(self) -> str:
         """sha256 of the plan's text, hex: what `up` compares to tell "already up" from "another plan"."""

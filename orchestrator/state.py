@@ -36,6 +36,14 @@ class RunDir:
         """Write rendered files, each whole or not at all."""
         write_files(self.path, files)
 
+    def read(self, name: str) -> dict[str, object]:
+        """A JSON file of this run; empty where it was never written."""
+        try:
+            data: dict[str, object] = json.loads((self.path / name).read_text())
+        except (OSError, ValueError):
+            return {}
+        return data
+
     def save(self, name: str, data: object) -> Path:
         """Write one report as JSON and return its path."""
         text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
@@ -57,7 +65,9 @@ def write_files(folder: Path, files: Iterable[ContextFile]) -> None:
             finally:
                 beside.unlink(missing_ok=True)
     except OSError as error:
-        raise HostError(f"cannot write below `{folder}`: {error.strerror}", hint="free disk space, or set DEPLOY_HOME") from error
+        raise HostError(
+            f"cannot write below `{folder}`: {error.strerror}", hint="free disk space, or set DEPLOY_HOME"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -107,10 +117,11 @@ def known_names(home: Home) -> tuple[str, ...]:
     return tuple(sorted(path.name for path in home.runs.glob("*") if path.is_dir()))
 
 
-def read_plan(run: RunDir) -> dict[str, object]:
-    """The plan of a run, as data; empty where it was never written."""
+def read_plan(run: RunDir | None) -> Plan | None:
+    """The plan of a run; None where there is none, or one of another version of this tool."""
+    if run is None:
+        return None
     try:
-        data: dict[str, object] = json.loads((run.path / "plan.json").read_text())
+        return Plan.from_json((run.path / "plan.json").read_bytes())
     except (OSError, ValueError):
-        return {}
-    return data
+        return None

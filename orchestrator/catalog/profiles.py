@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.catalog.patches import read_ledger
-from orchestrator.errors import ProfileError
+from orchestrator.errors import Problem, ProfileError
 from orchestrator.nearest import did_you_mean
 from orchestrator.paths import data_root
 from orchestrator.plan import Plan
 from orchestrator.planner import FlagSpec, FlagTable, Knowledge, decide
+from orchestrator.planner.known_bad import KnownBad, parse_known_bad
 from orchestrator.profile.compose import Composed, Override, compose, part_names
 from orchestrator.profile.document import Document, read_document
 from orchestrator.profile.schema import Profile
@@ -47,12 +48,13 @@ def load(
     path = _profile_path(name, root)
     document = _read(path, root)
     names = part_names(document, given)
-    parts = {part: _read_part(part, names[part], root=root, place=document.place((part,))) for part in names}
+    parts = _read_parts(names, document, root)
     composed = compose(parts, names=names, profile=document, overrides=given)
     profile = validate(composed, path.stem)
     knowledge = Knowledge(
         table=read_flags(profile.engine.version, root, place=composed.place(("engine", "version"))),
         ledger=read_ledger(root),
+        known_bad=_read_known_bad(root),
         inputs=inputs or {},
     )
     plan = decide(path.stem, profile=profile, composed=composed, knowledge=knowledge)
@@ -82,6 +84,11 @@ def read_flags(version: str, root: Path, *, place: str = "") -> FlagTable:
     return FlagTable(version=version, flags=flags)
 
 
+def _read_known_bad(root: Path) -> tuple[KnownBad, ...]:
+    document = _read(root / "profiles" / "known-bad.yaml", root)
+    return parse_known_bad(document.data, document.name)
+
+
 _GENERATOR = "profiles/engines/flags/generate.py"
 
 
@@ -103,13 +110,20 @@ def _profile_path(name: str, root: Path) -> Path:
     raise ProfileError(f"there is no profile `{name}`", hint=did_you_mean(name, names))
 
 
-def _read_part(part: str, name: str, *, root: Path, place: str) -> Document:
-    folder = root / "profiles" / _FOLDERS[part]
-    path = folder / f"{name}.yaml"
-    if not path.is_file():
-        known = [file.stem for file in folder.glob("*.yaml")]
-        raise ProfileError(f"there is no {part} `{name}`", where=place, hint=did_you_mean(name, known))
-    return _read(path, root)
+def _read_parts(names: Mapping[str, str], profile: Document, root: Path) -> dict[str, Document]:
+    paths = {part: root / "profiles" / _FOLDERS[part] / f"{name}.yaml" for part, name in names.items()}
+    problems = tuple(
+        Problem(
+            f"there is no {part} `{names[part]}`",
+            profile.place((part,)),
+            did_you_mean(names[part], [file.stem for file in path.parent.glob("*.yaml")]),
+        )
+        for part, path in paths.items()
+        if not path.is_file()
+    )
+    if problems:
+        raise ProfileError(f"`{profile.name}` names parts that do not exist", problems=problems)
+    return {part: _read(path, root) for part, path in paths.items()}
 
 
 def _read(path: Path, root: Path) -> Document:

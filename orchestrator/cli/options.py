@@ -10,3 +10,6 @@ SetOption: TypeAlias = Annotated[
 ]
 NameArgument: TypeAlias = Annotated[str, typer.Argument(help="the server's name, by default its profile's")]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
+HostOption: TypeAlias = Annotated[
+    str | None, typer.Option("--host", metavar="URL", help="Docker host, such as ssh://user@node; default: DOCKER_HOST")
+]

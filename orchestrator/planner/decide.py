@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.errors import ProfileError
+from orchestrator.errors import Problem, ProfileError
 from orchestrator.patches import PatchFacts, environment, select
 from orchestrator.patches.schema import Patch
 from orchestrator.plan import (
@@ -23,6 +23,7 @@ from orchestrator.plan import (
     Waiting,
 )
 from orchestrator.planner.flags import FlagTable
+from orchestrator.planner.known_bad import KnownBad, known_bad
 from orchestrator.planner.rules import RULES, Case
 from orchestrator.profile import schema
 from orchestrator.profile.compose import Composed
@@ -34,15 +35,25 @@ class Knowledge:
 
     table: FlagTable
     ledger: Sequence[Patch]
+    known_bad: Sequence[KnownBad]
     inputs: Mapping[str, str]  # files a user gave to patches, name -> sha256 in hex
 
 
 def decide(name: str, *, profile: schema.Profile, composed: Composed, knowledge: Knowledge) -> Plan:
     """The plan of profile `name`. Raises ProfileError with everything that its rules refuse."""
     case = Case(profile=profile, composed=composed, table=knowledge.table, ledger=knowledge.ledger)
-    problems = tuple(problem for rule in RULES for problem in rule(case))
-    if problems:
-        raise ProfileError(f"profile `{name}` cannot be planned", problems=problems)
+    _refuse(name, (problem for rule in RULES for problem in rule(case)))
+    plan = _plan(name, profile=profile, composed=composed, knowledge=knowledge)
+    _refuse(name, known_bad(knowledge.known_bad, plan, accepted=profile.accept_known_bad))
+    return plan
+
+
+def _refuse(name: str, problems: Iterable[Problem]) -> None:
+    if found := tuple(problems):
+        raise ProfileError(f"profile `{name}` cannot be planned", problems=found)
+
+
+def _plan(name: str, *, profile: schema.Profile, composed: Composed, knowledge: Knowledge) -> Plan:
     uses = _patches(profile, knowledge)
     return Plan(
         profile=name,

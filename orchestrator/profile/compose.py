@@ -40,11 +40,13 @@ class Override:
 
     @classmethod
     def parse(cls, text: str) -> "Override":
-        """Read `key.path=value`. Raises ProfileError with the form that was expected."""
+        """Read `key.path=value`, a list as `key=[a,b]`. Raises ProfileError with the form that was expected."""
         key, equals, value = text.partition("=")
         path = tuple(key.strip().split("."))
         if not equals or not all(path):
             raise ProfileError(f"`--set {text}` has no key and value", hint="write it as `--set layout.tp=4`")
+        if value.startswith("[") and value.endswith("]"):
+            return cls(path, [read_scalar(item.strip()) for item in value[1:-1].split(",") if item.strip()])
         return cls(path, read_scalar(value))
 
 
@@ -82,6 +84,8 @@ def compose(
     _layer(data, places, [((key,), value, profile, (key,)) for key, value in own.items()])
     for override in overrides:
         _apply_override(data, places, override)
+    for part in PARTS:
+        places.setdefault((part,), profile.place((part,)))
     return Composed(data, places, names)
 
 

@@ -2,18 +2,20 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from orchestrator.artifacts import Artifacts, ContextFile
 from orchestrator.plan import EnvVar, Flag, Plan
 
-IMAGE_FOLDER = "image"  # the build context, Dockerfile first
+IMAGE_FOLDER: Final = "image"  # the build context
+_HOME: Final = '"${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"'  # as orchestrator.paths finds it
 
 
 def files(artifacts: Artifacts, *, docker_run: str | None) -> tuple[ContextFile, ...]:
     """The plan, the server's command, the equivalent `docker run` line, and the build context, sorted by path."""
     texts = {"plan.json": artifacts.plan.to_json(), "server.sh": server_script(artifacts)}
     if docker_run is not None:
-        texts["docker-run.sh"] = f"#!/bin/sh\nset -eu\n{docker_run.rstrip()}\n"
+        texts["docker-run.sh"] = f"#!/bin/sh\nset -eu\nDEPLOY_HOME={_HOME}\n{docker_run.rstrip()}\n"
     written = [
         ContextFile(path=path, content=text.encode(), executable=path.endswith(".sh")) for path, text in texts.items()
     ]
@@ -30,7 +32,7 @@ def server_script(artifacts: Artifacts) -> str:
     plan = artifacts.plan
     lines = ["#!/bin/sh", f"# {plan.profile}: {plan.description}", "#", *origin_lines(plan), "set -eu"]
     if plan.runtime == "process":
-        lines.append('cd "${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"')
+        lines.append(f"cd {_HOME}")
     lines += [f"export {name}={shlex.quote(value)}" for name, value in artifacts.command.env]
     return "\n".join(lines) + "\n" + f"exec {wrapped(artifacts.command.argv)}\n"
 

@@ -1,4 +1,4 @@
-"""What a runtime is: five verbs over the one thing it starts. The registry stands in `orchestrator.runtimes`."""
+"""What a runtime is: five verbs over the one thing it starts, and a close. The registry stands in `orchestrator.runtimes`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -62,3 +62,6 @@ class Runtime(Protocol):
 
     def stop(self, handle: Handle, *, grace: float) -> None:
         """Stop it with everything it started, within `grace` seconds and a bit; idempotent."""
+
+    def close(self) -> None:
+        """Let go of connections this runtime holds; servers run on."""

@@ -94,6 +94,9 @@ class ProcessRuntime:
                     return
                 time.sleep(_POLL * 4)
 
+    def close(self) -> None:
+        """See `Runtime.close`. Nothing is held."""
+
     def stop(self, handle: Handle, *, grace: float) -> None:
         """See `Runtime.stop`. Raises DeployError for a process that the kernel does not end."""
         run_dir = Path(handle.run_dir)

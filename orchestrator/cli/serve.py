@@ -1,0 +1,135 @@
+"""`deploy up`, `status`, `logs`, `smoke`, `down`: the life of a server."""
+
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import HostOption, Json, NameArgument, ProfileOption, SetOption
+from orchestrator.console import note, out, out_json, say
+from orchestrator.errors import UsageError
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's commands."""
+    for command in (up, status, logs, smoke, down):
+        app.command()(command)
+
+
+def up(
+    *,
+    profile: ProfileOption,
+    name: Annotated[str | None, typer.Option(help="the server's name; default: the profile's")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be started, and stop")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="stop a server of that name first")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="leave a server that failed, to look at it")] = False,
+    strict_kernels: Annotated[
+        bool, typer.Option("--strict-kernels", help="an untuned MoE kernel is a failure")
+    ] = False,
+    timeout: Annotated[float | None, typer.Option(help="seconds; default: as long as the start moves on")] = None,
+    host: HostOption = None,
+    set_: SetOption = None,
+    json: Json = False,
+) -> None:
+    """Bring a profile's server up: build, start, wait, prove."""
+    from orchestrator.deploy.up import Order, dry_run_text, up
+    from orchestrator.paths import Home
+
+    order = Order(
+        profile=profile,
+        name=name,
+        overrides=tuple(set_ or ()),
+        host=host,
+        replace=replace,
+        keep=keep,
+        strict_kernels=strict_kernels,
+        timeout=timeout,
+    )
+    if dry_run:
+        out(dry_run_text(order))
+        return
+    done = up(order, Home.from_environment())
+    if json:
+        out_json(done.to_dict())
+        return
+    if done.smoke is None:
+        say(f"`{done.handle.name}` is already up at {done.handle.url}")
+        return
+    say(done.smoke.to_table())
+    say(f"`{done.handle.name}` is up at {done.handle.url}")
+
+
+def status(
+    name: Annotated[str | None, typer.Argument(help="one server; default: all")] = None,
+    *,
+    health: Annotated[bool, typer.Option("--health", help="ask every server to generate a token")] = False,
+    host: HostOption = None,
+    json: Json = False,
+) -> None:
+    """Show what runs. A named server is asked for its health, all of them only with --health."""
+    from orchestrator.deploy.servers import fleet
+    from orchestrator.deploy.status import status_table, statuses
+    from orchestrator.paths import Home
+
+    with fleet(Home.from_environment(), host) as servers:
+        if name is not None:
+            servers.one(name)
+        found = statuses(servers, name, ask=health or name is not None)
+        for kind, why in servers.silent.items():
+            note(f"{kind} could not be asked: {why}")
+    if json:
+        out_json([server.to_dict() for server in found])
+    elif found:
+        out(status_table(found))
+    else:
+        say("nothing runs; start a server with `deploy up --profile PROFILE`")
+
+
+def logs(
+    name: NameArgument,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the server ends")] = False,
+    host: HostOption = None,
+) -> None:
+    """Show a server's log, secrets removed."""
+    from orchestrator.deploy.servers import fleet
+    from orchestrator.paths import Home
+    from orchestrator.secret import redact
+
+    with fleet(Home.from_environment(), host) as servers:
+        handle = servers.one(name)
+        for line in servers.runtime(handle).logs(handle, follow=follow):
+            out(redact(line))
+
+
+def smoke(name: NameArgument, *, host: HostOption = None, json: Json = False) -> None:
+    """Prove a running server: features that are silently absent turn a check red."""
+    from orchestrator.deploy.proof import prove_again
+    from orchestrator.deploy.servers import fleet
+    from orchestrator.paths import Home
+
+    with fleet(Home.from_environment(), host) as servers:
+        report = prove_again(servers, name)
+    if json:
+        out_json(report.to_dict())
+    else:
+        out(report.to_table())
+    report.require()
+
+
+def down(
+    name: Annotated[str | None, typer.Argument(help="the server to stop")] = None,
+    *,
+    all_: Annotated[bool, typer.Option("--all", help="stop every server")] = False,
+    host: HostOption = None,
+) -> None:
+    """Stop a server with everything it started; returns when ports and GPU memory are free."""
+    from orchestrator.deploy.down import down
+    from orchestrator.deploy.servers import fleet
+    from orchestrator.paths import Home
+
+    if (name is None) != all_:
+        raise UsageError("name one server, or say `--all`", hint="`deploy status` lists them")
+    with fleet(Home.from_environment(), host) as servers:
+        for handle in servers.find() if name is None else (servers.one(name),):
+            down(servers, handle, host=host)
+            say(f"`{handle.name}` is down")

@@ -1,0 +1,30 @@
+"""What is different between two plans."""
+
+from collections.abc import Iterator, Mapping
+
+
+def changes(old: Mapping[str, object], new: Mapping[str, object]) -> str:
+    """The differences of two plans as data, one line a value: `- key: old`, `+ key: new`."""
+    before, after = dict(_flat(old, "")), dict(_flat(new, ""))
+    lines = []
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) != after.get(key):
+            lines += [f"- {key}: {before[key]}"] if key in before else []
+            lines += [f"+ {key}: {after[key]}"] if key in after else []
+    return "\n".join(lines)
+
+
+def _flat(value: object, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _flat(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+        for item in value:
+            yield from _flat({str(item.get("name") or item.get("id")): _named(item)}, key)
+    else:
+        yield key, str(list(value) if isinstance(value, tuple) else value)
+
+
+def _named(item: Mapping[str, object]) -> object:
+    """A flag or variable by its value alone; anything else whole."""
+    return item["value"] if "value" in item else {key: inner for key, inner in item.items() if key != "id"}

@@ -1,0 +1,73 @@
+"""Before a start: the checkpoint, the machine, and what the server runs in."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator import environments
+from orchestrator.artifacts import Artifacts
+from orchestrator.checkpoint.verify import checkpoint_directory, needs_mtp, verify
+from orchestrator.console import Progress, note, warn
+from orchestrator.deploy.images import build_image
+from orchestrator.deploy.readiness import inspect_host, wait_until_drained
+from orchestrator.errors import BuildError
+from orchestrator.host.report import Level
+from orchestrator.images.client import find_docker
+from orchestrator.images.overlay import write_overlay
+from orchestrator.paths import Home, data_root
+from orchestrator.plan import Plan
+from orchestrator.render.container import overlay_path
+
+IMAGES = data_root() / "images"
+
+
+def prepare(artifacts: Artifacts, home: Home, *, host: str | None) -> Artifacts:
+    """Make everything a start needs, and fail before it costs anything.
+
+    Raises BuildError, WeightsError or HostError. The artifacts come back with the interpreter they will really use.
+    """
+    plan = artifacts.plan
+    if plan.runtime == "process":
+        argv = (interpreter(plan, home), *artifacts.command.argv[1:])
+        artifacts = replace(artifacts, command=replace(artifacts.command, argv=argv))
+    _checkpoint(plan, home)
+    _machine(plan, home, host)
+    if plan.runtime == "docker":
+        built = build_image(find_docker(), plan)
+        note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")
+    return artifacts
+
+
+def interpreter(plan: Plan, home: Home) -> str:
+    """A Python that has the engine: the one the plan names, else its environment's, built where it is not there yet."""
+    if plan.engine.python is not None:
+        return plan.engine.python
+    if plan.engine.requirements is None:
+        raise BuildError(
+            f"engine `{plan.engine.name}` has no requirement file to build an environment from",
+            hint="name an interpreter that has the engine: `--set engine.python=python3`",
+        )
+    made = environments.ensure(plan.engine.requirements, images_root=IMAGES, home=home, progress=Progress())
+    return str(made.python)
+
+
+def _checkpoint(plan: Plan, home: Home) -> None:
+    """The checkpoint is there and whole; with a config patch its overlay is written anew."""
+    directory = checkpoint_directory(plan.model, home)
+    if plan.model.source.kind == "generated":
+        python = Path(interpreter(plan, home))
+        environments.generate_model(plan.model, python=python, images_root=IMAGES, home=home, progress=Progress())
+    else:
+        note(f"checkpoint {directory}: {verify(directory, plan.model, speculative=needs_mtp(plan))}")
+    if (overlay := overlay_path(plan)) is not None:
+        expansion = write_overlay(directory, (home.root / overlay).parent)
+        note(f"config overlay: {expansion.reason}")
+
+
+def _machine(plan: Plan, home: Home, host: str | None) -> None:
+    """The machine passes preflight, and the GPUs have drained of whoever used them last."""
+    report = inspect_host(plan, home, host=host)
+    for finding in report.findings:
+        if finding.level is Level.WARN:
+            warn(f"{finding.check}: {finding.found}; needed: {finding.needed}", hint=finding.mend)
+    report.require()
+    wait_until_drained(plan, host=host)

@@ -1,0 +1,79 @@
+"""Waiting for a server and proving it, with what each part needs to know put together."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import httpx
+
+from orchestrator import health, smoke
+from orchestrator.deploy.servers import Fleet, api_key
+from orchestrator.diagnose import diagnose
+from orchestrator.errors import StartError
+from orchestrator.plan import Plan
+from orchestrator.runtimes.base import Handle, Runtime
+from orchestrator.secret import Secret
+from orchestrator.smoke.report import SmokeReport
+from orchestrator.state import RunDir, read_plan
+
+_ANSWER_SECONDS = 25.0  # sglang gives its own health request 20 s
+
+
+def answers(handle: Handle) -> bool:
+    """Whether the server generates a token when asked for its health; open without an API key."""
+    try:
+        return httpx.get(f"{handle.url}/health", timeout=_ANSWER_SECONDS, trust_env=False).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def await_ready(
+    handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None, timeout: float | None
+) -> health.Ready:
+    """Wait until the server serves. Raises NotReadyError at once when it exited, or when nothing moves any more."""
+    starting = health.Starting(
+        url=handle.url,
+        served_name=plan.model.served_name,
+        log=_log_of(handle, runtime),
+        state=lambda: runtime.state(handle),
+        api_key=key,
+    )
+    return health.wait(starting, silence=plan.waiting.silence, timeout=timeout)
+
+
+def _log_of(handle: Handle, runtime: Runtime) -> Callable[[], Iterable[str]]:
+    """The log's new lines at each call: from its file where the runtime writes one, else asked for anew."""
+    file = RunDir(Path(handle.run_dir)).log
+    return health.LogTail(file) if file.exists() else health.unseen(lambda: runtime.logs(handle, follow=False))
+
+
+def prove(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None) -> SmokeReport:
+    """Run the smoke test, with the known faults that the server's log shows without its having failed."""
+    target = smoke.target_of(plan, url=handle.url, api_key=key)
+    return smoke.run(target, faults=lambda: faults(runtime.logs(handle, follow=False)))
+
+
+def prove_again(servers: Fleet, name: str) -> SmokeReport:
+    """The smoke test of a server that is up, by the plan it was started with.
+
+    Raises StartError where this machine does not know that plan.
+    """
+    handle = servers.one(name)
+    runtime, run = servers.runtime(handle), RunDir(Path(handle.run_dir))
+    plan = read_plan(run)
+    if plan is None:
+        raise StartError(
+            f"the plan of `{name}` is not on this machine", hint="`deploy up … --replace` starts it from here"
+        )
+    report = prove(handle, runtime, plan=plan, key=api_key(plan.server.api_key_env))
+    run.save("smoke.json", report.to_dict())
+    return report
+
+
+def faults(log: Iterable[str]) -> tuple[str, ...]:
+    """Known faults in the log of a server that runs on in spite of them."""
+    return diagnose(log).degraded
+
+
+def explain_failure(log: Iterable[str]) -> str:
+    """What the log gives away about a failure, for people."""
+    return diagnose(log).to_text()

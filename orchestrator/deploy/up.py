@@ -1,0 +1,152 @@
+"""`deploy up`: from a profile to a running, proven server; on any failure, back to how it was."""
+
+from dataclasses import asdict, dataclass
+
+from orchestrator.artifacts import Artifacts
+from orchestrator.catalog.profiles import load
+from orchestrator.console import note, say
+from orchestrator.deploy.artifacts import render_artifacts, rendered_files
+from orchestrator.deploy.changes import changes
+from orchestrator.deploy.down import grace_of
+from orchestrator.deploy.gate import kernel_gate
+from orchestrator.deploy.prepare import prepare
+from orchestrator.deploy.proof import answers, await_ready, explain_failure, prove
+from orchestrator.deploy.servers import Fleet, api_key, fleet
+from orchestrator.errors import DeployError, Interrupted, NameTakenError, StartError
+from orchestrator.paths import Home
+from orchestrator.plan import Plan
+from orchestrator.runtimes.base import Handle, Status
+from orchestrator.secret import Secret
+from orchestrator.shell import quote
+from orchestrator.smoke.report import SmokeReport
+from orchestrator.state import claim, latest_run, open_run, read_plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What the user asked for."""
+
+    profile: str
+    name: str | None
+    overrides: tuple[str, ...]
+    host: str | None
+    replace: bool
+    keep: bool
+    strict_kernels: bool
+    timeout: float | None  # seconds, None for as long as something moves
+
+    def command(self, name: str) -> str:
+        """The command that asks for the same again."""
+        argv = ["deploy", "up", "--profile", self.profile, "--name", name]
+        argv += [word for override in self.overrides for word in ("--set", override)]
+        return quote(argv + (["--host", self.host] if self.host else []))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Up:
+    """A server that is up; `smoke` is None where it already was."""
+
+    handle: Handle
+    smoke: SmokeReport | None
+    seconds: float | None  # from start to ready
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain JSON-able data."""
+        smoke = self.smoke.to_dict() if self.smoke else None
+        return {"already_up": smoke is None, **asdict(self.handle), "ready_seconds": self.seconds, "smoke": smoke}
+
+
+def dry_run_text(order: Order) -> str:
+    """What `up` would start, as the files it would write; starts and writes nothing."""
+    artifacts = render_artifacts(load(order.profile, overrides=order.overrides).plan)
+    shown = (file for file in rendered_files(artifacts, order.name) if "/" not in file.path)
+    return "\n".join(f"==> {file.path} <==\n{file.content.decode()}" for file in shown)
+
+
+def up(order: Order, home: Home) -> Up:
+    """Bring the profile's server up and prove it. Raises a DeployError after everything it started is down again."""
+    plan = load(order.profile, overrides=order.overrides).plan
+    name = order.name or plan.profile
+    key = api_key(plan.server.api_key_env)
+    with fleet(home, order.host) as servers, claim(home, name):
+        if (running := _already_up(servers, name, plan=plan, order=order)) is not None:
+            return running
+        artifacts = prepare(render_artifacts(plan), home, host=order.host)
+        way_back = _make_room(servers, name)
+        try:
+            return _bring_up(artifacts, servers, name=name, order=order, key=key)
+        except DeployError as error:
+            if way_back:
+                error.hint = f"{error.hint}; the old server is down, this brings it back: {way_back}".lstrip("; ")
+            raise
+
+
+def _already_up(servers: Fleet, name: str, *, plan: Plan, order: Order) -> Up | None:
+    """The same plan, running and healthy, is up already.
+
+    Raises NameTakenError for another plan and StartError for one that does not answer, unless it is to be replaced.
+    """
+    for handle in servers.find(name):
+        if order.replace or servers.runtime(handle).state(handle).status is not Status.RUNNING:
+            continue
+        hint = f"`{order.command(name)} --replace` stops it first; or take another name with `--name`"
+        if handle.plan_digest != plan.digest:
+            old = read_plan(latest_run(servers.home, name))
+            details = changes(old.to_dict(), plan.to_dict()) if old else ""
+            raise NameTakenError(f"`{name}` runs another plan", details=details, hint=hint)
+        if not answers(handle):
+            raise StartError(f"`{name}` runs this plan and does not answer", hint=f"see `deploy logs {name}`; {hint}")
+        return Up(handle=handle, smoke=None, seconds=None)
+    return None
+
+
+def _make_room(servers: Fleet, name: str) -> str | None:
+    """Stop what has that name; the command that brings it back, where something was running."""
+    way_back = None
+    for handle in servers.find(name):
+        runtime = servers.runtime(handle)
+        if runtime.state(handle).status is Status.RUNNING:
+            note(f"stopping `{name}`, which runs another plan")
+            way_back = _recorded_command(servers.home, name)
+        runtime.stop(handle, grace=grace_of(servers, name))
+    return way_back
+
+
+def _bring_up(artifacts: Artifacts, servers: Fleet, *, name: str, order: Order, key: Secret | None) -> Up:
+    plan, runtime = artifacts.plan, servers.runtimes[artifacts.plan.runtime]
+    run = open_run(servers.home, name, plan)
+    run.write(rendered_files(artifacts, name))
+    run.save("up.json", {"command": order.command(name)})
+    secrets = {plan.server.api_key_env: key} if plan.server.api_key_env and key else {}
+    try:
+        handle = runtime.start(artifacts, name=name, run_dir=run.path, secrets=secrets)
+        say(f"started `{name}`; log: {run.log}")
+        ready = await_ready(handle, runtime, plan=plan, key=key, timeout=order.timeout)
+        report = prove(handle, runtime, plan=plan, key=key)
+        run.save("smoke.json", report.to_dict())
+        report.require()
+        kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=order.strict_kernels)
+    except (DeployError, KeyboardInterrupt) as error:
+        raise _undo(error, servers, name, keep=order.keep) from error
+    return Up(handle=handle, smoke=report, seconds=ready.seconds)
+
+
+def _undo(error: DeployError | KeyboardInterrupt, servers: Fleet, name: str, *, keep: bool) -> DeployError:
+    """Take the server down, and say what its log gives away about the failure."""
+    failure = Interrupted("interrupted") if isinstance(error, KeyboardInterrupt) else error
+    handles = servers.find(name)
+    if not isinstance(error, KeyboardInterrupt):
+        for handle in handles:
+            failure.details += explain_failure(servers.runtime(handle).logs(handle, follow=False))
+    if keep and handles:
+        failure.hint = f"`{name}` is kept: `deploy logs {name}`, then `deploy down {name}`"
+        return failure
+    for handle in handles:
+        servers.runtime(handle).stop(handle, grace=0)
+    return failure
+
+
+def _recorded_command(home: Home, name: str) -> str | None:
+    run = latest_run(home, name)
+    command = run.read("up.json").get("command") if run else None
+    return str(command) if command else None

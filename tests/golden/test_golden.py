@@ -1,0 +1,51 @@
+"""Whole artifacts of every shipped profile: a change of a profile is reviewed as a change of its command line.
+
+`UPDATE_GOLDEN=1 pytest tests/golden` writes them anew.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.catalog.profiles import load, profile_names
+from orchestrator.deploy.artifacts import render_artifacts, rendered_files
+
+GOLDEN = Path(__file__).parent
+NEWER = "engine=sglang-0.5.16-rocm"
+CASES = {
+    **{name: (name, ()) for name in profile_names()},
+    **{f"{name}@0.5.16": (name, (NEWER,)) for name in ("mi355x-tp8", "mi355x-tp4dp2")},
+}
+# Copied as they are from images/; a golden copy would only have to be kept in step.
+COPIED = ("image/patches/apply_patches.py",)
+
+
+def rendered(case: str) -> dict[str, str]:
+    profile, overrides = CASES[case]
+    files = rendered_files(render_artifacts(load(profile, overrides=overrides).plan))
+    return {file.path: file.content.decode() for file in files if file.path not in COPIED}
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_artifacts(case: str) -> None:
+    folder = GOLDEN / case
+    found = rendered(case)
+    if os.environ.get("UPDATE_GOLDEN"):
+        for path, text in found.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+    expected = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert found == expected, "UPDATE_GOLDEN=1 pytest tests/golden writes them anew: review the change"
+
+
+def test_the_same_plan_gives_the_same_bytes() -> None:
+    first, second = (render_artifacts(load("mi355x-tp4dp2").plan) for _ in range(2))
+    assert first.build is not None
+    assert second.build is not None
+    assert first.build.digest == second.build.digest
+    assert first == second
+
+
+def test_no_golden_is_left_of_a_profile_that_is_gone() -> None:
+    assert {path.name for path in GOLDEN.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(CASES)

@@ -1,0 +1,43 @@
+"""The wheel carries its data: installed in an empty folder, away from the repository, it renders the same."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.deploy.artifacts import render_artifacts, rendered_files
+from orchestrator.catalog.profiles import load
+from orchestrator.paths import data_root
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel's content, unpacked into an empty folder."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(build, cwd=data_root(), check=True, capture_output=True)
+    [wheel] = folder.glob("*.whl")
+    site = folder / "site"
+    subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(site)], check=True, capture_output=True)
+    return site
+
+
+def deploy(site: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    program = f"import sys; sys.path.insert(0, {str(site)!r}); from orchestrator.cli.main import main; main()"
+    return subprocess.run([sys.executable, "-c", program, *words], cwd=site.parent, capture_output=True, text=True)
+
+
+def test_the_wheel_renders_as_the_repository_does(installed: Path, tmp_path: Path) -> None:
+    done = deploy(installed, "render", "--profile", "mi355x-tp4dp2", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == {
+        file.path: file.content for file in rendered_files(render_artifacts(load("mi355x-tp4dp2").plan))
+    }
+
+
+def test_the_wheel_is_the_one_that_ran(installed: Path) -> None:
+    assert (installed / "orchestrator" / "_data" / "profiles" / "cpu-tiny.yaml").is_file()
+    assert not (installed / "tests").exists()
+    done = deploy(installed, "show", "no-such-profile")
+    assert (done.returncode, "there is no profile" in done.stderr) == (3, True)

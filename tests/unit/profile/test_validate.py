@@ -1,0 +1,82 @@
+"""Faults of a profile, each at its file and line."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.catalog.profiles import load
+from orchestrator.errors import ProfileError
+
+GOOD = """\
+hardware: cpu
+model: tiny
+engine: sglang-0.5.14-cpu
+runtime: process
+layout: {tp: 1}
+"""
+
+
+def faults(tmp_path: Path, text: str) -> dict[str, tuple[str, str]]:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ProfileError) as caught:
+        load(str(path))
+    found = {
+        problem.message: (problem.where.removeprefix(f"{path}:"), problem.hint) for problem in caught.value.problems
+    }
+    return found or {caught.value.message: (caught.value.where.removeprefix(f"{path}:"), caught.value.hint)}
+
+
+def test_a_users_own_profile_loads_and_is_its_own_authority(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(GOOD + "flags: {max-total-tokens: 1024}\n")
+    flag = next(flag for flag in load(str(path)).plan.flags if flag.name == "max-total-tokens")
+    assert (flag.value, flag.origin) == ("1024", "user")
+
+
+def test_unknown_keys_lead_to_the_nearest(tmp_path: Path) -> None:
+    assert faults(tmp_path, GOOD + "serve: {}\nserver: {prot: 1}\n") == {
+        "unknown key `serve`": ("6", "did you mean `server`?"),
+        "unknown key `server.prot`": ("7", "did you mean `port`?"),
+    }
+
+
+def test_wrong_types_say_what_was_expected(tmp_path: Path) -> None:
+    found = faults(tmp_path, GOOD + "server:\n  port: http\n  host: 12\nwaiting: 3\ndescription: [a]\n")
+    assert found == {
+        "`server.port` must be a whole number, found `http`": ("7", ""),
+        "`server.host` must be text, found 12": ("8", ""),
+        "`waiting` must be a mapping, found 3": ("9", ""),
+        "`description` must be text, found ['a']": ("10", ""),
+    }
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    assert "`engine` must name a file, found nothing" in faults(tmp_path, GOOD.replace("engine:", "motor:"))
+
+
+def test_every_part_that_does_not_exist_is_named_with_the_nearest(tmp_path: Path) -> None:
+    text = GOOD.replace("cpu\n", "cpo\n", 1).replace("tiny", "tyni")
+    assert faults(tmp_path, text) == {
+        "there is no hardware `cpo`": ("1", "did you mean `cpu`?"),
+        "there is no model `tyni`": ("2", "did you mean `tiny`?"),
+    }
+
+
+def test_a_published_value_names_its_source(tmp_path: Path) -> None:
+    text = GOOD + "flags:\n  device: {value: cpu, origin: published}\n"
+    [(message, (line, _))] = faults(tmp_path, text).items()
+    assert "names its source" in message
+    assert line == "7"
+
+
+def test_sizes_read_as_people_write_them() -> None:
+    assert load("mi355x-tp8").plan.hardware.vram_bytes == 288 * 1024**3
+    assert load("b200-tp8").plan.model.weight_bytes == 440 * 1000**3
+
+
+def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+    path = tmp_path / "latin.yaml"
+    path.write_bytes(b"description: \xe4\n")
+    with pytest.raises(ProfileError, match="cannot be read"):
+        load(str(path))
