@@ -36,10 +36,16 @@ class FarHost:
     def parse(cls, url: str) -> "FarHost":
         """Raises UsageError for what is not such a URL."""
         parts = urlsplit(url)
-        if parts.scheme != "ssh" or not parts.hostname or parts.password is not None:
-            raise UsageError(f"`{url}` is not a far host", hint="write ssh://[user@]host[:port]")
+        if parts.password is not None:
+            raise UsageError("a Docker host's URL holds a password", hint="let ssh use a key or an agent")
         user = f"{parts.username}@" if parts.username else ""
-        return cls(address=user + parts.hostname, port=parts.port, socket=parts.path or "/var/run/docker.sock")
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise UsageError(f"`{url}` is not a far host", hint=f"{error}") from error
+        if not parts.hostname:
+            raise UsageError(f"`{url}` is not a far host", hint="write ssh://[user@]host[:port]")
+        return cls(address=user + parts.hostname, port=port, socket=parts.path or "/var/run/docker.sock")
 
 
 class Tunnel:

@@ -1,0 +1,141 @@
+"""What a container is given. Whole `docker run` lines stand in tests/golden."""
+
+import dataclasses
+import shlex
+
+import pytest
+
+from orchestrator.artifacts import Artifacts
+from orchestrator.catalog.profiles import load
+from orchestrator.plan import Plan
+from orchestrator.render.command import server_command
+from orchestrator.render.container import (
+    CONFIG_FILE,
+    container_env,
+    container_labels,
+    container_spec,
+    docker_run_line,
+    overlay_path,
+)
+
+IMAGE = "deploy/mi355x-tp4dp2:0123456789ab"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return load("mi355x-tp4dp2").plan
+
+
+def rendered(plan: Plan, image: str = IMAGE) -> Artifacts:
+    return Artifacts(plan=plan, command=server_command(plan), build=None, container=container_spec(plan, image))
+
+
+def options(line: str) -> dict[str, list[str]]:
+    """Every option of a `docker run` line, up to the image, with its values."""
+    found: dict[str, list[str]] = {}
+    words = shlex.split(line.replace("\\\n", ""))[2:]
+    words = [word for word in words[: words.index(IMAGE)] if word not in ("--detach", "--init")]
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        found.setdefault(option, []).append(value)
+    return found
+
+
+def test_the_hardware_decides_what_a_container_may_reach(plan: Plan) -> None:
+    given = options(docker_run_line(rendered(plan), "glm"))
+    assert given["--device"] == ["/dev/kfd", "/dev/dri"]
+    assert given["--security-opt"] == ["seccomp=unconfined"]
+    assert given["--ipc"] == ["host"]
+    assert "--privileged" not in given
+    assert "--network" not in given
+
+
+def test_groups_are_given_by_their_id_on_the_host(plan: Plan) -> None:
+    assert '--group-add "$(getent group render | cut -d: -f3)"' in docker_run_line(rendered(plan), "glm")
+
+
+def test_the_port_is_published_on_loopback(plan: Plan) -> None:
+    port = plan.server.port
+    assert options(docker_run_line(rendered(plan), "glm"))["--publish"] == [f"127.0.0.1:{port}:{port}"]
+
+
+def test_a_public_server_is_reached_over_loopback_by_us(plan: Plan) -> None:
+    public = dataclasses.replace(plan, server=dataclasses.replace(plan.server, host="0.0.0.0", allow_public=True))
+    assert container_spec(public, IMAGE).publish[0] == "0.0.0.0"
+    assert container_labels(public, "glm")["deploy.url"] == f"http://127.0.0.1:{plan.server.port}"
+
+
+def test_the_checkpoint_is_mounted_read_only_and_the_patched_config_over_its_own(plan: Plan) -> None:
+    model, config = container_spec(plan, IMAGE).mounts
+    assert model.read_only
+    assert config.read_only
+    assert config.source == overlay_path(plan)
+    assert config.target == f"{model.target}/config.json"
+
+
+def test_without_a_config_patch_there_is_no_overlay(plan: Plan) -> None:
+    bare = dataclasses.replace(plan, patches=())
+    assert overlay_path(bare) is None
+    assert len(container_spec(bare, IMAGE).mounts) == 1
+
+
+def test_a_checkpoint_in_a_directory_is_mounted_from_there(plan: Plan) -> None:
+    source = dataclasses.replace(plan.model.source, kind="directory", location="/mnt/weights/glm")
+    local = dataclasses.replace(plan, model=dataclasses.replace(plan.model, source=source))
+    assert container_spec(local, IMAGE).mounts[0].source == "/mnt/weights/glm"
+
+
+@pytest.mark.parametrize("change", ["image", "gfx"])
+def test_compiled_kernels_are_not_shared_with_another_image_or_gfx(plan: Plan, change: str) -> None:
+    hardware = dataclasses.replace(plan.hardware, arch="gfx942")
+    other = container_spec(dataclasses.replace(plan, hardware=hardware), IMAGE)
+    if change == "image":
+        other = container_spec(plan, "deploy/mi355x-tp4dp2:ba9876543210")
+    ours = container_spec(plan, IMAGE)
+    assert [cache.target for cache in ours.caches] == [cache.target for cache in other.caches]
+    assert not {cache.name for cache in ours.caches} & {cache.name for cache in other.caches}
+
+
+def test_the_kernels_that_aiter_compiles_are_kept(plan: Plan) -> None:
+    assert "/sgl-workspace/aiter/aiter/jit" in {cache.target for cache in container_spec(plan, IMAGE).caches}
+
+
+def test_a_cpu_compiles_nothing_to_keep() -> None:
+    assert container_spec(load("cpu-tiny").plan, IMAGE).caches == ()
+
+
+def test_the_labels_are_the_record(plan: Plan) -> None:
+    labels = container_labels(plan, "glm")
+    assert labels["deploy.name"] == "glm"
+    assert labels["deploy.profile"] == "mi355x-tp4dp2"
+    assert labels["deploy.plan"] == plan.digest
+    assert options(docker_run_line(rendered(plan), "glm"))["--label"] == [f"{k}={v}" for k, v in sorted(labels.items())]
+
+
+def test_a_stop_from_outside_waits_for_the_drain_too(plan: Plan) -> None:
+    given = options(docker_run_line(rendered(plan), "glm"))
+    assert given["--stop-timeout"] == [str(plan.waiting.grace)]
+    assert given["--restart"] == ["on-failure:3"]
+
+
+def test_an_api_key_comes_from_a_file(plan: Plan) -> None:
+    keyed = dataclasses.replace(plan, server=dataclasses.replace(plan.server, api_key_env="MY_KEY"))
+    line = docker_run_line(rendered(keyed), "glm")
+    assert f'source="$API_KEY_FILE",target={CONFIG_FILE},readonly' in line
+    assert line.endswith(f"--config {CONFIG_FILE}\n")
+    assert "$API_KEY_FILE" not in docker_run_line(rendered(plan), "glm")
+
+
+def test_a_profile_may_say_that_python_buffers_its_output(plan: Plan) -> None:
+    artifacts = rendered(plan)
+    assert ("PYTHONUNBUFFERED", "1") in container_env(artifacts)
+    command = dataclasses.replace(artifacts.command, env=(("PYTHONUNBUFFERED", ""),))
+    assert container_env(dataclasses.replace(artifacts, command=command)) == (("PYTHONUNBUFFERED", ""),)
+
+
+def test_words_with_spaces_survive_the_shell(plan: Plan) -> None:
+    artifacts = rendered(plan)
+    command = dataclasses.replace(artifacts.command, argv=("python3", "--json", '{"a": "it\'s"}'), env=(("A", "b c"),))
+    line = docker_run_line(dataclasses.replace(artifacts, command=command), "glm")
+    words = shlex.split(line.replace("\\\n", ""))
+    assert words[-2:] == ["--json", '{"a": "it\'s"}']
+    assert "A=b c" in words

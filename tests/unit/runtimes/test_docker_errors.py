@@ -1,0 +1,90 @@
+"""The daemon's words, recorded from Docker 20.10 with runc 1.1, and what a user is told."""
+
+import pytest
+import requests
+from docker.errors import DockerException
+
+from orchestrator.artifacts import Artifacts
+from orchestrator.catalog.profiles import load
+from orchestrator.errors import DeployError, HostError, NameTakenError, StartError
+from orchestrator.render.command import server_command
+from orchestrator.render.container import container_spec
+from orchestrator.runtimes.docker_errors import Refusal, daemon_errors, start_error
+
+SHIM = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: "
+PORT = "driver failed programming external connectivity on endpoint deploy-glm (5839ac1d047d): "
+
+
+def told(said: str, profile: str = "mi355x-tp8") -> DeployError:
+    plan = load(profile).plan
+    spec = container_spec(plan, "deploy/glm:1")
+    artifacts = Artifacts(plan=plan, command=server_command(plan), build=None, container=spec)
+    holders = {30000: "`python3`, pid 7"}
+    return start_error(Refusal(said=said, artifacts=artifacts, spec=spec, holder=holders.get))
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "message"),
+    [
+        (
+            'error gathering device information while adding custom device "/dev/kfd": no such file or directory',
+            HostError,
+            "this host has no device `/dev/kfd`",
+        ),
+        (
+            f"{PORT}Error starting userland proxy: listen tcp4 127.0.0.1:30000: bind: address already in use",
+            HostError,
+            "port 30000 is taken by `python3`, pid 7",
+        ),
+        (f"{PORT}Bind for 127.0.0.1:30001 failed: port is already allocated", HostError, "port 30001 is taken"),
+        (
+            'invalid mount config for type "bind": bind source path does not exist: /models/glm',
+            HostError,
+            "`/models/glm` does not exist on the Docker host",
+        ),
+        (
+            "Unable to find group render: no matching entries in group file",
+            HostError,
+            "the image has no group `render`",
+        ),
+        ("No such image: deploy/glm:1", StartError, "the Docker host has no image `deploy/glm:1`"),
+        (
+            'could not select device driver "" with capabilities: [[gpu]]',
+            HostError,
+            "the Docker daemon cannot hand out NVIDIA GPUs",
+        ),
+        (
+            f"{SHIM}unable to apply caps: operation not permitted: unknown",
+            HostError,
+            "the Docker daemon is not permitted to grant SYS_PTRACE",
+        ),
+        ("mkdir /var/lib/docker/overlay2/1: no space left on device", HostError, "the Docker host's disk is full"),
+        (
+            'Conflict. The container name "/deploy-glm" is already in use by container "53a36b". You have to remove',
+            NameTakenError,
+            "container `deploy-glm` exists",
+        ),
+        (f'{SHIM}exec: "/nope": no such file or directory', StartError, "the container could not be started"),
+    ],
+)
+def test_cause(said: str, kind: type[DeployError], message: str) -> None:
+    error = told(said)
+    assert type(error) is kind
+    assert error.message == message
+
+
+def test_a_limit_is_named_with_what_was_asked_and_where() -> None:
+    said = f"{SHIM}error during container init: error setting rlimit type 8: operation not permitted"
+    error = told(said, "b200-tp8")
+    assert error.message == "the Docker daemon is not permitted to set the limit `memlock` to -1"
+    assert error.where == "profiles/hardware/b200.yaml: container.ulimits"
+
+
+def test_words_that_are_not_known_are_shown_as_they_are() -> None:
+    assert "something new" in told("something new").details
+
+
+@pytest.mark.parametrize("error", [DockerException("no socket"), requests.exceptions.ConnectionError("refused")])
+def test_a_daemon_that_does_not_answer_is_named(error: Exception) -> None:
+    with pytest.raises(HostError, match=r"`tcp://node:2375` does not answer"), daemon_errors("tcp://node:2375"):
+        raise error

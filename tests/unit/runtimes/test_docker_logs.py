@@ -1,0 +1,85 @@
+"""A container's log, followed through restarts and kept when the container goes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from docker.errors import NotFound
+from docker.models.containers import Container
+
+from orchestrator.runtimes.docker_logs import container_log, follow_log, read_log, save_log
+
+
+class Restarting:
+    """A container with three runs; each look at it (`reload`) takes it one state further."""
+
+    def __init__(self, *, removed: bool = False) -> None:
+        self._states = iter(
+            [
+                ("running", "2026-01-01T00:00:00Z"),  # Docker has not noticed the end of the first run yet
+                ("restarting", "2026-01-01T00:00:00Z"),
+                ("running", "2026-01-01T00:01:00Z"),
+                ("restarting", "2026-01-01T00:01:00Z"),
+                *([] if removed else [("running", "2026-01-01T00:02:00Z"), ("exited", "2026-01-01T00:02:00Z")]),
+            ]
+        )
+        self.asked_since: list[float | None] = []
+        self._set("running", "2026-01-01T00:00:00Z")
+
+    def _set(self, status: str, started: str) -> None:
+        finished = started.replace("00Z", "30Z")
+        self.attrs: dict[str, Any] = {"State": {"Status": status, "StartedAt": started, "FinishedAt": finished}}
+
+    def reload(self) -> None:
+        try:
+            self._set(*next(self._states))
+        except StopIteration:
+            raise NotFound("gone") from None
+
+    def logs(self, *, since: float | None, **_: bool) -> Iterator[bytes]:
+        self.asked_since.append(since)
+        yield b"run begins\nloads "
+        yield f"{len(self.asked_since)}\n".encode()
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.runtimes.docker_logs.time.sleep", lambda _: None)
+
+
+def test_a_log_is_followed_from_run_to_run() -> None:
+    container = Restarting()
+    lines = list(follow_log(cast("Container", container)))
+    assert lines == ["run begins", "loads 1", "run begins", "loads 2", "run begins", "loads 3"]
+    assert container.asked_since[0] is None
+    assert container.asked_since[1:] == sorted({since for since in container.asked_since if since is not None})
+
+
+def test_following_ends_when_the_container_is_removed() -> None:
+    assert list(follow_log(cast("Container", Restarting(removed=True))))[-1] == "loads 2"
+
+
+def test_a_kept_log_is_redacted_and_whole(tmp_path: Path) -> None:
+    class Finished:
+        def logs(self, **_: object) -> Iterator[bytes]:
+            yield b"ServerArgs(api_key='sk-12345', model='tiny')\n"
+            yield "naïve".encode()[:3]  # a chunk may end inside a character
+            yield "naïve\n".encode()[3:]
+
+    container = cast("Container", Finished())
+    save_log(container, tmp_path)
+    assert list(read_log(tmp_path)) == ["ServerArgs(api_key='[REDACTED]', model='tiny')", "naïve"]
+    assert [path.name for path in tmp_path.iterdir()] == ["server.log"]
+    assert list(container_log(container))[1] == "naïve"
+
+
+def test_a_log_that_was_never_kept_is_empty(tmp_path: Path) -> None:
+    assert list(read_log(tmp_path)) == []
+
+
+def test_on_another_machine_the_log_is_not_kept_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_log(cast("Container", Restarting()), tmp_path / "elsewhere")
+    assert "the log is not kept" in capsys.readouterr().err

@@ -1,0 +1,93 @@
+"""A container spec in the words of the docker SDK, and the secrets that are put inside."""
+
+import dataclasses
+import io
+import tarfile
+
+from orchestrator.artifacts import Artifacts, ContainerSpec
+from orchestrator.catalog.profiles import load
+from orchestrator.plan import Ulimit
+from orchestrator.render.command import server_command
+from orchestrator.render.container import CONFIG_FILE, container_spec
+from orchestrator.runtimes.docker_options import archive, container_options, host_options, secret_files
+from orchestrator.runtimes.server_config import Delivery
+from orchestrator.secret import Secret
+
+GROUPS = {"video": "44"}
+NOTHING = Delivery(config=None, env={})
+
+
+def rendered(profile: str = "mi355x-tp4dp2") -> tuple[Artifacts, ContainerSpec]:
+    plan = load(profile).plan
+    spec = container_spec(plan, "deploy/x:1")
+    return Artifacts(plan=plan, command=server_command(plan), build=None, container=spec), spec
+
+
+def test_groups_become_ids_and_one_that_the_host_lacks_is_left_out() -> None:
+    artifacts, spec = rendered()
+    assert spec.needs.groups == ("video", "render")
+    assert host_options(artifacts, spec, home="/h", gid=GROUPS.get)["group_add"] == ["44"]
+
+
+def test_nothing_is_privileged_and_the_server_is_not_process_1() -> None:
+    artifacts, spec = rendered()
+    options = host_options(artifacts, spec, home="/h", gid=GROUPS.get)
+    assert "privileged" not in options
+    assert options["init"] is True
+    assert options["restart_policy"] == {"Name": "on-failure", "MaximumRetryCount": 3}
+    assert options["port_bindings"] == {30000: ("127.0.0.1", 30000)}
+
+
+def test_checkpoints_lie_in_the_home_of_the_docker_host() -> None:
+    artifacts, spec = rendered()
+    mounts = host_options(artifacts, spec, home="/home/amd/deploy", gid=GROUPS.get)["mounts"]
+    assert mounts[0]["Source"] == "/home/amd/deploy/models/glm-5.2-mxfp4"
+    assert all(mount["ReadOnly"] for mount in mounts if mount["Type"] == "bind")
+    assert all(mount["Type"] == "volume" for mount in mounts[2:])
+
+
+def test_limits_and_nvidia_gpus() -> None:
+    artifacts, spec = rendered("b200-tp8")
+    options = host_options(artifacts, spec, home="/h", gid=GROUPS.get)
+    assert {"Name": "memlock", "Soft": -1, "Hard": -1} in options["ulimits"]
+    assert options["device_requests"][0]["Capabilities"] == [["gpu"]]
+    none = dataclasses.replace(spec, needs=dataclasses.replace(spec.needs, all_gpus=False, ulimits=()))
+    assert host_options(artifacts, none, home="/h", gid=GROUPS.get)["device_requests"] == []
+    one = dataclasses.replace(
+        spec, needs=dataclasses.replace(spec.needs, ulimits=(Ulimit(name="cpu", soft=1, hard=2),))
+    )
+    assert host_options(artifacts, one, home="/h", gid=GROUPS.get)["ulimits"] == [{"Name": "cpu", "Soft": 1, "Hard": 2}]
+
+
+def test_an_api_key_stands_in_a_file_and_not_in_the_command() -> None:
+    artifacts, spec = rendered()
+    secrets = Delivery(config=Secret('{"api-key": "sk-1"}'), env={})
+    options = container_options(artifacts, spec, secrets)
+    assert options["command"] == [*artifacts.command.argv, "--config", CONFIG_FILE]
+    assert "sk-1" not in str(options)
+    assert secret_files(secrets)[CONFIG_FILE].reveal() == '{"api-key": "sk-1"}'
+
+
+def test_other_secrets_are_read_by_a_shell_from_a_file() -> None:
+    artifacts, spec = rendered()
+    secrets = Delivery(config=None, env={"HF_TOKEN": Secret("it's $HOME")})
+    options = container_options(artifacts, spec, secrets)
+    assert options["command"][:2] == ["sh", "-c"]
+    assert options["command"][4:] == list(artifacts.command.argv)
+    assert "HOME" not in str(options)
+    (text,) = (secret.reveal() for secret in secret_files(secrets).values())
+    assert text == "export HF_TOKEN='it'\"'\"'s $HOME'\n"
+
+
+def test_without_secrets_the_command_is_the_plans() -> None:
+    artifacts, spec = rendered()
+    assert container_options(artifacts, spec, NOTHING)["command"] == list(artifacts.command.argv)
+    assert secret_files(NOTHING) == {}
+
+
+def test_secret_files_are_for_their_owner() -> None:
+    with tarfile.open(fileobj=io.BytesIO(archive({"/run/secrets/a": Secret("b")}))) as tar:
+        (entry,) = tar.getmembers()
+        file = tar.extractfile(entry)
+        assert file is not None
+        assert (entry.name, entry.mode, entry.uid, file.read()) == ("run/secrets/a", 0o600, 0, b"b")

@@ -1,0 +1,64 @@
+"""What an inspection of a container says about its server; inspections as Docker 20.10 gives them."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.docker_state import server_state
+
+NEVER = "0001-01-01T00:00:00Z"
+
+
+def inspected(
+    status: str, *, code: int = 0, restarts: int = 0, oom: bool = False, started: str = "T"
+) -> dict[str, Any]:
+    return {
+        "State": {"Status": status, "ExitCode": code, "OOMKilled": oom, "StartedAt": started},
+        "RestartCount": restarts,
+        "HostConfig": {"RestartPolicy": {"MaximumRetryCount": 3}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("container", "status", "code", "detail"),
+    [
+        (inspected("running"), Status.RUNNING, None, ""),
+        (inspected("running", restarts=1), Status.RUNNING, None, "restarted 1 of 3 times"),
+        (
+            inspected("restarting", code=137, restarts=2),
+            Status.RUNNING,
+            None,
+            "restarting, restarted 2 of 3 times, last exit code 137",
+        ),
+        (inspected("created", started=NEVER), Status.EXITED, None, "created and never started"),
+        (inspected("exited"), Status.EXITED, 0, "ended by itself with exit code 0"),
+        (
+            inspected("exited", code=1, restarts=3),
+            Status.EXITED,
+            1,
+            "the restart limit is reached (restarted 3 of 3 times), last exit code 1",
+        ),
+        (
+            inspected("exited", code=137, oom=True, restarts=3),
+            Status.EXITED,
+            137,
+            "killed: out of host memory, restarted 3 of 3 times",
+        ),
+        # sglang's clean stop ends with 137 as well: Docker would have started it again, had it not been told to stop
+        (
+            inspected("exited", code=137),
+            Status.EXITED,
+            137,
+            "stopped by a command or with the Docker daemon, exit code 137",
+        ),
+    ],
+)
+def test_state(container: dict[str, Any], status: Status, code: int | None, detail: str) -> None:
+    state = server_state(container)
+    assert (state.status, state.exit_code, state.detail) == (status, code, detail)
+
+
+def test_a_container_that_never_ran_has_no_start() -> None:
+    assert server_state(inspected("created", started=NEVER)).started_at is None
+    assert server_state(inspected("running")).started_at == "T"
