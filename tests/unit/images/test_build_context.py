@@ -1,0 +1,87 @@
+"""From a plan to a build context: the same plan and sources give the same bytes."""
+
+import dataclasses
+from dataclasses import replace
+from hashlib import sha256
+
+import pytest
+from jinja2 import UndefinedError
+
+from orchestrator.artifacts import BuildContext
+from orchestrator.catalog.images import image_sources
+from orchestrator.catalog.profiles import load
+from orchestrator.deploy.images import on_base
+from orchestrator.errors import BuildError
+from orchestrator.images.build import archive
+from orchestrator.plan import Plan
+from orchestrator.render.dockerfile import base_reference, build_context, repository
+
+TABLE = b"gfx,cu_num\n"
+DIGEST = "sha256:" + "b4" * 32
+
+
+def plan(*overrides: str, table: bytes | None = None) -> Plan:
+    inputs = {"moe-table": sha256(table).hexdigest()} if table else {}
+    return load("mi355x-tp8", overrides=overrides, inputs=inputs).plan
+
+
+def context(of: Plan, **inputs: bytes) -> BuildContext:
+    return build_context(of, image_sources(of, inputs={"moe-table": inputs["table"]} if inputs else {}))
+
+
+def dockerfile(built: BuildContext) -> str:
+    return next(file.content.decode() for file in built.files if file.path == "Dockerfile")
+
+
+def test_equal_plans_are_equal_bytes_down_to_the_archive() -> None:
+    assert archive(context(plan())) == archive(context(plan()))
+    assert context(plan()).digest == context(plan()).digest
+
+
+def test_a_context_holds_the_applier_its_manifest_and_nothing_else() -> None:
+    assert [file.path for file in context(plan()).files] == [
+        "Dockerfile",
+        "patches/apply_patches.py",
+        "patches/manifest.json",
+    ]
+
+
+def test_a_base_is_named_by_digest_where_one_is_known() -> None:
+    engine = on_base(plan(), f"host:5000/rocm/sgl:v1@{DIGEST}").engine
+
+    assert base_reference(engine) == f"host:5000/rocm/sgl@{DIGEST}"
+    assert base_reference(replace(engine, image_digest=None)) == "host:5000/rocm/sgl:v1"
+    with pytest.raises(BuildError, match="names no base image"):
+        base_reference(replace(engine, image=None))
+
+
+@pytest.mark.parametrize("name", ["sgl", "rocm/sgl", "host:5000/sgl", "host:5000/a/b"])
+def test_the_tag_of_a_reference_is_not_its_port(name: str) -> None:
+    assert repository(f"{name}:v1") == repository(name) == name
+
+
+def test_a_table_that_was_given_is_copied_and_named_to_aiter() -> None:
+    with_table = context(plan(table=TABLE), table=TABLE)
+
+    assert "tables/moe-table" in [file.path for file in with_table.files]
+    assert "COPY tables/moe-table /opt/deploy/tables/tuned_fmoe.csv" in dockerfile(with_table)
+    assert "ENV AITER_CONFIG_FMOE=/opt/deploy/tables/tuned_fmoe.csv" in dockerfile(with_table)
+    assert "AITER_CONFIG_FMOE" not in dockerfile(context(plan()))
+
+
+def test_a_table_the_plan_was_decided_with_has_to_be_given_again() -> None:
+    with pytest.raises(BuildError, match="that is not given now"):
+        context(plan(table=TABLE))
+
+
+def test_another_table_is_another_image() -> None:
+    other = b"gfx,cu_num\ngfx950,256\n"
+
+    assert context(plan(table=TABLE), table=TABLE).digest != context(plan(table=other), table=other).digest
+
+
+def test_a_name_the_template_does_not_know_is_an_error() -> None:
+    sources = image_sources(plan())
+
+    with pytest.raises(UndefinedError):
+        build_context(plan(), dataclasses.replace(sources, template="FROM {{ base }}\nRUN {{ no_such_name }}\n"))

@@ -1,0 +1,71 @@
+"""What is read from a build's log, and what a build is told."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import BuildError
+from orchestrator.images.build import BuildOptions, build_arguments, refusal_in, step_in
+from orchestrator.images.client import Docker
+
+BUILDKIT = Docker(program="docker", version="28.2.2", builder="buildkit", host=None)
+CLASSIC = Docker(program="docker", version="20.10.24", builder="classic", host=None)
+
+REFUSED = """\
+#7 [3/3] RUN ["python3", "-B", "/opt/deploy/patches/apply_patches.py", "apply"]
+#7 0.364 error: patch `guard` neither applies nor is present
+#7 0.364   `copy.cuh` has no match for: ^#include
+#7 0.364   upstream: sgl-project/sglang#29373
+#7 ERROR: executor failed running [python3]: exit code: 1
+------
+ > [3/3] RUN ["python3", "-B", "/opt/deploy/patches/apply_patches.py", "apply"]:
+"""
+
+
+def options(**secrets: Path) -> BuildOptions:
+    return BuildOptions(tag="deploy/p:1", no_cache=False, network=None, secrets=secrets)
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ("#5 [2/3] COPY patches /opt/deploy/patches", "[2/3] COPY patches /opt/deploy/patches"),
+        ("Step 2/9 : COPY patches /opt/deploy/patches", "[2/9] COPY patches /opt/deploy/patches"),
+        ("#5 [internal] load build definition from Dockerfile", None),
+        ("#7 0.364 error: patch", None),
+    ],
+)
+def test_steps_of_both_builders(line: str, step: str | None) -> None:
+    assert step_in(line) == step
+
+
+def test_what_the_applier_said_is_found_in_buildkits_log() -> None:
+    assert refusal_in(REFUSED.splitlines()) == (
+        "patch `guard` neither applies nor is present\n"
+        "  `copy.cuh` has no match for: ^#include\n"
+        "  upstream: sgl-project/sglang#29373"
+    )
+
+
+def test_what_the_applier_said_is_found_in_the_classic_builders_log() -> None:
+    log = ["Step 3/3 : RUN", "error: patch `guard` neither", "  upstream: x", "The command 'python3' returned: 1"]
+
+    assert refusal_in(log) == "patch `guard` neither\n  upstream: x"
+
+
+def test_another_failure_is_not_taken_for_a_patch() -> None:
+    assert refusal_in(["#7 0.1 error: could not resolve host", "#7 ERROR: exit code: 1"]) is None
+
+
+def test_a_secret_is_mounted_and_never_an_argument(tmp_path: Path) -> None:
+    (tmp_path / "pip.conf").write_text("password")
+
+    argv = build_arguments(BUILDKIT, options(pip=tmp_path / "pip.conf"), tag="t")
+
+    assert argv == ["build", "--tag", "t", "--progress", "plain", "--secret", f"id=pip,src={tmp_path}/pip.conf", "-"]
+
+
+def test_the_classic_builder_refuses_what_it_cannot_hide(tmp_path: Path) -> None:
+    assert build_arguments(CLASSIC, options(), tag="t") == ["build", "--tag", "t", "--force-rm", "-"]
+    with pytest.raises(BuildError, match="has no secrets"):
+        build_arguments(CLASSIC, options(pip=tmp_path), tag="t")

@@ -1,0 +1,92 @@
+"""The exclude list of a checkpoint under the names sglang gives to the MTP layer."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from orchestrator.patches import Expansion, expand_exclude
+
+BF16_EXPERTS = {"model.layers.78.mlp.experts.0.gate_proj.weight": "BF16"}
+MXFP4_EXPERTS = {
+    "model.layers.78.mlp.experts.0.gate_proj.weight": "U8",
+    "model.layers.78.mlp.experts.0.gate_proj.weight_scale": "U8",
+}
+
+
+def config(*exclude: str, layers: int = 78, **more: object) -> dict[str, Any]:
+    quantisation = {"quant_method": "quark", "exclude": list(exclude), **more}
+    return {"num_hidden_layers": layers, "quantization_config": quantisation}
+
+
+def excluded(expanded: Expansion) -> list[str]:
+    return list(expanded.config["quantization_config"]["exclude"])  # type: ignore[index]
+
+
+def test_modules_of_the_draft_model_itself_lose_the_layer_and_those_of_its_decoder_get_another() -> None:
+    given = config("lm_head", "model.layers.78.eh_proj", "model.layers.78.mlp.shared_experts.up_proj")
+
+    expanded = expand_exclude(given, MXFP4_EXPERTS)
+
+    assert expanded.added == ("model.eh_proj", "model.decoder.mlp.shared_experts.up_proj")
+    assert excluded(expanded) == [*given["quantization_config"]["exclude"], *expanded.added]
+
+
+@pytest.mark.parametrize("name", ["eh_proj", "enorm", "hnorm", "shared_head.norm"])
+def test_every_own_module_of_the_draft_model(name: str) -> None:
+    assert expand_exclude(config(f"model.layers.78.{name}"), {}).added == (f"model.{name}",)
+
+
+def test_the_fused_experts_are_named_where_the_checkpoint_holds_them_in_bf16() -> None:
+    """Not where only the list says so: entries of single experts do not match the fused module."""
+    single = "model.layers.78.mlp.experts.0.gate_proj"
+
+    assert "model.decoder.mlp.experts" in expand_exclude(config(single), BF16_EXPERTS).added
+    assert "model.decoder.mlp.experts" in expand_exclude(config("model.layers.78.eh_proj"), BF16_EXPERTS).added
+    assert "model.decoder.mlp.experts" not in expand_exclude(config(single), MXFP4_EXPERTS).added
+
+
+def test_the_layer_is_the_one_after_the_last_of_the_model() -> None:
+    given = config("model.layers.61.eh_proj", "model.layers.6.mlp.gate", "model.layers.610.mlp.gate", layers=61)
+
+    assert expand_exclude(given, {}).added == ("model.eh_proj",)
+
+
+def test_twice_is_once_and_the_config_given_is_left_alone() -> None:
+    given = config("model.layers.78.eh_proj", "model.layers.78.mlp.experts.0.up_proj")
+    before = copy.deepcopy(given)
+
+    once = expand_exclude(given, BF16_EXPERTS)
+    twice = expand_exclude(once.config, BF16_EXPERTS)
+
+    assert given == before
+    assert twice.added == ()
+    assert twice.config == once.config
+
+
+def test_schemes_of_single_layers_are_repeated_too() -> None:
+    scheme = {"weight": {"dtype": "fp8_e4m3"}}
+    given = config("model.layers.78.eh_proj", layer_quant_config={"model.layers.78.self_attn.*": scheme})
+
+    expanded: Any = expand_exclude(given, {})
+
+    schemes = expanded.config["quantization_config"]["layer_quant_config"]
+    assert schemes == {"model.layers.78.self_attn.*": scheme, "model.decoder.self_attn.*": scheme}
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (config("model.layers.61.self_attn.o_proj"), "no entry of `model.layers.78`"),
+        ({"num_hidden_layers": 78}, "not quantised by Quark"),
+        (
+            {"num_hidden_layers": 78, "quantization_config": {"quant_method": "fp8", "exclude": ["model.layers.78.a"]}},
+            "not quantised by Quark",
+        ),
+    ],
+)
+def test_nothing_to_do_is_said(given: dict[str, Any], reason: str) -> None:
+    expanded = expand_exclude(given, BF16_EXPERTS)
+
+    assert expanded.config is given
+    assert reason in expanded.reason

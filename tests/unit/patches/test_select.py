@@ -1,0 +1,66 @@
+"""Which patches a plan carries."""
+
+import pytest
+
+from orchestrator.catalog.patches import read_ledger
+from orchestrator.patches import PatchFacts, environment, select
+
+LEDGER = read_ledger()
+
+
+def facts(version: str, *, platform: str = "rocm", steps: int | None = 5, table: str | None = None) -> PatchFacts:
+    return PatchFacts(
+        engine_version=version,
+        platform=platform,
+        quantisation="quark-mxfp4",
+        mtp_layer=78,
+        speculative_steps=steps,
+        inputs={"moe-table": table} if table else {},
+    )
+
+
+def carried(asked: PatchFacts) -> list[str]:
+    return [use.id for use in select(LEDGER, asked) if use.kind != "file"]
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("0.5.14", ["mtp-shared-expert-exclude", "rocm-cuda-runtime-guard"]),
+        ("0.5.15.post1", ["dsa-topk-v2-off", "mtp-shared-expert-exclude"]),
+        ("0.5.16", []),
+        ("0.5.23", []),
+    ],
+)
+def test_versions_decide_what_a_plan_carries(version: str, expected: list[str]) -> None:
+    assert carried(facts(version)) == expected
+
+
+def test_the_guard_is_carried_only_for_draft_depths_that_reach_the_kernel() -> None:
+    assert "rocm-cuda-runtime-guard" in carried(facts("0.5.14", steps=4))
+    assert "rocm-cuda-runtime-guard" not in carried(facts("0.5.14", steps=3))
+
+
+def test_without_speculation_there_is_no_draft_model_to_mend() -> None:
+    assert carried(facts("0.5.14", steps=None)) == []
+
+
+@pytest.mark.parametrize("platform", ["cuda", "cpu"])
+def test_other_platforms_carry_nothing(platform: str) -> None:
+    assert select(LEDGER, facts("0.5.14", platform=platform)) == ()
+
+
+def test_an_environment_patch_sets_its_variable_with_its_origin() -> None:
+    (variable,) = environment(LEDGER, select(LEDGER, facts("0.5.15.post1")))
+
+    assert (variable.name, variable.value) == ("SGLANG_OPT_USE_TOPK_V2", "false")
+    assert variable.source == "InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh"
+
+
+def test_a_table_leads_aiter_to_itself_only_where_it_was_given() -> None:
+    without, given = select(LEDGER, facts("0.5.16")), select(LEDGER, facts("0.5.16", table="ab" * 32))
+
+    assert "no `moe-table` is given" in without[0].reason
+    assert environment(LEDGER, without) == ()
+    assert given[0].input_sha256 == "ab" * 32
+    assert [variable.name for variable in environment(LEDGER, given)] == ["AITER_CONFIG_FMOE"]
