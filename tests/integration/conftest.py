@@ -1,0 +1,61 @@
+"""One engine environment, one home and one running server for all integration tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cpu_server import CpuEngine, CpuServer
+
+from orchestrator import environments
+from orchestrator.catalog.profiles import load
+from orchestrator.console import Progress
+from orchestrator.paths import Home, data_root
+
+IMAGES = data_root() / "images"
+
+
+@pytest.fixture(scope="session")
+def engine_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A home of the tests' own, with the environments of the user's: they take a minute to build."""
+    home, users = Home(tmp_path_factory.mktemp("home")), Home.from_environment()
+    users.environments.mkdir(parents=True, exist_ok=True)
+    home.environments.symlink_to(users.environments)
+    return home
+
+
+@pytest.fixture(scope="session")
+def cpu_environment(engine_home: Home) -> environments.Environment:
+    """Real sglang for a CPU, built on first use."""
+    plan = load("cpu-tiny").plan
+    assert plan.engine.requirements is not None
+    return environments.ensure(plan.engine.requirements, images_root=IMAGES, home=engine_home, progress=Progress())
+
+
+@pytest.fixture(scope="session")
+def tiny_model(engine_home: Home, cpu_environment: environments.Environment) -> Path:
+    """The generated checkpoint that `cpu-tiny` serves."""
+    return environments.generate_model(
+        load("cpu-tiny").plan.model,
+        python=cpu_environment.python,
+        images_root=IMAGES,
+        home=engine_home,
+        progress=Progress(),
+    )
+
+
+@pytest.fixture(scope="session")
+def cpu_engine(engine_home: Home, cpu_environment: environments.Environment, tiny_model: Path) -> CpuEngine:
+    """Everything a test needs to start a server of its own."""
+    assert tiny_model.is_dir()
+    return CpuEngine(home=engine_home, python=cpu_environment.python)
+
+
+@pytest.fixture(scope="session")
+def server(cpu_engine: CpuEngine) -> Iterator[CpuServer]:
+    """A `cpu-tiny` server that is ready, for tests that only ask it. Do not stop it."""
+    shared = cpu_engine.start("shared")
+    try:
+        shared.wait_until_ready()
+        yield shared
+    finally:
+        shared.runtime.stop(shared.handle, grace=0)

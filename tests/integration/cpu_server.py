@@ -1,0 +1,90 @@
+"""Real sglang on this machine's CPU: profiles rendered, started through a runtime, asked over HTTP."""
+
+import random
+import socket
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+
+from orchestrator.artifacts import Artifacts
+from orchestrator.catalog.profiles import load
+from orchestrator.deploy.artifacts import render_artifacts
+from orchestrator.paths import Home
+from orchestrator.plan import Plan
+from orchestrator.runtimes.base import Handle, Runtime, Status
+from orchestrator.runtimes.process import ProcessRuntime
+from orchestrator.state import open_run
+
+READY_SECONDS = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuServer:
+    """A server that was started, the runtime it runs in, and its plan."""
+
+    handle: Handle
+    runtime: Runtime
+    plan: Plan
+
+    @property
+    def url(self) -> str:
+        return self.handle.url
+
+    @property
+    def log(self) -> Path:
+        return Path(self.handle.run_dir, "server.log")
+
+    def wait_until_ready(self) -> None:
+        """Return when it generates a token; fail with the end of its log when it has exited or takes too long."""
+        deadline = time.monotonic() + READY_SECONDS
+        while not healthy(self.url):
+            running = self.runtime.state(self.handle).status is Status.RUNNING
+            if not running or time.monotonic() > deadline:
+                raise AssertionError("not ready:\n" + "\n".join(self.log.read_text().splitlines()[-30:]))
+            time.sleep(0.2)
+
+    def complete(self, prompt: str = "the server answers", **options: object) -> httpx.Response:
+        """One greedy completion."""
+        body = {"model": self.plan.model.served_name, "prompt": prompt, "max_tokens": 8, "temperature": 0, **options}
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60, trust_env=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuEngine:
+    """What a server needs on this machine: the home with its model, and an interpreter that has sglang."""
+
+    home: Home
+    python: Path
+
+    def artifacts(self, *overrides: str) -> Artifacts:
+        """`cpu-tiny` on a free port, rendered, with the interpreter it runs on."""
+        plan = load("cpu-tiny", overrides=[f"server.port={free_port()}", *overrides]).plan
+        artifacts = render_artifacts(plan)
+        argv = (str(self.python), *artifacts.command.argv[1:])
+        return replace(artifacts, command=replace(artifacts.command, argv=argv))
+
+    def start(self, name: str, *overrides: str) -> CpuServer:
+        """Start `cpu-tiny` under a name; it is not ready yet."""
+        artifacts, runtime = self.artifacts(*overrides), ProcessRuntime(self.home)
+        run = open_run(self.home, name, artifacts.plan)
+        handle = runtime.start(artifacts, name=name, run_dir=run.path, secrets={})
+        return CpuServer(handle=handle, runtime=runtime, plan=artifacts.plan)
+
+
+def healthy(url: str) -> bool:
+    """Whether a server generates a token when asked for its health."""
+    try:
+        return httpx.get(f"{url}/health", timeout=30, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def free_port() -> int:
+    """A port nobody listens on, below the ephemeral range, where sglang opens many of its own."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
