@@ -1,0 +1,148 @@
+"""Plans, rows and log lines as the tests of kernels need them."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from orchestrator.errors import Problem
+from orchestrator.kernels.keys import Shape
+from orchestrator.kernels.rows import TABLE_COLUMNS, Row, RowOrigin, read_rows
+from orchestrator.plan import (
+    ContainerNeeds,
+    Engine,
+    Flag,
+    Hardware,
+    Layout,
+    Model,
+    ModelSource,
+    Moe,
+    Origin,
+    Plan,
+    Server,
+    Waiting,
+)
+
+GLM = Moe(hidden_size=6144, intermediate_size=2048, routed_experts=256, shared_experts=1, experts_per_token=8)
+FUSED_TP8 = Shape(model_dim=6144, inter_dim=256, expert=257, topk=9)
+UNFUSED_TP8 = Shape(model_dim=6144, inter_dim=256, expert=256, topk=8)
+STAGE1 = "flydsl_moe1_afp4_wfp4_bf16_t32x64x256_w4"
+STAGE1_KW = "flydsl_moe1_afp4_wfp4_bf16_t32x32x256_w4_kw2_fp4"
+STAGE2 = "flydsl_moe2_afp4_wfp4_bf16_t32x128x256_reduce"
+HEADER = ",".join(TABLE_COLUMNS)
+
+
+def glm_plan(
+    *, tp: int = 8, dp: int = 1, ep: int = 1, version: str = "0.5.14", commit: str = "9127c94a", **flags: str | None
+) -> Plan:
+    """GLM-5.2 MXFP4 on eight MI355X; flags with `_` for `-`, None for a bare switch."""
+    return Plan(
+        profile="glm",
+        description="",
+        runtime="docker",
+        hardware=Hardware(
+            name="mi355x",
+            vendor="amd",
+            arch="gfx950",
+            gpus=8,
+            compute_units=256,
+            vram_bytes=288 << 30,
+            watts=1400,
+            container=ContainerNeeds(
+                devices=("/dev/kfd", "/dev/dri"),
+                all_gpus=False,
+                groups=("video",),
+                ipc="host",
+                shm_bytes=16 << 30,
+                ulimits=(),
+                security_opt=("seccomp=unconfined",),
+                cap_add=("SYS_PTRACE",),
+            ),
+        ),
+        model=Model(
+            name="glm",
+            served_name="glm",
+            source=ModelSource(kind="hub", location="amd/GLM-5.2-MXFP4", revision=None),
+            weight_bytes=438 << 30,
+            quantisation="quark-mxfp4",
+            context_length=1 << 20,
+            layers=78,
+            mtp_layer=78,
+            gated=False,
+            moe=GLM,
+        ),
+        engine=Engine(
+            name="rocm",
+            version=version,
+            platform="rocm",
+            image="sglang-rocm:test",
+            image_digest=None,
+            template="sglang-rocm",
+            requirements=None,
+            python=None,
+            source_dir="/sgl-workspace/sglang/python",
+            aiter_dir="/sgl-workspace/aiter",
+            aiter_commit=commit,
+        ),
+        layout=Layout(tp=tp, dp=dp, ep=ep, dp_attention=False),
+        server=Server(host="127.0.0.1", port=30000, allow_public=False, api_key_env=None),
+        flags=tuple(
+            Flag(name=name.replace("_", "-"), value=value, origin=Origin.USER, source="")
+            for name, value in flags.items()
+        ),
+        env=(),
+        patches=(),
+        waiting=Waiting(silence=60, grace=5),
+    )
+
+
+def line(
+    token: int,
+    *,
+    shape: Shape = FUSED_TP8,
+    kernels: tuple[str, str] = (STAGE1, STAGE2),
+    us: str = "50.5",
+    tag: str = "",
+) -> str:
+    """One line of a table, without its end."""
+    dims = f"{token},{shape.model_dim},{shape.inter_dim},{shape.expert},{shape.topk}"
+    types = "ActivationType.Silu,torch.bfloat16,torch.float4_e2m1fn_x2,torch.float4_e2m1fn_x2,QuantType.per_1x32,1,0"
+    return f"gfx950,256,{dims},{types},32,0,30.1,{kernels[0]},0.9%,20.4,{kernels[1]},1.5%,{us},0,0,0,10.0,20.0,{tag}"
+
+
+def rows(lines: Iterable[str], *, origin: RowOrigin = RowOrigin.UPSTREAM, header: str = HEADER) -> list[Row]:
+    """The rows of a table that is without fault."""
+    problems: list[Problem] = []
+    found = list(read_rows([header, *lines], name="t.csv", origin=origin, problems=problems))
+    assert not problems, problems
+    return found
+
+
+def every_bucket(shape: Shape, *, origin: RowOrigin = RowOrigin.UPSTREAM) -> list[Row]:
+    """A row for each of 1 to 32768 tokens."""
+    return rows([line(1 << exponent, shape=shape) for exponent in range(16)], origin=origin)
+
+
+def of(found: Iterable[Row], origin: RowOrigin) -> list[Row]:
+    """The same rows with another origin."""
+    return [replace(row, origin=origin) for row in found]
+
+
+LOG_KEY = (
+    "('gfx950', 256, 16, 6144, 256, 257, 9, <ActivationType.Silu: 0>, 'torch.bfloat16', "
+    "'torch.float4_e2m1fn_x2', 'torch.float4_e2m1fn_x2', 'QuantType.per_1x32', True, False)"
+)
+HIT = f"[aiter] [fused_moe] using 2stage (kernelName1='{STAGE1}', kernelName2='{STAGE2}') for {LOG_KEY} "
+MISS = f"[aiter] [fused_moe] using 2stage default for {LOG_KEY} "
+FALLBACK = (
+    f"[aiter] [fused_moe] no tuned FlyDSL config for {LOG_KEY}, "
+    f"using heuristic FlyDSL fallback (kn1='{STAGE1}', kn2='{STAGE2}')"
+)
+MTP_KEY = (
+    "('gfx950', 256, 16, 6144, 256, 257, 9, <ActivationType.Silu: 0>, 'torch.bfloat16', "
+    "'torch.bfloat16', 'torch.bfloat16', 'QuantType.No', True, False)"
+)
+MTP = f"[aiter] [fused_moe] using 2stage default for {MTP_KEY} "
+GEMM = (
+    "[aiter] shape is M:16, N:6144, K:2048 dtype=torch.bfloat16 otype=torch.bfloat16 bias=False, scaleAB=False, "
+    "bpreshuffle=False, not found tuned config in /tmp/aiter_configs/bf16_tuned_gemm.csv, "
+    "will use default config! using torch solution:0"
+)

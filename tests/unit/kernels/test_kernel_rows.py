@@ -1,0 +1,181 @@
+"""Reading tables as upstream writes them, merging them, re-keying."""
+
+import io
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_samples import FUSED_TP8, HEADER, STAGE1, STAGE2, UNFUSED_TP8, every_bucket, line, of, rows
+
+from orchestrator.errors import Problem
+from orchestrator.kernels.rows import Row, RowOrigin, merge, read_rows, rekey, write_origins, write_table, write_untuned
+
+
+def faults(*lines: str) -> list[Problem]:
+    problems: list[Problem] = []
+    list(read_rows(lines, name="t.csv", origin=RowOrigin.FILE, problems=problems))
+    return problems
+
+
+def test_a_missing_last_field_is_read_as_no_tag() -> None:
+    (row,) = rows([line(16).removesuffix(",")])
+    assert row.tag == ""
+
+
+def test_a_table_without_gfx_gets_it_from_the_compute_units() -> None:
+    lines = [text.removeprefix("gfx950,") for text in (line(16), line(32).replace("gfx950,256", "gfx950,304"))]
+    found = rows(lines, header=HEADER.removeprefix("gfx,"))
+    assert [row.key.gfx for row in found] == ["gfx950", "gfx942"]
+
+
+@pytest.mark.parametrize("empty", ["", "0", "nan"])
+def test_an_empty_gfx_follows_from_the_compute_units(empty: str) -> None:
+    (row,) = rows([line(16).replace("gfx950", empty, 1)])
+    assert row.key.gfx == "gfx950"
+
+
+def test_numbers_as_pandas_writes_them_and_windows_line_ends_are_read() -> None:
+    (row,) = rows(
+        [line(16).replace(",16,6144,", ",16.0,6144.0,").replace(",1,0,32,", ",True,False,32,") + "\r\n"],
+        header=f"\ufeff{HEADER}\r\n",
+    )
+    assert (row.key.token, row.key.shape, row.key.use_g1u1, row.key.doweight_stage1) == (16, FUSED_TP8, True, False)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message", "where"),
+    [
+        ((HEADER.replace("topk", "expert"),), "column `expert` stands twice", "t.csv:1"),
+        ((HEADER.replace("kernelName2,", ""),), "missing columns: `kernelName2`", "t.csv:1"),
+        ((HEADER, line(16).rsplit(",", 5)[0]), "24 fields where the header has 29", "t.csv:2"),
+        ((HEADER, line(16) + ",more"), "30 fields where the header has 29", "t.csv:2"),
+        (
+            (HEADER, line(16), line(32).replace(",6144,", ",nan,")),
+            "`model_dim` is `nan`, not a whole number",
+            "t.csv:3",
+        ),
+        ((HEADER, line(16).replace(",16,", ",-16,", 1)), "`token` is `-16`, not a whole number", "t.csv:2"),
+        ((HEADER, line(16).replace("QuantType.per_1x32", "")), "`q_type` is empty", "t.csv:2"),
+        ((HEADER, line(16).replace(",1,0,32,", ",2,0,32,")), "`use_g1u1` is `2`, neither 0 nor 1", "t.csv:2"),
+    ],
+)
+def test_what_cannot_be_read_is_named_by_line(lines: tuple[str, ...], message: str, where: str) -> None:
+    problems = faults(*lines)
+    assert (problems[0].message, problems[0].where) == (message, where)
+
+
+def test_an_empty_file_is_no_table() -> None:
+    assert "missing columns" in faults()[0].message
+
+
+def test_a_quote_that_never_ends_is_a_fault_and_not_a_row() -> None:
+    problems = faults(HEADER, line(16), '"' + "x" * 200_000, line(32))
+    assert len(problems) == 1
+    assert "not a CSV table" in problems[0].message
+
+
+def test_a_hundred_megabytes_are_read_one_row_at_a_time() -> None:
+    """A table far larger than any buffer: lines are asked for only as rows are taken."""
+    asked = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal asked
+        yield HEADER
+        while True:
+            asked += 1
+            yield line(16)
+
+    reading = read_rows(lines(), name="huge.csv", origin=RowOrigin.FILE, problems=[])
+    for _ in range(1000):
+        next(reading)
+    assert asked == 1000
+
+
+def test_the_preferred_origin_stands_and_among_equals_the_fastest() -> None:
+    image = rows([line(16, us="30"), line(16, us="20"), line(32, us="9")], origin=RowOrigin.IMAGE)
+    measured = rows([line(32, us="99")], origin=RowOrigin.MEASURED)
+    merged = merge([*image, *measured], gfx="gfx950", cu_num=256)
+    assert [(row.key.token, row.us, row.origin) for row in merged.rows] == [
+        (32, 99.0, RowOrigin.MEASURED),
+        (16, 20.0, RowOrigin.IMAGE),
+    ]
+    assert merged.dropped == 2
+
+
+def test_rows_of_another_gpu_are_left_out() -> None:
+    other = rows([line(16).replace("gfx950", "gfx1250")])
+    assert merge([*other, *rows([line(16)])], gfx="gfx950", cu_num=256).rows == tuple(rows([line(16)]))
+
+
+tables = st.lists(
+    st.builds(
+        lambda token, us, tag, origin: rows([line(1 << token, us=str(us), tag=tag)], origin=origin)[0],
+        st.integers(0, 4),
+        st.integers(1, 99),
+        st.sampled_from(("", "flydsl_fallback")),
+        st.sampled_from(tuple(RowOrigin)),
+    ),
+    max_size=30,
+)
+
+
+@given(tables)
+def test_a_merge_has_no_key_twice_keeps_its_order_and_is_its_own_merge(given_rows: list[Row]) -> None:
+    before = list(given_rows)
+    merged = merge(given_rows, gfx="gfx950", cu_num=256)
+    identities = [row.identity for row in merged.rows]
+    assert len(identities) == len(set(identities))
+    assert set(identities) == {row.identity for row in given_rows}
+    assert merge(merged.rows, gfx="gfx950", cu_num=256).rows == merged.rows
+    assert merged.dropped == len(given_rows) - len(merged.rows)
+    assert given_rows == before
+
+
+@given(tables)
+def test_a_written_table_reads_back_as_it_was(given_rows: list[Row]) -> None:
+    merged = merge(given_rows, gfx="gfx950", cu_num=256).rows
+    back = list(read_rows(io.StringIO(write_table(merged)), name="t", origin=RowOrigin.FILE, problems=[]))
+    assert [row.identity for row in back] == [row.identity for row in merged]
+    assert [row.kernels for row in back] == [row.kernels for row in merged]
+    assert write_origins(merged).count("\n") == len(merged) + 1
+
+
+def test_columns_that_aiter_reads_at_a_lookup_are_never_empty() -> None:
+    """An empty `run_1stage` is NaN to pandas, and NaN is true."""
+    old = HEADER.replace(",xbf16,flat", "")
+    (row,) = rows([line(16).replace(",0,0,0,10.0", ",0,10.0")], header=old)
+    cells = dict(zip(HEADER.split(","), write_table([row]).splitlines()[1].split(","), strict=True))
+    assert (cells["run_1stage"], cells["xbf16"], cells["flat"], cells["ksplit"]) == ("0", "0", "0", "0")
+
+
+def test_rekeyed_rows_keep_their_kernels_and_lose_their_times() -> None:
+    (row,) = rekey(rows([line(16)]), fused=FUSED_TP8, unfused=UNFUSED_TP8)
+    assert row.key.shape == UNFUSED_TP8
+    assert row.kernels == (STAGE1, STAGE2)
+    assert row.origin is RowOrigin.REKEYED
+    assert [row.cells[column] for column in ("us1", "us2", "us", "err1", "err2", "tflops", "bw")] == [""] * 7
+    assert (row.cells["expert"], row.cells["topk"]) == ("256", "8")
+
+
+@pytest.mark.parametrize(
+    ("kernels", "tag"),
+    [
+        (("flydsl_mxmoe_g1_a4w4_16x256x256_f16in_nt", "flydsl_mxmoe_g2_a4w4_16x256x256_atomic"), ""),
+        ((STAGE1, "flydsl_moe2_layout_afp4_wfp4_bf16_t32x128x256_reduce_sbm32"), ""),
+        (("moe_ck2stages_gemm1_256x128", "moe_ck2stages_gemm2_256x128"), ""),
+        ((STAGE1, STAGE2), "flydsl_fallback"),
+    ],
+)
+def test_other_kernels_are_never_rekeyed(kernels: tuple[str, str], tag: str) -> None:
+    assert rekey(rows([line(16, kernels=kernels, tag=tag)]), fused=FUSED_TP8, unfused=UNFUSED_TP8) == ()
+
+
+def test_the_tuner_gets_each_missing_key_once_and_in_order() -> None:
+    keys = [row.key for row in of(every_bucket(FUSED_TP8), RowOrigin.FILE)]
+    text = write_untuned([keys[4], keys[0], keys[4]]).splitlines()
+    assert text[0].startswith("token,model_dim,inter_dim,expert,topk,act_type,dtype,")
+    assert text[1:] == [
+        "1,6144,256,257,9,ActivationType.Silu,torch.bfloat16,torch.float4_e2m1fn_x2,torch.float4_e2m1fn_x2,QuantType.per_1x32,1,0",
+        "16,6144,256,257,9,ActivationType.Silu,torch.bfloat16,torch.float4_e2m1fn_x2,torch.float4_e2m1fn_x2,QuantType.per_1x32,1,0",
+    ]

@@ -1,0 +1,208 @@
+"""The edges of tables: files, the pinned download, the names file, a checkpoint's config, the store."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+from kernel_samples import FUSED_TP8, HEADER, STAGE1_KW, UNFUSED_TP8, every_bucket, glm_plan, line, rows
+
+from orchestrator.catalog.profiles import load, profile_names
+from orchestrator.deploy.kernels import Given, build_table, cover
+from orchestrator.errors import DeployError, KernelsError, WeightsError
+from orchestrator.kernels.coverage import applies_to
+from orchestrator.kernels.names import Verdict
+from orchestrator.kernels.rows import RowOrigin
+from orchestrator.paths import Home
+from orchestrator.tuning.checkpoint import read_checkpoint
+from orchestrator.tuning.files import companion, read_tables, write_atomic
+from orchestrator.tuning.pins import Upstream, read_pins
+from orchestrator.tuning.store import Provenance, Store
+from orchestrator.tuning.upstream import upstream_table
+
+CONFIG = {
+    "hidden_size": 6144,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 2,
+    "num_nextn_predict_layers": 1,
+    "quantization_config": {"quant_method": "quark", "exclude": ["lm_head"]},
+}
+
+
+def table(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join((HEADER, *lines)) + "\n")
+    return path
+
+
+def answering(content: bytes, asked: list[str]) -> httpx.MockTransport:
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        return httpx.Response(200, content=content)
+
+    return httpx.MockTransport(handle)
+
+
+def pin(content: bytes) -> Upstream:
+    return Upstream(
+        commit="45458be7280c",
+        path="configs/glm5.csv",
+        url="https://example.org/{commit}/{path}",
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
+
+
+def test_every_fault_of_every_table_is_shown_at_once(tmp_path: Path) -> None:
+    first = table(tmp_path / "a.csv", line(16), line(32).replace(",6144,", ",wide,"))
+    second = table(tmp_path / "b.csv", line(64) + ",more")
+    with pytest.raises(KernelsError) as caught:
+        read_tables([first, second, tmp_path / "none.csv"])
+    assert [problem.where for problem in caught.value.problems] == [
+        f"{first}:3",
+        f"{second}:2",
+        str(tmp_path / "none.csv"),
+    ]
+
+
+def test_a_written_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    write_atomic(path, "old\n")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomic(path, "\udcff")
+    assert path.read_text() == "old\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_the_upstream_table_is_downloaded_once(tmp_path: Path) -> None:
+    asked: list[str] = []
+    for _ in range(2):
+        path = upstream_table(pin(b"rows"), tmp_path, transport=answering(b"rows", asked))
+    assert path.read_bytes() == b"rows"
+    assert asked == ["https://example.org/45458be7280c/configs/glm5.csv"]
+
+
+def test_a_download_with_another_checksum_is_refused_and_not_kept(tmp_path: Path) -> None:
+    with pytest.raises(KernelsError, match="checksum"):
+        upstream_table(pin(b"rows"), tmp_path, transport=answering(b"<html>sign in</html>", []))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_on_disk_with_another_checksum_is_downloaded_again(tmp_path: Path) -> None:
+    (tmp_path / "45458be7280c-glm5.csv").write_bytes(b"cut o")
+    assert upstream_table(pin(b"rows"), tmp_path, transport=answering(b"rows", [])).read_bytes() == b"rows"
+
+
+def test_without_internet_the_message_says_where_the_file_may_be_put(tmp_path: Path) -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("no route", request=request)
+
+    with pytest.raises(KernelsError) as caught:
+        upstream_table(pin(b"rows"), tmp_path, transport=httpx.MockTransport(refuse))
+    assert str(tmp_path / "45458be7280c-glm5.csv") in caught.value.hint
+
+
+def test_the_shipped_names_tell_the_pins_apart() -> None:
+    pins = read_pins()
+    older, newer = pins.names_of("7d604afe"), pins.names_of("9127c94a18e4398e1eba91f6639e910f0994ad02")
+    assert older is not None
+    assert newer is not None
+    assert older.judge(STAGE1_KW, FUSED_TP8) is Verdict.UNKNOWN
+    assert newer.judge(STAGE1_KW, FUSED_TP8) is Verdict.KNOWN
+    assert pins.names_of("c16d44b93a528b2a4bfd6d8d3409116d465872a9") is None
+    assert pins.names_of(None) is None
+
+
+def test_every_pin_of_a_shipped_engine_is_known() -> None:
+    """A new image pin needs its kernel names, or tables for it are the image's own only."""
+    pins = read_pins()
+    plans = [load(name).plan for name in profile_names()]
+    assert all(pins.names_of(plan.engine.aiter_commit) for plan in plans if applies_to(plan))
+
+
+def test_the_shipped_profiles_show_both_layouts_and_both_keys(tmp_path: Path) -> None:
+    plans = [plan for name in profile_names() if applies_to(plan := load(name).plan)]
+    shapes = {
+        (found.layout, one.shape.inter_dim, one.shape.expert, one.shape.topk)
+        for found in (cover(plan, Given(), Home(tmp_path)).found for plan in plans)
+        for one in found.keys
+    }
+    assert {("TP8", 256, 257, 9), ("TP8", 256, 256, 8), ("TP4×DP2", 512, 257, 9), ("TP4×DP2", 512, 256, 8)} <= shapes
+
+
+@pytest.mark.parametrize(("dtype", "read"), [("BF16", "BF16"), ("U8", "U8")])
+def test_a_checkpoint_gives_its_shape_its_excludes_and_a_dtype(tmp_path: Path, dtype: str, read: str) -> None:
+    tensor = "model.layers.1.mlp.shared_experts.gate_proj.weight"
+    header = json.dumps({tensor: {"dtype": dtype, "shape": [1], "data_offsets": [0, 2]}}).encode()
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {tensor: "one.safetensors"}}))
+    (tmp_path / "one.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    checkpoint = read_checkpoint(tmp_path)
+    assert (checkpoint.moe.routed_experts, checkpoint.draft_layers, checkpoint.exclude) == (256, 1, ("lm_head",))
+    assert checkpoint.shared_dtype == read
+
+
+def test_a_config_without_routed_experts_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 128}))
+    with pytest.raises(WeightsError, match="n_routed_experts"):
+        read_checkpoint(tmp_path)
+    with pytest.raises(WeightsError):
+        read_checkpoint(tmp_path / "nowhere")
+
+
+def test_measured_rows_keep_their_provenance(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first = Provenance(host="a", image="sha256:1", aiter_commit="9127c94a", date="2026-11-20T00:00:00Z")
+    second = Provenance(host="b", image="sha256:2", aiter_commit="9127c94a", date="2026-11-21T00:00:00Z")
+    store.add(rows([line(16, us="20"), line(32, us="20")]), first)
+    store.add(rows([line(16, us="30"), line(32, us="10"), line(64).replace("950,256", "942,304")]), second)
+    found = {(row.key.gfx, row.key.token): (row.origin, row.us, row.where) for row in store.measured()}
+    assert found == {
+        ("gfx950", 16): (RowOrigin.MEASURED, 20.0, str(first)),
+        ("gfx950", 32): (RowOrigin.MEASURED, 10.0, str(second)),
+        ("gfx942", 64): (RowOrigin.MEASURED, 50.5, str(second)),
+    }
+
+
+def test_a_table_is_built_from_files_and_leaves_them_as_they_are(tmp_path: Path) -> None:
+    own = table(tmp_path / "image.csv", line(16), line(16, us="1"), line(32, shape=UNFUSED_TP8))
+    before = own.read_bytes()
+    home = Home(tmp_path / "home")
+    built = build_table(glm_plan(), Given(tables=(own,)), home, upstream=False)
+    assert own.read_bytes() == before
+    assert (built.table.origins[RowOrigin.IMAGE], built.table.origins[RowOrigin.REKEYED]) == (2, 1)
+    again = read_tables([built.path])
+    assert [row.origin for row in again] == [row.origin for row in built.table.rows]
+    assert "re-keyed" in companion(built.path).read_text()
+    assert "re-keyed" not in built.path.read_text()
+    assert cover(glm_plan(), Given(), home).tables == f"`{built.path}`"
+
+
+def test_rows_of_upstream_carry_its_commit_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = table(tmp_path / "glm5.csv", line(16))
+    monkeypatch.setattr("orchestrator.deploy.kernels.upstream_table", lambda *_: upstream)
+    built = build_table(glm_plan(), Given(), Home(tmp_path / "home"), upstream=True)
+    assert built.table.rows[0].where == "aiter 45458be7280c glm5_fp4_tuned_fmoe.csv:2"
+
+
+def test_a_profile_without_such_experts_gets_no_table(tmp_path: Path) -> None:
+    with pytest.raises(KernelsError, match="asks aiter for no MXFP4 experts"):
+        build_table(load("cpu-tiny").plan, Given(), Home(tmp_path), upstream=False)
+
+
+def test_a_table_edited_by_hand_loses_the_origin_of_what_was_changed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    path = store.write(glm_plan(), every_bucket(FUSED_TP8))
+    path.write_text(path.read_text().replace("gfx950,256,16,", "gfx950,256,131072,"))
+    origins = {row.key.token: row.origin for row in read_tables([path])}
+    assert (origins[131072], origins[32]) == (RowOrigin.FILE, RowOrigin.UPSTREAM)
+
+
+def test_an_unreadable_names_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "profiles" / "kernels").mkdir(parents=True)
+    (tmp_path / "profiles" / "kernels" / "aiter.yaml").write_text("upstream: {commit: a}\nnames: []\n")
+    with pytest.raises(DeployError) as caught:
+        read_pins(tmp_path)
+    assert any("upstream.sha256" in problem.where for problem in caught.value.problems)

@@ -1,0 +1,145 @@
+"""The tuner's command, and what of its output is taken."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from kernel_samples import HEADER, STAGE1, STAGE1_KW, STAGE2, UNFUSED_TP8, glm_plan, line, rows
+
+from orchestrator.kernels.keys import Key
+from orchestrator.kernels.rows import RowOrigin
+from orchestrator.tuning.pins import read_pins
+from orchestrator.tuning.store import Provenance, Store
+from orchestrator.tuning.tuner import Job, check_rows, tune, tuner_command
+from orchestrator.tuning.watch import Ended, Ending, Limits
+
+KEYS = tuple(row.key for row in rows([line(16), line(32)]))
+WHO = Provenance(host="h", image="sha256:1", aiter_commit="9127c94a", date="2026-11-20T00:00:00Z")
+
+
+def job(folder: Path, keys: tuple[Key, ...] = KEYS, commit: str = "9127c94a") -> Job:
+    return Job(
+        argv=("tuner",),
+        keys=keys,
+        names=read_pins().names_of(commit),
+        folder=folder,
+        limits=Limits(total=10, shutdown=1, look=0.1),
+    )
+
+
+def leaving(
+    *lines: str, printed: str = "", code: int | None = 0, ending: Ending = Ending.EXITED
+) -> Callable[..., Ended]:
+    """A Runner that writes these rows where the tuner writes them."""
+
+    def run(_argv: Sequence[str], *, log: Path, finished: Callable[[], bool], **_: Limits) -> Ended:
+        log.write_text(printed)
+        (log.parent / "tuned.csv").write_text("\n".join((HEADER, *lines)) + "\n")
+        finished()
+        return Ended(ending=ending, code=code)
+
+    return run
+
+
+def test_the_command_never_leaves_the_output_to_the_tuners_default(tmp_path: Path) -> None:
+    argv = tuner_command(glm_plan(), image="rocm:1", folder=tmp_path, container="deploy-tune-glm")
+    assert argv == (
+        *("docker", "run", "--rm", "--init", "--name", "deploy-tune-glm", "--volume", f"{tmp_path}:/tuning"),
+        *("--device", "/dev/kfd", "--device", "/dev/dri", "--group-add", "video"),
+        *("--security-opt", "seccomp=unconfined", "--cap-add", "SYS_PTRACE", "--ipc", "host", "rocm:1"),
+        *("python3", "/sgl-workspace/aiter/csrc/ck_gemm_moe_2stages_codegen/gemm_moe_tune.py"),
+        *("-i", "/tuning/untuned.csv", "-o", "/tuning/tuned.csv", "-o2", "/tuning/profile.csv"),
+        *("--mp", "8", "--batch", "8", "--shape_grouped", "--timeout", "1800"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (line(64), "not asked for"),
+        (line(16, shape=UNFUSED_TP8), "not asked for"),
+        (line(16, us="nan"), "no time: `us` is `nan`"),
+        (line(16, us="-1"), "no time: `us` is `-1`"),
+        (line(16).replace(",0.9%,", ",11.0%,"), "`err1` is `11.0%`"),
+        (line(16).replace(",1.5%,", ",0.5,"), "`err2` is `0.5`"),
+        (line(16).replace(",1.5%,", ",,"), "`err2` is ``"),
+        (line(16, kernels=("", STAGE2)), "no kernel name"),
+        (line(16, kernels=("flydsl_moe1_afp4_wfp4_bf16_t1x1x1", STAGE2)), "kernel unknown to this aiter"),
+    ],
+)
+def test_a_row_that_is_not_right_is_not_taken(tmp_path: Path, text: str, fault: str) -> None:
+    kept, problems = check_rows(rows([text, line(32)]), job(tmp_path))
+    assert [row.key.token for row in kept] == [32]
+    assert fault in problems[0].message
+
+
+def test_an_error_ratio_is_read_in_both_notations(tmp_path: Path) -> None:
+    kept, _ = check_rows(rows([line(16).replace(",0.9%,", ",0.009,")]), job(tmp_path))
+    assert len(kept) == 1
+
+
+def test_two_rows_for_one_key_are_both_refused(tmp_path: Path) -> None:
+    twice = rows([line(16), line(16, us="9"), line(32), line(32, tag="flydsl_fallback")])
+    kept, problems = check_rows(twice, job(tmp_path))
+    assert [(row.key.token, row.tag) for row in kept] == [(32, ""), (32, "flydsl_fallback")]
+    assert [problem.message for problem in problems] == ["two rows for one key"] * 2
+
+
+def test_names_are_held_against_the_images_aiter(tmp_path: Path) -> None:
+    found = rows([line(16, kernels=(STAGE1_KW, STAGE2))])
+    assert len(check_rows(found, job(tmp_path, commit="9127c94a"))[0]) == 1
+    assert len(check_rows(found, job(tmp_path, commit="7d604afe"))[0]) == 0
+
+
+def test_a_complete_tuning_is_kept_with_its_provenance(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    store = Store(tmp_path / "store")
+    run = leaving(line(16), line(32))
+    tuned = tune(job(tmp_path), run=run, store=store, provenance=WHO, progress=lambda done, of: told.append((done, of)))
+    assert (tuned.remaining, tuned.problems, told) == ((), (), [(2, 2)])
+    assert {(row.origin, row.where) for row in store.measured()} == {(RowOrigin.MEASURED, str(WHO))}
+    assert (tmp_path / "untuned.csv").read_text().count("\n") == 3
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "[aiter] \x1b[91m[Tuning not Finished]\x1b[0m some shapes are not tuned or all failed",
+        "[aiter] error: no valid candidate found for ('gfx950', 256, 32), please check the result or errRatio",
+        "Error: please check errRatio, stage1 and stage2 should be valid together!",
+        "[tune] 12 of 480 tasks failed:",
+        "Traceback (most recent call last):",
+    ],
+)
+def test_a_printed_error_is_told_whatever_the_exit_code(tmp_path: Path, printed: str) -> None:
+    run = leaving(line(16), printed=f"Start tuning\n{printed}\n", code=0)
+    tuned = tune(job(tmp_path), run=run, store=Store(tmp_path / "store"), provenance=WHO)
+    assert [key.token for key in tuned.remaining] == [32]
+    assert [problem.where for problem in tuned.problems] == [f"{tmp_path / 'tuner.log'}:2"]
+
+
+def test_an_exit_code_is_told_and_a_hang_after_the_last_row_is_not(tmp_path: Path) -> None:
+    failed = tune(job(tmp_path), run=leaving(code=1), store=Store(tmp_path / "a"), provenance=WHO)
+    assert [problem.message for problem in failed.problems] == ["the tuner exited with 1"]
+    hung = leaving(line(16), line(32), code=None, ending=Ending.HUNG)
+    assert tune(job(tmp_path), run=hung, store=Store(tmp_path / "b"), provenance=WHO).problems == ()
+
+
+def test_an_interruption_keeps_what_is_finished_and_the_next_run_asks_for_the_rest(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+
+    def interrupted(argv: Sequence[str], *, log: Path, finished: Callable[[], bool], **_: Limits) -> Ended:
+        leaving(line(16))(argv, log=log, finished=finished)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(job(tmp_path), run=interrupted, store=store, provenance=WHO)
+    assert [row.key.token for row in store.measured()] == [16]
+
+
+def test_rows_of_a_run_that_was_killed_are_taken_up_first(tmp_path: Path) -> None:
+    (tmp_path / "tuned.csv").write_text(f"{HEADER}\n{line(16)}\n{line(32)[:40]}")
+    tuned = tune(job(tmp_path), run=leaving(line(32)), store=Store(tmp_path / "store"), provenance=WHO)
+    assert tuned.remaining == ()
+    assert (tmp_path / "untuned.csv").read_text().splitlines()[1].startswith("32,6144,")
+    assert STAGE1 in (tmp_path / "store" / "measured.csv").read_text()
