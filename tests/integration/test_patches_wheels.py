@@ -1,0 +1,122 @@
+"""The states of all patches over real releases of sglang, and what the guard makes of the real file."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.catalog.images import applier_path
+from orchestrator.catalog.patches import read_diff, read_ledger
+from orchestrator.images.check import Checker
+from orchestrator.patches import manifest
+from tests.integration.wheels import read, unpack, wheel
+
+pytestmark = pytest.mark.wheels
+
+LEDGER = read_ledger()
+DIFFS = {patch.id: text for patch in LEDGER if (text := read_diff(patch)) is not None}
+CHECKER = Checker(applier=applier_path(), patches=LEDGER, diffs=DIFFS)
+
+NEEDED, PRESENT, ABSENT = "needed", "present upstream", "not applicable"
+# version: (guard, exclude list, top-k v2); the wheels hold no aiter, so its table is not applicable everywhere.
+STATES = {
+    "0.5.10": (NEEDED, NEEDED, ABSENT),
+    "0.5.12.post1": (NEEDED, NEEDED, ABSENT),
+    "0.5.13.post1": (NEEDED, NEEDED, ABSENT),
+    "0.5.14": (NEEDED, NEEDED, ABSENT),
+    "0.5.15.post1": (PRESENT, NEEDED, NEEDED),
+    "0.5.16": (PRESENT, PRESENT, PRESENT),
+    "0.5.19": (PRESENT, PRESENT, PRESENT),
+    "0.5.23": (PRESENT, PRESENT, PRESENT),
+}
+CUH = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
+
+
+@pytest.mark.parametrize("version", STATES)
+def test_states(version: str) -> None:
+    found = {finding.id: finding.state for finding in CHECKER.check_wheel(wheel(version))}
+
+    guard, exclude, topk = STATES[version]
+    assert found == {
+        "aiter-fp4-moe-table": ABSENT,
+        "dsa-topk-v2-off": topk,
+        "mtp-shared-expert-exclude": exclude,
+        "rocm-cuda-runtime-guard": guard,
+    }
+
+
+def test_evidence_is_a_file_and_a_line() -> None:
+    evidence = {finding.id: finding.evidence for finding in CHECKER.check_wheel(wheel("0.5.14"))}
+
+    assert evidence["rocm-cuda-runtime-guard"] == (f"{CUH}:38: #include <cuda_runtime.h>",)
+    assert evidence["mtp-shared-expert-exclude"] == ('srt/configs/model_config.py:529: "GlmMoeDsaForCausalLM",',)
+
+
+@pytest.fixture
+def patched(tmp_path: Path) -> Path:
+    """The kernels of 0.5.14 after the guard, applied by git, which knows nothing of our applier."""
+    package = unpack("0.5.14", tmp_path, below="jit_kernel/csrc/") / "sglang"
+    subprocess.run(["git", "apply", "-"], cwd=package, input=DIFFS["rocm-cuda-runtime-guard"], text=True, check=True)
+    return package
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize("define", ["-DUSE_ROCM", "-UUSE_ROCM"])
+def test_the_patched_file_of_0_5_14_means_what_the_upstream_file_means(patched: Path, define: str) -> None:
+    ours, upstream = (patched / CUH).read_text(), read("0.5.15.post1", CUH)
+
+    assert preprocessed(ours, define) == preprocessed(upstream, define)
+    assert ("hip/hip_runtime.h" in preprocessed(ours, define)) == (define == "-DUSE_ROCM")
+
+
+def preprocessed(text: str, define: str) -> str:
+    """What the preprocessor leaves of a file, its includes standing as they are instead of being followed."""
+    text = re.sub(r"//.*|^#pragma once", "", text, flags=re.MULTILINE)
+    kept = re.sub(r"^#include (.*)$", r"INCLUDED(\1)", text, flags=re.MULTILINE)
+    argv = ["g++", "-E", "-P", "-x", "c++", define, "-"]
+    return subprocess.run(argv, input=kept, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+def test_the_unpatched_file_asks_for_cuda_on_rocm_and_the_patched_one_does_not(patched: Path, tmp_path: Path) -> None:
+    unpatched = tmp_path / "unpatched.cuh"
+    unpatched.write_text(read("0.5.14", CUH))
+
+    assert "cuda_runtime.h" in dependencies(unpatched)
+    assert "cuda_runtime.h" not in dependencies(patched / CUH)
+    assert "hip/hip_runtime.h" in dependencies(patched / CUH)
+
+
+def dependencies(file: Path) -> str:
+    """The headers a file includes on ROCm; those that are not on this machine are listed by name."""
+    argv = ["g++", "-x", "c++", "-std=c++20", "-DUSE_ROCM", "-M", "-MG", str(file)]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_applier_writes_what_git_writes(patched: Path, tmp_path: Path) -> None:
+    again = unpack("0.5.14", tmp_path / "again", below="jit_kernel/csrc/") / "sglang"
+    program = "import sys, pathlib, apply_patches as a; a.apply_diff(pathlib.Path(sys.argv[1]), sys.stdin.read())"
+
+    subprocess.run(
+        [sys.executable, "-B", "-c", program, again],
+        cwd=applier_path().parent,
+        input=DIFFS["rocm-cuda-runtime-guard"],
+        text=True,
+        check=True,
+    )
+
+    assert (again / CUH).read_bytes() == (patched / CUH).read_bytes()
+
+
+def test_it_runs_on_the_standard_library_alone(tmp_path: Path) -> None:
+    """As in an image: `-I -S` leaves the interpreter nothing else."""
+    package = unpack("0.5.14", tmp_path, below="jit_kernel/csrc/") / "sglang"
+    argv = [sys.executable, "-I", "-S", str(applier_path()), "check", "--manifest", "-", "--root", f"sglang={package}"]
+
+    done = subprocess.run(argv, input=manifest(LEDGER, DIFFS), capture_output=True, text=True, check=True)
+
+    assert len(json.loads(done.stdout)) == len(LEDGER)
