@@ -65,8 +65,16 @@ def run(
     return Result(argv=tuple(argv), code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def follow(argv: Sequence[str], on_line: Callable[[str], None], *, cwd: Path | None = None) -> int:
+def follow(
+    argv: Sequence[str],
+    on_line: Callable[[str], None],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> int:
     """Run a program to its end, hand each line of its output (both streams) to `on_line`, and return its exit code.
+
+    `env` is added to this process's environment.
 
     Raises ProgramMissingError where there is no such program; the program is killed when an exception ends the waiting.
     """
@@ -74,6 +82,7 @@ def follow(argv: Sequence[str], on_line: Callable[[str], None], *, cwd: Path | N
         program = subprocess.Popen(
             list(argv),
             cwd=cwd,
+            env={**os.environ, **env} if env is not None else None,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
