@@ -91,6 +91,13 @@ class LogTail:
                 self._rest = b""
             yield from (line.decode(errors="replace") for line in lines if line)
 
+    def to_end(self) -> Iterator[str]:
+        """All new lines of a log that nobody writes to any more, an unfinished last one included."""
+        yield from self()
+        if self._rest:
+            yield self._rest.decode(errors="replace")
+            self._rest = b""
+
     def _read(self) -> bytes:
         try:
             file = self._path.open("rb")

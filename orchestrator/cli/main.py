@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator import __version__
-from orchestrator.cli import cache, host, images, kernels, profiles, serve
+from orchestrator.cli import cache, diagnose, host, images, kernels, profiles, serve
 from orchestrator.console import out, show_error
 from orchestrator.errors import DeployError
 
@@ -21,6 +21,7 @@ images.register(app)
 cache.register(app)
 kernels.register(app)
 serve.register(app)
+diagnose.register(app)
 
 
 def _version(asked: bool) -> None:

@@ -42,6 +42,11 @@ def test_an_unfinished_line_waits_for_its_end(log: Path) -> None:
     assert list(tail()) == ["the server is fired up"]
 
 
+def test_of_a_log_that_has_ended_the_unfinished_line_is_read_too(log: Path) -> None:
+    append(log, "one\nKilled")
+    assert list(LogTail(log).to_end()) == ["one", "Killed"]
+
+
 def test_a_progress_bar_is_a_line_at_each_state(log: Path) -> None:
     append(log, "shards: | 1/3 [\rshards: | 2/3 [\r\nnext\n")
     assert list(LogTail(log)()) == ["shards: | 1/3 [", "shards: | 2/3 [", "next"]

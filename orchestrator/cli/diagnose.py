@@ -1,0 +1,85 @@
+"""`deploy diagnose`: what a log says about a failure."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.options import HostOption, Json
+from orchestrator.console import note, out, out_json
+from orchestrator.errors import UsageError
+
+if TYPE_CHECKING:
+    from orchestrator.paths import Home
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's command."""
+    app.command()(diagnose)
+
+
+def diagnose(
+    subject: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME|LOGFILE]", help="a server, a log file, or - for stdin; default: the last start"),
+    ] = None,
+    *,
+    host: HostOption = None,
+    json: Json = False,
+) -> None:
+    """Name the first known cause of a failure, with the lines that prove it; never guess."""
+    from orchestrator.diagnose import diagnose
+    from orchestrator.paths import Home
+
+    home = Home.from_environment()
+    subject = subject or _last_started(home)
+    try:
+        with _log_of(subject, home, host) as lines:
+            diagnosis = diagnose(lines)
+    except OSError as error:
+        raise UsageError(f"cannot read the log of `{subject}`: {error.strerror}") from error
+    if json:
+        out_json(diagnosis.to_dict())
+    else:
+        out(diagnosis.to_text())
+
+
+@contextmanager
+def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[Iterator[str]]:
+    """The lines of a file, of stdin, of a server that exists, or of the last start under that name."""
+    import sys
+    from pathlib import Path
+
+    from orchestrator.deploy.servers import fleet
+    from orchestrator.health import LogTail
+    from orchestrator.nearest import did_you_mean
+    from orchestrator.state import known_names, latest_run
+
+    if subject == "-":
+        yield (line.rstrip("\n") for line in sys.stdin)
+    elif Path(subject).is_file():
+        yield LogTail(Path(subject)).to_end()
+    else:
+        with fleet(home, host) as servers:
+            found = servers.find(subject)
+            run = latest_run(home, subject)
+            if found:
+                yield servers.runtime(found[0]).logs(found[0], follow=False)
+            elif run is not None and run.log.is_file():
+                note(f"`{subject}` is gone; this is its last log, `{run.log}`")
+                yield LogTail(run.log).to_end()
+            else:
+                raise UsageError(
+                    f"`{subject}` is neither a log file nor a server that was started from here",
+                    hint=did_you_mean(subject, known_names(home)) or "`deploy status` lists servers",
+                )
+
+
+def _last_started(home: "Home") -> str:
+    from orchestrator.state import known_names, latest_run
+
+    runs = {name: run.path.name for name in known_names(home) if (run := latest_run(home, name))}
+    if not runs:
+        raise UsageError("nothing was started from here yet", hint="give a log file: `deploy diagnose server.log`")
+    return max(runs, key=lambda name: runs[name])

@@ -1,0 +1,68 @@
+"""`deploy diagnose`: a log file, stdin, a name, or the last start."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.errors import UsageError
+
+LOGS = Path(__file__).parents[1] / "diagnose/logs"
+PORT_TAKEN = LOGS / "port-taken/match-real-0.5.14.log"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
+    monkeypatch.setattr("orchestrator.deploy.servers.REGISTRY", {})  # nothing runs, and Docker is not asked
+    return tmp_path
+
+
+def diagnose(*args: str, stdin: str | None = None) -> str:
+    return CliRunner().invoke(app, ["diagnose", *args], input=stdin, catch_exceptions=False).stdout
+
+
+def started(home: Path, name: str, run: str, log: Path) -> None:
+    folder = home / "runs" / name / run
+    folder.mkdir(parents=True)
+    (folder / "server.log").write_bytes(log.read_bytes())
+
+
+def test_a_log_file_for_people() -> None:
+    assert diagnose(str(PORT_TAKEN)).splitlines()[0] == "fatal: port-taken"
+
+
+def test_a_log_file_for_programs() -> None:
+    data = json.loads(diagnose(str(PORT_TAKEN), "--json"))
+    assert data["cause"] == "port-taken"
+    assert "address already in use" in data["findings"][0]["evidence"][0]["text"]
+
+
+def test_stdin() -> None:
+    assert diagnose("-", stdin=PORT_TAKEN.read_text()).startswith("fatal: port-taken")
+
+
+def test_the_last_log_of_a_server_that_is_gone(home: Path) -> None:
+    started(home, "glm", "20260702T101431Z-aaaa", LOGS / "no-weights/match-real-0.5.14.log")
+    started(home, "glm", "20260703T101431Z-aaaa", PORT_TAKEN)
+    assert diagnose("glm").startswith("fatal: port-taken")
+
+
+def test_without_a_name_the_last_start(home: Path) -> None:
+    started(home, "glm", "20260702T101431Z-aaaa", PORT_TAKEN)
+    started(home, "tiny", "20260703T101431Z-bbbb", LOGS / "no-weights/match-real-0.5.14.log")
+    assert diagnose().startswith("fatal: no-weights")
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(home: Path) -> None:
+    started(home, "glm-mi355x", "20260702T101431Z-aaaa", PORT_TAKEN)
+    with pytest.raises(UsageError) as caught:
+        diagnose("glm-mi35x")
+    assert caught.value.hint == "did you mean `glm-mi355x`?"
+
+
+def test_nothing_was_started_yet() -> None:
+    with pytest.raises(UsageError, match="nothing was started"):
+        diagnose()
