@@ -1,0 +1,205 @@
+"""What goes wrong with a real server of the process runtime, and that nothing of it is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cpu_server import CpuEngine, CpuServer, healthy
+
+from orchestrator.errors import NameTakenError
+from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.process import ProcessRuntime
+from orchestrator.runtimes.procfs import family, read_process
+from orchestrator.runtimes.record import read_record, write_record
+from orchestrator.secret import Secret
+from orchestrator.state import open_run
+
+pytestmark = pytest.mark.engine
+
+Start = Callable[..., CpuServer]
+NO_CHECKPOINT = ("model.origin.kind=directory", "model.origin.location=/nonexistent")
+
+
+@pytest.fixture
+def start(cpu_engine: CpuEngine) -> Iterator[Start]:
+    """Start servers that are taken down after the test, however it ends."""
+    started: list[CpuServer] = []
+
+    def run(name: str, *overrides: str) -> CpuServer:
+        started.append(cpu_engine.start(name, *overrides))
+        return started[-1]
+
+    yield run
+    for one in started:
+        one.runtime.stop(one.handle, grace=0)
+
+
+def server_pid(server: CpuServer) -> int:
+    record = read_record(Path(server.handle.run_dir))
+    assert record is not None
+    assert record.server is not None
+    return int(record.server.split("/")[1])
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def nothing_is_left(server: CpuServer) -> bool:
+    return not family(server.handle.identity) and not healthy(server.url)
+
+
+def scheduler_pids(server: CpuServer) -> list[int]:
+    """Schedulers name themselves `sglang::scheduler...` once they run."""
+    pids = [process.pid for process in family(server.handle.identity)]
+    return [pid for pid in pids if b"scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
+
+
+def test_server_that_exits_while_loading_leaves_its_code_and_its_log(start: Start) -> None:
+    broken = start("broken", *NO_CHECKPOINT)
+
+    wait_for(lambda: broken.runtime.state(broken.handle).status is Status.EXITED)
+
+    assert broken.runtime.state(broken.handle).exit_code == 1
+    assert any("/nonexistent" in line for line in broken.runtime.logs(broken.handle, follow=False))
+    assert nothing_is_left(broken)
+
+
+def test_server_killed_while_serving_takes_its_schedulers_with_it(start: Start) -> None:
+    victim = start("victim")
+    victim.wait_until_ready()
+
+    os.kill(server_pid(victim), signal.SIGKILL)
+    wait_for(lambda: victim.runtime.state(victim.handle).status is Status.EXITED)
+
+    state = victim.runtime.state(victim.handle)
+    assert (state.exit_code, state.detail) == (137, "killed by SIGKILL")
+    assert nothing_is_left(victim)
+
+
+def test_killed_supervisor_leaves_no_orphans(start: Start) -> None:
+    orphan = start("orphan")
+    orphan.wait_until_ready()
+
+    os.kill(int(orphan.handle.identity.split("/")[1]), signal.SIGKILL)
+    wait_for(lambda: not family(orphan.handle.identity))
+
+    state = orphan.runtime.state(orphan.handle)
+    assert (state.status, state.exit_code) == (Status.EXITED, None)
+    assert nothing_is_left(orphan)
+
+
+def test_stop_is_bounded_when_a_killed_dp_scheduler_hangs_the_server(start: Start) -> None:
+    pair = start("pair", "layout.dp=2")
+    pair.wait_until_ready()
+    first, second = sorted(scheduler_pids(pair))
+
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: first not in scheduler_pids(pair))
+    assert pair.runtime.state(pair.handle).status is Status.RUNNING  # alive, and not serving: health has to be asked
+
+    began = time.monotonic()
+    pair.runtime.stop(pair.handle, grace=2)
+
+    assert time.monotonic() - began < 15
+    assert read_process(second) is None
+    assert nothing_is_left(pair)
+
+
+def test_server_outlives_a_killed_cli_and_is_found_again(cpu_engine: CpuEngine) -> None:
+    script = """
+        import os, signal, sys
+        from pathlib import Path
+        from cpu_server import CpuEngine
+        from orchestrator.paths import Home
+        CpuEngine(home=Home(Path(sys.argv[1])), python=Path(sys.argv[2])).start("survivor")
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    lines = "\n".join(line.strip() for line in script.splitlines())
+    argv = [sys.executable, "-c", lines, str(cpu_engine.home.root), str(cpu_engine.python)]
+    code = subprocess.run(argv, cwd=Path(__file__).parent, check=False).returncode
+
+    runtime = ProcessRuntime(cpu_engine.home)
+    (handle,) = runtime.find("survivor")
+    assert code == -signal.SIGKILL
+    assert runtime.state(handle).status is Status.RUNNING
+    runtime.stop(handle, grace=0)
+    assert not family(handle.identity)
+    assert runtime.find("survivor") == ()
+
+
+def test_pid_that_belongs_to_somebody_else_now_is_neither_shown_nor_killed(start: Start) -> None:
+    old = start("reused", *NO_CHECKPOINT)
+    wait_for(lambda: old.runtime.state(old.handle).status is Status.EXITED)
+    bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        run_dir = Path(old.handle.run_dir)
+        boot, _, started = old.handle.identity.split("/")
+        reused = f"{boot}/{bystander.pid}/{started}"
+        record = read_record(run_dir)
+        assert record is not None
+        write_record(run_dir, replace(record, supervisor=reused, server=reused, exit_code=None))
+        (handle,) = old.runtime.find("reused")
+
+        assert old.runtime.state(handle).status is Status.EXITED
+        old.runtime.stop(handle, grace=0)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_of_two_starts_of_one_name_one_is_refused(cpu_engine: CpuEngine) -> None:
+    outcomes: list[object] = []
+
+    def run() -> None:
+        try:
+            outcomes.append(cpu_engine.start("twice"))
+        except NameTakenError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    runtime = ProcessRuntime(cpu_engine.home)
+    handles = runtime.find("twice")
+    for handle in handles:
+        runtime.stop(handle, grace=0)
+
+    assert len(handles) == 1
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["CpuServer", "NameTakenError"]
+
+
+def test_api_key_protects_the_server_and_stands_nowhere(cpu_engine: CpuEngine) -> None:
+    key = "a-key-that-must-not-be-seen"
+    artifacts = cpu_engine.artifacts("server.api_key_env=DEPLOY_API_KEY")
+    run = open_run(cpu_engine.home, "locked", artifacts.plan)
+    runtime = ProcessRuntime(cpu_engine.home)
+    handle = runtime.start(artifacts, name="locked", run_dir=run.path, secrets={"DEPLOY_API_KEY": Secret(key)})
+    locked = CpuServer(handle=handle, runtime=runtime, plan=artifacts.plan)
+    try:
+        locked.wait_until_ready()
+        shown = [
+            Path(f"/proc/{process.pid}/{file}")
+            for process in family(handle.identity)
+            for file in ("cmdline", "environ")
+        ]
+
+        assert locked.complete().status_code == 401
+        assert "api_key='[REDACTED]'" in locked.log.read_text()
+        assert all(key.encode() not in path.read_bytes() for path in shown)
+        assert all(key not in path.read_text() for path in run.path.iterdir())
+    finally:
+        runtime.stop(handle, grace=0)
