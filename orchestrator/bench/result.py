@@ -5,7 +5,6 @@ Every figure carries its unit in its name: `_s` seconds, `_rps` requests per sec
 """
 
 import os
-import tempfile
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -287,10 +286,9 @@ def save(result: Result, directory: Path) -> Path:
 def write_whole(path: Path, text: str) -> Path:
     """Write `text` to `path` through a temporary file beside it, so that a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with temporary.open("w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())

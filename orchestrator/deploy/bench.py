@@ -133,12 +133,12 @@ def change(workload: Workload, changes: Changes) -> tuple[Workload, tuple[str, .
 
 
 def _earlier(directory: Path, *, resume: bool) -> Result | None:
-    there = (directory / RESULT_FILE).exists()
-    if there and not resume:
+    there = load(directory) if (directory / RESULT_FILE).exists() else None
+    if there is not None and there.points and not resume:
         raise UsageError("there is a result already", where=str(directory), hint="continue it with --resume")
-    if resume and not there:
+    if there is None and resume:
         raise UsageError("there is nothing to resume", where=str(directory), hint="leave out --resume")
-    return load(directory) if resume else None
+    return there if resume else None
 
 
 def _default_directory(workload: str) -> Path:

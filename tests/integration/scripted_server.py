@@ -1,0 +1,230 @@
+"""A server whose timing is a script: what the measuring instrument is measured with. Stdlib only.
+
+It speaks as much of sglang's HTTP as the client uses: /v1/models, /server_info, /metrics, /flush_cache,
+/v1/completions and /generate with streaming. `/flush_cache` also starts the count of requests again.
+"""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """How one request is answered."""
+
+    ttft_s: float = 0.0
+    itl_s: float = 0.0
+    tokens_per_chunk: int = 1
+    status: int = 200
+    reset_after_chunks: int | None = None  # the connection is cut there
+    error_after_chunks: int | None = None  # an error event stands there
+    split_s: float = 0.0  # each chunk is sent in two halves, this far apart
+    usage_at_end_only: bool = False
+    stops_after_tokens: int | None = None  # ignores `ignore_eos`
+    silent: bool = False  # accepts and never answers
+    cached_tokens: int | None = None
+
+
+@dataclass
+class Script:
+    """What the server does, and what it saw."""
+
+    answer: Callable[[int], Answer] = lambda _: Answer()
+    connect_delay_s: float = 0.0  # before a request on a fresh connection is looked at
+    one_at_a_time_s: float = 0.0  # a queue: each request holds the server for this long before its first token
+    context_length: int = 1_000_000
+    die_after: int | None = None  # requests, then the server is gone
+    served: int = 0
+    replicas: int = 1
+    pinned: list[int | None] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class ScriptedServer:
+    """Serves a script on a free port of the loopback interface, on a thread of its own."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self._loop = asyncio.new_event_loop()
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._busy = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._server = self._loop.run_until_complete(
+            asyncio.start_server(self._connection, sock=self._socket, limit=1 << 24)
+        )
+        self._loop.run_forever()
+        self._server.close()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(asyncio.sleep(0.01))
+        self._loop.close()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(self.script.connect_delay_s)
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = next(
+                    int(line.split(b":")[1])
+                    for line in head.split(b"\r\n")
+                    if line.lower().startswith(b"content-length")
+                )
+                content = await reader.readexactly(length)
+                _method, path, _ = head.split(b" ", 2)
+                await self._respond(path.decode(), content, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _respond(self, path: str, content: bytes, writer: asyncio.StreamWriter) -> None:
+        script = self.script
+        if path in {"/v1/completions", "/generate"}:
+            script.served += 1
+            if script.die_after is not None and script.served > script.die_after:
+                assert self._server is not None
+                self._server.close()
+                writer.transport.abort()
+                return
+            await self._generate(path, content, writer, script.answer(script.served - 1))
+            return
+        if path == "/flush_cache":
+            script.served = 0
+        documents: dict[str, object] = {
+            "/v1/models": {"data": [{"id": "scripted", "max_model_len": script.context_length}]},
+            "/server_info": {
+                "version": "0.5.14",
+                "page_size": 1,
+                "dp_size": script.replicas,
+                "enable_cache_report": True,
+                "api_key": "never-to-be-stored",
+            },
+            "/flush_cache": {},
+        }
+        body = self._metrics().encode() if path == "/metrics" else json.dumps(documents[path]).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        await writer.drain()
+
+    def _metrics(self) -> str:
+        script = self.script
+        return (
+            f'sglang:prompt_tokens_total{{model_name="scripted"}} {script.prompt_tokens}\n'
+            f'sglang:generation_tokens_total{{model_name="scripted"}} {script.output_tokens}\n'
+            f'sglang:cached_tokens_total{{cache_source="device"}} {script.cached_tokens}\n'
+            f'sglang:num_queue_reqs{{dp_rank="0"}} {len(self._tasks)}\n'
+        )
+
+    async def _generate(self, path: str, content: bytes, writer: asyncio.StreamWriter, answer: Answer) -> None:
+        request = json.loads(content)
+        self.script.bodies.append(content)
+        self.script.pinned.append(request.get("routed_dp_rank"))
+        if answer.silent:
+            await asyncio.sleep(3600)
+        if answer.status != 200:
+            body = b'{"message": "no room"}'
+            writer.write(b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%s" % (answer.status, len(body), body))
+            return
+        if self.script.one_at_a_time_s:
+            async with self._busy:
+                await asyncio.sleep(self.script.one_at_a_time_s)
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await _stream(path, request, writer, answer, self.script)
+
+
+async def _stream(
+    path: str, request: dict[str, object], writer: asyncio.StreamWriter, answer: Answer, script: Script
+) -> None:
+    """Chunks at their times, measured from the arrival of the request: errors do not add up."""
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    native = path == "/generate"
+    sampling = request["sampling_params"] if native else request
+    assert isinstance(sampling, dict)
+    prompt = request["input_ids" if native else "prompt"]
+    assert isinstance(prompt, list)
+    total = int(sampling["max_new_tokens" if native else "max_tokens"])
+    total = min(total, answer.stops_after_tokens or total)
+    cached = answer.cached_tokens or 0
+    for index, sent in enumerate(range(0, total, answer.tokens_per_chunk)):
+        await asyncio.sleep(begin + answer.ttft_s + index * answer.itl_s - loop.time())
+        if index == answer.reset_after_chunks:
+            writer.transport.abort()
+            return
+        if index == answer.error_after_chunks:
+            await _send(writer, 'data: {"error": {"message": "out of memory"}}\n\ndata: [DONE]\n\n')
+            break
+        so_far = min(sent + answer.tokens_per_chunk, total)
+        event = _event(len(prompt), so_far, total, cached, native=native, counted=not answer.usage_at_end_only)
+        await _send(writer, event, split_s=answer.split_s)
+    else:
+        script.prompt_tokens += len(prompt)
+        script.output_tokens += total
+        script.cached_tokens += cached
+        usage = {"choices": [], "usage": _usage(len(prompt), total, cached)}
+        await _send(writer, ("" if native else f"data: {json.dumps(usage)}\n\n") + "data: [DONE]\n\n")
+    writer.write(b"0\r\n\r\n")
+
+
+def _event(prompt: int, so_far: int, total: int, cached: int, *, native: bool, counted: bool) -> str:
+    finished = so_far >= total
+    if native:
+        meta = {
+            "prompt_tokens": prompt,
+            "completion_tokens": so_far,
+            "cached_tokens": cached,
+            "finish_reason": {"type": "length"} if finished else None,
+        }
+        return f"data: {json.dumps({'text': 'x' * so_far, 'meta_info': meta})}\n\n"
+    choice = {"index": 0, "text": 'a "completion_tokens":9 b', "finish_reason": "length" if finished else None}
+    data: dict[str, object] = {"id": "1", "object": "text_completion", "choices": [choice]}
+    data["usage"] = _usage(prompt, so_far, cached) if counted else None
+    return f"data: {json.dumps(data)}\n\n"
+
+
+def _usage(prompt: int, output: int, cached: int) -> dict[str, object]:
+    details = {"cached_tokens": cached} if cached else None
+    return {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details}
+
+
+async def _send(writer: asyncio.StreamWriter, text: str, *, split_s: float = 0.0) -> None:
+    data = text.encode()
+    data = b"%x\r\n%s\r\n" % (len(data), data)
+    if split_s:
+        half = len(data) // 2
+        writer.write(data[:half])
+        await asyncio.sleep(split_s)
+        data = data[half:]
+    writer.write(data)
+
+
+@contextmanager
+def scripted(script: Script) -> Iterator[ScriptedServer]:
+    """A scripted server for the length of a test."""
+    server = ScriptedServer(script)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

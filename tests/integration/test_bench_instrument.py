@@ -1,0 +1,297 @@
+"""The measuring instrument, measured: a loopback server with scripted timing, through the whole program."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scripted_server import Answer, Script, ScriptedServer, scripted
+
+from orchestrator.bench.measurement import Order, UnwrittenError, measure
+from orchestrator.bench.result import Ending, MarkKind, Point, Provenance, Result, Spread, load
+from orchestrator.bench.workload import Workload, load_workload
+from orchestrator.errors import BenchError, UsageError
+from orchestrator.secret import Secret
+
+TOKENS = 6
+WORKLOAD = load_workload("smoke-tiny").model_copy(
+    update={"output_tokens": TOKENS, "requests": 30, "rates_rps": (10.0,), "prefixes": 2, "timeout_s": 5.0}
+)
+
+
+def bench(script: Script, directory: Path, *, workload: Workload = WORKLOAD, **changes: object) -> Result:
+    """Measure a scripted server. Its answers are counted from 0 after the warm-up, see `after_warm_up`."""
+    with scripted(script) as server:
+        return measure(order(server, directory, workload=workload, **changes), lambda _text, _far: None)
+
+
+def order(server: ScriptedServer, directory: Path, *, workload: Workload = WORKLOAD, **changes: object) -> Order:
+    plain = Order(
+        url=server.url,
+        api="completions",
+        key=None,
+        workload_name="scripted",
+        workload=workload,
+        overridden=(),
+        command="deploy bench",
+        provenance=Provenance(gpus=8),
+        price=None,
+        read_energy=None,
+        directory=directory,
+        earlier=None,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def after_warm_up(answer: Callable[[int], Answer], workload: Workload = WORKLOAD) -> Callable[[int], Answer]:
+    """Quick answers to the warm-up, then `answer(0)`, `answer(1)`, ..."""
+    return lambda index: answer(index - workload.prefixes) if index >= workload.prefixes else Answer()
+
+
+def only(result: Result) -> Point:
+    (point,) = result.points
+    return point
+
+
+def ttft(point: Point) -> Spread:
+    assert point.latency is not None
+    return point.latency.ttft_from_schedule_s
+
+
+def kinds(result: Result) -> set[MarkKind]:
+    return {mark.kind for mark in result.marks}
+
+
+@pytest.mark.parametrize("api", ["completions", "generate"])
+def test_every_percentile_comes_back_within_two_per_cent(tmp_path: Path, api: str) -> None:
+    """TTFT rises from 0.3 s to 0.88 s over 30 requests, then a token every 0.15 s."""
+    answer = after_warm_up(lambda index: Answer(ttft_s=0.3 + 0.02 * index, itl_s=0.15, cached_tokens=300))
+    point = only(bench(Script(answer=answer), tmp_path, api=api))
+    assert point.latency is not None
+    assert point.latency.tpot_s is not None
+    assert point.latency.itl_per_chunk_s is not None
+    true_ttft = {"mean": 0.59, "p50": 0.59, "p90": 0.822, "p95": 0.851, "p99": 0.8742, "max": 0.88}
+    for name, true in true_ttft.items():
+        assert getattr(ttft(point), name) == pytest.approx(true, rel=0.02)
+        assert getattr(point.latency.e2e_from_schedule_s, name) == pytest.approx(true + 0.75, rel=0.02)
+    for name in ("mean", "p50", "p90", "p95", "p99"):
+        assert getattr(point.latency.tpot_s, name) == pytest.approx(0.15, rel=0.02)
+    for name in ("mean", "p50"):
+        assert getattr(point.latency.itl_per_chunk_s, name) == pytest.approx(0.15, rel=0.02)
+    assert (point.input_tokens, point.output_tokens) == (30 * 500, 30 * TOKENS)
+    assert point.cache is not None
+    assert point.cache.usage_share == point.cache.metrics_share == 0.6
+    assert point.sent_rps == pytest.approx(10.0, rel=0.02)
+
+
+def test_a_stalled_server_shows_as_latency_and_not_as_a_lower_rate(tmp_path: Path) -> None:
+    """It says nothing for a second; the requests that fell due in that time leave on time all the same."""
+    begun: list[float] = []
+
+    def answer(_index: int) -> Answer:
+        begun.append(time.monotonic())
+        stall = max(0.0, 1.0 - (time.monotonic() - begun[0]))
+        return Answer(ttft_s=stall, itl_s=0.0)
+
+    point = only(bench(Script(answer=after_warm_up(answer)), tmp_path))
+    assert point.sent_rps == pytest.approx(10.0, rel=0.02)
+    assert ttft(point).max == pytest.approx(1.0, rel=0.02)
+    assert ttft(point).p90 == pytest.approx(0.71, abs=0.03)  # of 30 requests ten waited 1.0, 0.9, ... 0.1 s
+
+
+def test_a_queue_shows_as_latency_from_the_plan_and_as_not_sustained(tmp_path: Path) -> None:
+    """One request at a time, 0.15 s each, 10 rps offered: only 6.7 rps can be served."""
+    workload = WORKLOAD.model_copy(update={"requests": 50})
+    point = only(bench(Script(one_at_a_time_s=0.15), tmp_path, workload=workload))
+    assert point.sent_rps == pytest.approx(10.0, rel=0.02)
+    assert point.ttft_growth_s_per_s == pytest.approx(0.5, rel=0.1)
+    assert ttft(point).max == pytest.approx(0.15 + 49 * 0.05, rel=0.05)
+    assert point.sustained is False
+
+
+def test_the_knee_lies_between_a_rate_that_holds_and_one_that_does_not(tmp_path: Path) -> None:
+    workload = WORKLOAD.model_copy(update={"requests": 50, "rates_rps": (8.0, 16.0)})
+    result = bench(
+        Script(one_at_a_time_s=0.08, answer=lambda _: Answer(cached_tokens=300)), tmp_path, workload=workload
+    )
+    assert [point.sustained for point in result.points] == [True, False]
+    assert result.knee_rps == 8.0
+
+
+def test_slow_accept_counts_as_latency(tmp_path: Path) -> None:
+    """The first request finds the warm-up's connection still open, the three others need one each."""
+    script = Script(answer=lambda _: Answer(ttft_s=0.3), connect_delay_s=0.3)
+    point = only(bench(script, tmp_path, workload=WORKLOAD.model_copy(update={"requests": 4, "rates_rps": (20.0,)})))
+    assert ttft(point).max == pytest.approx(0.6, rel=0.02)
+    assert ttft(point).mean == pytest.approx((0.3 + 3 * 0.6) / 4, rel=0.02)
+
+
+@pytest.mark.parametrize("usage_at_end_only", [False, True])
+def test_several_tokens_in_a_chunk_and_chunks_in_halves(tmp_path: Path, *, usage_at_end_only: bool) -> None:
+    slow = Answer(
+        ttft_s=0.3, itl_s=0.4, tokens_per_chunk=3, split_s=0.1, usage_at_end_only=usage_at_end_only, cached_tokens=300
+    )
+    point = only(bench(Script(answer=lambda _: slow), tmp_path))
+    assert point.latency is not None
+    assert point.latency.itl_per_chunk_s is not None
+    assert point.latency.tpot_s is not None
+    assert point.latency.tokens_per_chunk == 3.0
+    assert ttft(point).p50 == pytest.approx(0.4, rel=0.02)  # a chunk has come when its second half has
+    assert point.latency.itl_per_chunk_s.p50 == pytest.approx(0.4, rel=0.02)
+    assert point.latency.tpot_s.p50 == pytest.approx(0.4 / (TOKENS - 1), rel=0.02)
+    assert point.output_tokens == 30 * TOKENS
+
+
+def test_failures_are_counted_by_kind_and_delay_nobody(tmp_path: Path) -> None:
+    bad = {
+        3: Answer(status=503),
+        7: Answer(ttft_s=0.1, reset_after_chunks=2),
+        11: Answer(error_after_chunks=1),
+        15: Answer(silent=True),
+    }
+    script = Script(answer=after_warm_up(lambda index: bad.get(index, Answer(ttft_s=0.3, cached_tokens=300))))
+    result = bench(script, tmp_path, workload=WORKLOAD.model_copy(update={"timeout_s": 1.0}))
+    point = only(result)
+    assert {failure.kind for failure in point.failures} == {"http-503", "reset", "stream-error", "timeout"}
+    assert point.succeeded == 26
+    assert ttft(point).max == pytest.approx(0.3, rel=0.05)
+    assert point.sent_rps == pytest.approx(10.0, rel=0.02)
+    assert kinds(result) == {MarkKind.FAILED_REQUESTS}
+
+
+def test_an_endpoint_that_ignores_ignore_eos_is_refused_at_the_warm_up(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="answered with 4 tokens where 6 were asked"):
+        bench(Script(answer=lambda _: Answer(stops_after_tokens=4)), tmp_path)
+
+
+def test_an_endpoint_that_stops_early_later_on_is_marked(tmp_path: Path) -> None:
+    answer = after_warm_up(lambda index: Answer(stops_after_tokens=4 if index == 9 else None, cached_tokens=300))
+    assert kinds(bench(Script(answer=answer), tmp_path)) == {MarkKind.WRONG_LENGTH}
+
+
+def test_a_context_too_short_is_said_before_anything_is_sent(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="context of 505 tokens, the workload needs 506"):
+        bench(Script(context_length=505), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unreachable_endpoint(tmp_path: Path) -> None:
+    with scripted(Script()) as server:
+        gone = server
+    with pytest.raises(BenchError, match="does not answer"):
+        measure(order(gone, tmp_path), lambda _text, _far: None)
+
+
+def test_every_replica_is_warmed_by_its_rank_and_the_load_is_not_pinned(tmp_path: Path) -> None:
+    script = Script(replicas=2, answer=lambda _: Answer(cached_tokens=300))
+    result = bench(script, tmp_path)
+    assert sorted(rank for rank in script.pinned if rank is not None) == [0, 0, 1, 1]
+    assert script.pinned[4:] == [None] * 30
+    assert "each of 2 replicas" in result.run.warmup
+
+
+def test_the_same_seed_sends_the_same_bytes(tmp_path: Path) -> None:
+    first, second = Script(), Script()
+    bench(first, tmp_path / "1")
+    bench(second, tmp_path / "2")
+    assert first.bodies == second.bodies
+    assert len(set(first.bodies)) == 32
+
+
+def test_a_server_that_dies_ends_the_run_with_what_was_measured_and_resume_goes_on(tmp_path: Path) -> None:
+    workload = WORKLOAD.model_copy(update={"rates_rps": (10.0, 12.0, 14.0)})
+    dying = Script(answer=lambda _: Answer(cached_tokens=300))
+    with scripted(dying) as server:
+        first_rate_done: list[str] = []
+
+        def say(text: str, far: str) -> None:
+            if text.startswith("12 rps") and far.startswith("10/") and not first_rate_done:
+                first_rate_done.append(text)
+                dying.die_after = 0
+
+        result = measure(order(server, tmp_path, workload=workload), say)
+    assert result.ending is Ending.ENDPOINT_DIED
+    assert [point.ending for point in result.points] == [Ending.COMPLETE, Ending.ENDPOINT_DIED]
+    assert result.points[1].requests < 30
+    assert load(tmp_path) == result
+    with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
+        again = order(server, tmp_path, workload=workload)
+        earlier = replace(result, run=replace(result.run, endpoint=replace(result.run.endpoint, url=server.url)))
+        whole = measure(replace(again, earlier=earlier), lambda _text, _far: None)
+    assert [point.label for point in whole.points] == ["10", "12", "14"]
+    assert whole.points[0] == result.points[0]
+    assert whole.ending is Ending.COMPLETE
+    assert whole.marks == ()
+
+
+def test_another_workload_is_not_resumed(tmp_path: Path) -> None:
+    with scripted(Script()) as server:
+        first = measure(order(server, tmp_path), lambda _text, _far: None)
+        other = WORKLOAD.model_copy(update={"seed": 1})
+        with pytest.raises(UsageError, match="the workload is not the one"):
+            measure(order(server, tmp_path, workload=other, earlier=first), lambda _text, _far: None)
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second write meets a full disk: the figures come back with the error."""
+    writes: list[Path] = []
+
+    def full(source: Path, target: Path) -> Path:
+        writes.append(target)
+        if len(writes) > 1:
+            raise OSError(28, "No space left on device", str(target))
+        return source.rename(target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(UnwrittenError) as caught:
+        bench(Script(), tmp_path)
+    assert only(caught.value.result).succeeded == 30
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]  # the one from before, whole
+
+
+def test_the_key_is_sent_and_written_nowhere(tmp_path: Path) -> None:
+    bench(Script(), tmp_path, key=Secret("sk-hidden-value"))
+    written = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert "sk-hidden-value" not in written
+    assert "never-to-be-stored" not in written  # the server's own key, which /server_info shows in clear
+
+
+def test_ctrl_c_keeps_and_reports_what_is_finished(tmp_path: Path) -> None:
+    workload = tmp_path / "slow.yaml"
+    text = json.dumps(WORKLOAD.model_copy(update={"rates_rps": (10.0, 11.0)}).to_dict())
+    workload.write_text(text)
+    with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
+        argv = [
+            sys.executable,
+            "-m",
+            "orchestrator",
+            "bench",
+            server.url,
+            "--workload",
+            str(workload),
+            "--output",
+            str(tmp_path / "out"),
+        ]
+        running = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        timer = threading.Timer(60, running.kill)
+        timer.start()
+        try:
+            assert running.stderr is not None
+            seen = [next(line for line in running.stderr if line.startswith("11 rps"))]
+            time.sleep(0.6)
+            running.send_signal(signal.SIGINT)
+            out, err = running.communicate()
+        finally:
+            timer.cancel()
+    assert running.returncode == 130, (seen, err)
+    assert "Traceback" not in err
+    assert "--resume" in err
+    assert "NOT COMPARABLE (incomplete at 11)" in out
+    kept = load(tmp_path / "out")
+    assert [point.ending for point in kept.points] == [Ending.COMPLETE, Ending.INTERRUPTED]

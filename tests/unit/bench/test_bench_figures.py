@@ -1,0 +1,277 @@
+"""Figures by the field's definitions, from requests whose times are known."""
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.bench.counters import histogram_bucket, read_metrics, server_counts
+from orchestrator.bench.drive import Drive, Sample
+from orchestrator.bench.figures import Observed, closed_point, open_point
+from orchestrator.bench.marks import marks
+from orchestrator.bench.measure import spread
+from orchestrator.bench.result import Ending, Mark, MarkKind, Point, Price, Provenance, ServerCounts
+from orchestrator.bench.steady import knee
+from orchestrator.bench.workload import Workload, load_workload
+
+WORKLOAD = load_workload("smoke-tiny").model_copy(
+    update={"input_tokens": 100, "output_tokens": 11, "cached_share": 0.6, "rates_rps": (1.0,)}
+)
+
+
+def request(
+    index: int, *, at: float, wait: float = 0.5, itl: float = 0.1, late: float = 0.0, **changes: object
+) -> Sample:
+    """One answer of 11 tokens, the first `wait` seconds after its planned time, the others `itl` apart."""
+    times = tuple(at + wait + itl * number for number in range(11))
+    sample = Sample(
+        index=index,
+        scheduled_s=at,
+        started_s=at + late,
+        ended_s=times[-1],
+        chunk_s=times,
+        chunk_tokens=tuple(range(1, 12)),
+        prompt_tokens=100,
+        output_tokens=11,
+        cached_tokens=60,
+        finish_reason="length",
+        failure=None,
+        failure_example="",
+    )
+    return replace(sample, **changes)  # type: ignore[arg-type]
+
+
+def failed(index: int, *, at: float, kind: str = "reset") -> Sample:
+    nothing = {"chunk_s": (), "chunk_tokens": (), "prompt_tokens": None, "output_tokens": None, "cached_tokens": None}
+    return request(index, at=at, failure=kind, failure_example="peer closed", **nothing)
+
+
+def point(samples: list[Sample], *, rate: float = 1.0, gpus: int | None = 8, **changes: object) -> Point:
+    observed = Observed(
+        label=f"{rate:g}",
+        started_at="2026-07-01T00:00:00+00:00",
+        drive=Drive(samples=tuple(samples), ending=Ending.COMPLETE),
+        server=None,
+        energy=None,
+        reports_cache=True,
+        gpus=gpus,
+    )
+    observed = replace(observed, **changes)  # type: ignore[arg-type]
+    return open_point(observed, WORKLOAD, rate_rps=rate, price=Price(usd_per_gpu_hour=1.48, source="given"))
+
+
+def steady(count: int = 100) -> list[Sample]:
+    return [request(index, at=float(index)) for index in range(count)]
+
+
+def test_latency_counts_from_the_plan_and_from_the_send() -> None:
+    latency = point([request(index, at=float(index), late=0.2) for index in range(100)]).latency
+    assert latency is not None
+    assert latency.ttft_from_schedule_s.p95 == pytest.approx(0.5)
+    assert latency.ttft_from_send_s.p95 == pytest.approx(0.3)
+    assert latency.e2e_from_schedule_s.p50 == pytest.approx(1.5)
+    assert latency.tpot_s is not None
+    assert latency.tpot_s.p50 == pytest.approx(0.1)
+    assert latency.itl_per_chunk_s is not None
+    assert latency.itl_per_chunk_s.p99 == pytest.approx(0.1)
+    assert latency.tokens_per_chunk == 1.0
+
+
+def test_several_tokens_a_chunk_are_counted_by_the_servers_count() -> None:
+    chunks = {"chunk_s": (0.5, 1.0, 1.5), "chunk_tokens": (3, 7, 11), "ended_s": 1.5}
+    latency = point([request(0, at=0.0, **chunks)]).latency
+    assert latency is not None
+    assert latency.tokens_per_chunk == pytest.approx(11 / 3)
+    assert latency.tpot_s is not None
+    assert latency.tpot_s.p50 == pytest.approx(0.1)
+    assert latency.itl_per_chunk_s is not None
+    assert latency.itl_per_chunk_s.p50 == pytest.approx(0.5)
+
+
+def test_output_throughput_of_a_steady_state_is_rate_times_length() -> None:
+    measured = point(steady())
+    assert measured.window is not None
+    assert measured.full_run is not None
+    assert measured.window.output_tok_per_s == pytest.approx(11, rel=0.01)
+    assert measured.window.total_tok_per_s == pytest.approx(111, rel=0.02)
+    assert measured.window.output_tok_per_s_per_gpu == pytest.approx(11 / 8, rel=0.01)
+    assert measured.full_run.output_tok_per_s == pytest.approx(100 * 11 / 100.5)
+
+
+def test_chunks_without_counts_share_the_requests_tokens() -> None:
+    blind = [replace(sample, chunk_tokens=(None,) * 11) for sample in steady()]
+    assert point(blind).full_run == point(steady()).full_run
+
+
+def test_a_price_becomes_dollars_per_million_tokens() -> None:
+    measured = point(steady())
+    assert measured.window is not None
+    dollars_a_second = 8 * 1.48 / 3600
+    assert measured.usd_per_million_output_tokens == pytest.approx(
+        dollars_a_second / measured.window.output_tok_per_s * 1e6
+    )
+    assert point(steady(), gpus=None).usd_per_million_output_tokens is None
+
+
+def test_a_steady_load_is_sustained() -> None:
+    measured = point(steady())
+    assert measured.sustained is True
+    assert measured.realised_share == pytest.approx(1.0)
+    assert measured.achieved_rps == pytest.approx(1.0, rel=0.02)
+    assert measured.sent_rps == pytest.approx(1.0)
+    assert measured.ttft_growth_s_per_s == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("capacity", [0.94, 0.8, 0.5])
+def test_a_server_that_falls_behind_is_not_sustained_though_ttft_is_within_its_limit(capacity: float) -> None:
+    growth = 1 / capacity - 1
+    measured = point([request(index, at=float(index), wait=0.5 + growth * index) for index in range(40)])
+    assert measured.sustained is False
+    assert measured.ttft_growth_s_per_s == pytest.approx(growth, rel=0.01)
+    assert any("queue grows" in reason for reason in measured.not_sustained_because)
+
+
+def test_a_server_that_decodes_ever_slower_shows_in_the_realised_share() -> None:
+    """Without a limit on running requests the first token comes at once, and the rest falls behind."""
+    slow = [request(index, at=float(index), itl=0.1 + 0.01 * index) for index in range(200)]
+    measured = point(slow)
+    assert measured.ttft_growth_s_per_s == pytest.approx(0.0, abs=1e-9)
+    assert measured.realised_share is not None
+    assert measured.realised_share < 0.97
+    assert measured.sustained is False
+
+
+def test_too_few_requests_cannot_be_told() -> None:
+    measured = point(steady(10))
+    assert measured.sustained is None
+    assert measured.realised_share is None
+
+
+def test_success_and_ttft_limits() -> None:
+    some = [request(index, at=float(index)) if index % 50 else failed(index, at=float(index)) for index in range(100)]
+    measured = point(some)
+    assert measured.success_share == 0.98
+    assert measured.failures[0].kind == "reset"
+    assert measured.failures[0].count == 2
+    assert measured.sustained is False
+    late = [request(index, at=float(index), wait=5.5) for index in range(100)]
+    assert "TTFT p95 5.50 s is over 5 s" in point(late).not_sustained_because
+    assert point(late).goodput_rps == 0.0
+
+
+def test_the_knee_is_the_highest_sustained_rate_below_the_first_that_is_not() -> None:
+    def at(rate: float, *, sustained: bool | None) -> Point:
+        return replace(point(steady(10)), offered_rps=rate, sustained=sustained)
+
+    assert knee([at(1, sustained=True), at(3, sustained=False), at(2, sustained=True)]) == 2
+    assert knee([at(1, sustained=True), at(2, sustained=False), at(3, sustained=True)]) == 1
+    assert knee([at(1, sustained=None), at(2, sustained=True)]) == 2
+    assert knee([at(1, sustained=None)]) is None
+    assert knee([]) is None
+
+
+def test_percentiles_are_those_of_numpy() -> None:
+    measured = spread([4.0, 1.0, 3.0, 2.0])
+    assert measured is not None
+    assert (measured.p50, measured.p90, measured.p95) == pytest.approx((2.5, 3.7, 3.85))
+    assert spread([]) is None
+
+
+def test_a_share_from_cache_is_measured_or_absent() -> None:
+    cached = point(steady()).cache
+    assert cached is not None
+    assert cached.usage_share == pytest.approx(0.6)
+    silent = [replace(sample, cached_tokens=None) for sample in steady()]
+    unknown = point(silent, reports_cache=False).cache
+    assert unknown is not None
+    assert unknown.usage_share is None
+    zero = point(silent, reports_cache=True).cache
+    assert zero is not None
+    assert zero.usage_share == 0.0
+    counted = point(silent, reports_cache=False, server=ServerCounts(prompt_tokens=200, cached_tokens=100)).cache
+    assert counted is not None
+    assert counted.metrics_share == 0.5
+
+
+def found(samples: list[Sample], workload: Workload = WORKLOAD, **provenance: object) -> set[MarkKind]:
+    behind = Provenance(**provenance)  # type: ignore[arg-type]
+    return {mark.kind for mark in marks([point(samples)], workload, behind, overridden=())}
+
+
+def test_a_clean_result_has_no_mark() -> None:
+    assert found(steady()) == set()
+
+
+def test_what_makes_a_result_not_comparable_is_marked() -> None:
+    none = {"cached_tokens": None}
+    assert found([*steady(), failed(100, at=100.0)]) == {MarkKind.FAILED_REQUESTS}
+    assert found([replace(sample, output_tokens=9) for sample in steady()]) == {MarkKind.WRONG_LENGTH}
+    assert found([replace(sample, cached_tokens=30) for sample in steady()]) == {MarkKind.UNMET_HIT_SHARE}
+    assert found([replace(sample, **none) for sample in steady()]) == {MarkKind.UNMET_HIT_SHARE}
+    assert found([request(i, at=float(i), late=0.06) for i in range(50)]) == {MarkKind.CLIENT_LAGGED}
+    assert found(steady(), kernel_gate={"passed": False}) == {MarkKind.KERNEL_MISS}
+    env = [{"name": "SGLANG_SIMULATE_ACC_LEN", "value": "3.61"}]
+    assert found(steady(), plan={"env": env}) == {MarkKind.SIMULATED_ACCEPTANCE}
+    blind = [point([replace(sample, **none) for sample in steady()], reports_cache=False)]
+    assert [mark.kind for mark in marks(blind, WORKLOAD, Provenance(), overridden=())] == [MarkKind.UNKNOWN_HIT_SHARE]
+
+
+def test_marks_name_their_point_and_what_was_changed() -> None:
+    cut = replace(point(steady()), ending=Ending.INTERRUPTED)
+    assert marks([cut], WORKLOAD, Provenance(), overridden=("requests",)) == (
+        Mark(kind=MarkKind.CHANGED_WORKLOAD, detail="changed on the command line: `requests`"),
+        Mark(kind=MarkKind.INCOMPLETE, detail="interrupted after 100 requests", point="1"),
+    )
+
+
+def test_a_closed_load_has_no_rate_and_is_never_judged() -> None:
+    observed = Observed(
+        label="closed-1",
+        started_at="",
+        drive=Drive(samples=(request(0, at=0.0),), ending=Ending.COMPLETE),
+        server=None,
+        energy=None,
+        reports_cache=True,
+        gpus=8,
+    )
+    single = load_workload("single-stream-10k-1.5k")
+    measured = closed_point(observed, single, price=None)
+    assert (measured.arrivals, measured.concurrency) == ("closed", 1)
+    assert (measured.offered_rps, measured.sustained, measured.usd_per_million_output_tokens) == (None, None, None)
+
+
+METRICS = """
+# HELP sglang:prompt_tokens_total x
+sglang:prompt_tokens_total{model_name="m"} 1000.0
+sglang:cached_tokens_total{cache_source="device",dp_rank="0"} 300.0
+sglang:cached_tokens_total{cache_source="host",dp_rank="1"} 300.0
+sglang:generation_tokens_total{model_name="m"} 370.0
+sglang:spec_verify_calls_total{model_name="m"} 100.0
+sglang:num_queue_reqs{tp_rank="0",dp_rank="0"} 2.0
+sglang:num_queue_reqs{tp_rank="0",dp_rank="1"} 3.0
+sglang:num_queue_reqs{tp_rank="1",dp_rank="0"} 2.0
+sglang:time_to_first_token_seconds_sum{model_name="m"} 5.0
+sglang:time_to_first_token_seconds_count{model_name="m"} 10.0
+sglang:time_to_first_token_seconds_bucket{le="0.1",model_name="m"} 0.0
+sglang:time_to_first_token_seconds_bucket{le="0.6",model_name="m"} 10.0
+sglang:time_to_first_token_seconds_bucket{le="+Inf",model_name="m"} 10.0
+"""
+
+
+def test_counters_are_summed_over_replicas_and_not_over_tensor_ranks() -> None:
+    reading = read_metrics(METRICS)
+    counts = server_counts({}, reading, [reading])
+    assert counts.cached_tokens == 600
+    assert counts.queue_depth_max == 5.0
+    assert counts.accept_length == pytest.approx(3.7)
+    assert counts.ttft_mean_s == pytest.approx(0.5)
+    assert counts.retractions is None  # the server did not say
+
+
+def test_accept_length_is_absent_without_speculation() -> None:
+    before = read_metrics(METRICS)
+    assert server_counts(before, {**before, "sglang:generation_tokens_total": 500.0}, []).accept_length is None
+
+
+def test_the_bucket_a_mean_falls_into() -> None:
+    assert histogram_bucket(METRICS, "sglang:time_to_first_token_seconds", 0.5) == (0.1, 0.6)
+    assert histogram_bucket(METRICS, "sglang:time_to_first_token_seconds", 9.0) == (0.6, float("inf"))

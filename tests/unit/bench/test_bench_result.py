@@ -1,0 +1,93 @@
+"""The result file: what is written is what is read; what was not measured is not in it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.bench.result import (
+    SCHEMA,
+    Ending,
+    EndpointFacts,
+    FailureCount,
+    Mark,
+    MarkKind,
+    Point,
+    Provenance,
+    Result,
+    Run,
+    from_json,
+    load,
+    save,
+    to_json,
+)
+from orchestrator.bench.show import result_text
+from orchestrator.errors import BenchError
+
+POINT = Point(
+    label="2",
+    arrivals="constant",
+    ending=Ending.COMPLETE,
+    started_at="2026-07-01T00:00:00+00:00",
+    requests=40,
+    succeeded=39,
+    success_share=0.975,
+    failures=(FailureCount(kind="timeout", count=1, example="no whole answer within 60 s"),),
+    input_tokens=19_500,
+    output_tokens=936,
+    offered_rps=2.0,
+    sustained=False,
+    not_sustained_because=("success 97.5% is under 99%",),
+)
+RESULT = Result(
+    schema_version=SCHEMA,
+    run=Run(
+        tool_version="0.1.0",
+        started_at="2026-07-01T00:00:00+00:00",
+        ended_at="2026-07-01T00:01:00+00:00",
+        command="deploy bench tiny --workload smoke-tiny",
+        workload_name="smoke-tiny",
+        workload={"seed": 1},
+        workload_digest="0" * 64,
+        seed=1,
+        warmup="none",
+        endpoint=EndpointFacts(url="http://127.0.0.1:1", api="completions", served_model="tiny"),
+        provenance=Provenance(),
+    ),
+    ending=Ending.COMPLETE,
+    points=(POINT,),
+    marks=(Mark(kind=MarkKind.FAILED_REQUESTS, detail="of 40 requests failed: 1 timeout", point="2"),),
+)
+
+
+def test_written_and_read_again_it_is_the_same(tmp_path: Path) -> None:
+    assert load(save(RESULT, tmp_path)) == RESULT
+    assert load(tmp_path) == RESULT
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_what_was_not_measured_is_absent_and_not_zero() -> None:
+    point = json.loads(to_json(RESULT))["points"][0]
+    assert "latency" not in point
+    assert "energy" not in point
+    assert "usd_per_million_output_tokens" not in point
+
+
+def test_another_schema_and_a_damaged_file_are_refused() -> None:
+    data = json.loads(to_json(RESULT))
+    with pytest.raises(BenchError, match="schema version `99`"):
+        from_json(json.dumps({**data, "schema_version": 99}), where="r.json")
+    with pytest.raises(BenchError) as caught:
+        from_json(json.dumps({**data, "points": [{}]}), where="r.json")
+    assert any(problem.where == "points.0.label" for problem in caught.value.problems)
+    with pytest.raises(BenchError, match="damaged"):
+        from_json("{", where="r.json")
+
+
+def test_marks_and_reasons_are_shown_loudly() -> None:
+    shown = result_text(RESULT)
+    assert "NOT COMPARABLE (failed-requests at 2): of 40 requests failed: 1 timeout" in shown
+    assert "2: success 97.5% is under 99%" in shown
+    assert "2: 1 x timeout: no whole answer within 60 s" in shown
+    assert "knee: none found" in shown
+    assert not RESULT.comparable
