@@ -6,9 +6,11 @@ A share is a part of 1, an interval is 95 % unless another confidence is given, 
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Final
 
-CONFIDENCE = 0.95
-POWER = 0.80
+SCHEMA: Final = 1
+CONFIDENCE: Final = 0.95
+POWER: Final = 0.80
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from orchestrator.bench.result import Result
+from orchestrator.errors import UsageError
 from orchestrator.report.compare import Comparison, compare
 from orchestrator.report.prices import PriceBook, usd_per_million_tokens
 from orchestrator.report.published import Prices, Published, PublishedEval, PublishedLayout, Reference, of_kind
@@ -68,16 +69,16 @@ def build(
     published: Published,
     everything: tuple[Published | Reference | Prices, ...],
     prices: PriceBook,
-    evals: tuple[tuple[Outcome, Outcome], ...] = (),
+    evals: tuple[tuple[Outcome | None, Outcome], ...] = (),
 ) -> Report:
-    """Put a report together. `evals` are pairs of baseline and candidate."""
+    """Put a report together. `evals` are pairs of baseline and candidate; without one, the published baseline is it."""
     comparisons = _numbered(tuple(compare(result, published, prices) for result in results))
     return Report(
         title=published.title,
         published=published,
         comparisons=comparisons,
         layouts=_layouts(published, comparisons, prices),
-        evals=(*map(_published_eval, published.evals), *(_measured_eval(*pair) for pair in evals)),
+        evals=(*map(_published_eval, published.evals), *(_measured_eval(published, *pair) for pair in evals)),
         published_usd_per_hour=_hourly(published.rates_system, prices),
         references=of_kind(everything, Reference),
         price_notes=_price_notes(published, comparisons, prices),
@@ -194,17 +195,25 @@ def _published_eval(line: PublishedEval) -> EvalRow:
     )
 
 
-def _measured_eval(baseline: Outcome, candidate: Outcome) -> EvalRow:
-    judgement = judge(baseline, candidate)
+def _measured_eval(published: Published, baseline: Outcome | None, candidate: Outcome) -> EvalRow:
+    if baseline is not None:
+        judgement, label = judge(baseline, candidate), baseline.model
+    else:
+        line = next((line for line in published.evals if line.suite == candidate.suite and line.samples), None)
+        if line is None or line.samples is None:
+            raise UsageError(f"no baseline for `{candidate.suite}`", hint="name one with `--baseline FILE`")
+        label = f"{line.baseline.label}, published"
+        sizes = (line.samples, len(candidate.items))
+        judgement = judge_independent(baseline=line.baseline.score, candidate=candidate.score, items=sizes)
     return EvalRow(
         title=f"{candidate.suite}, {candidate.metric}",
         measured=True,
-        baseline_label=baseline.model,
+        baseline_label=label,
         candidate_label=candidate.model,
-        baseline=baseline.score,
+        baseline=judgement.baseline,
         candidate=candidate.score,
         judgement=judgement,
-        caveat=judgement.method,
+        caveat=f"{judgement.method}, {candidate.harness}",
     )
 
 

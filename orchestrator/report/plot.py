@@ -106,7 +106,7 @@ def line_chart(chart: Chart) -> Markup:
     ys = [y for line in lines for _, y in line.points] + [limit.value for limit in chart.limits]
     x_ticks = nice_ticks(max(xs, default=1.0))
     y_ticks = log_ticks(min(ys), max(ys)) if chart.log and ys else nice_ticks(max(ys, default=1.0))
-    edge = WIDTH - 28 - 7.2 * max((len(line.label) for line in lines), default=0)
+    edge = WIDTH - 28 - 7.3 * max((len(line.label) for line in lines), default=0)
     across = _Scale(low=x_ticks[0], high=x_ticks[-1], start=_LEFT, end=edge)
     upward = _Scale(low=y_ticks[0], high=y_ticks[-1], start=HEIGHT - _BOTTOM, end=_TOP, log=chart.log)
     parts = [*_axes(chart, across, upward, x_ticks, y_ticks)]

@@ -1,0 +1,78 @@
+"""`deploy compare` and `deploy report`: what was measured beside what was published."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from orchestrator.cli.options import Json
+from orchestrator.console import note, out, warn
+
+if TYPE_CHECKING:
+    from orchestrator.report.document import Report
+
+PublishedOption: TypeAlias = Annotated[
+    str, typer.Option("--published", metavar="NAME", help="a file under profiles/published")
+]
+PriceOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--price", metavar="[GPU=]USD", help="of one GPU for an hour; default: published TCO"),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's commands."""
+    app.command()(compare)
+    app.command()(report)
+
+
+def compare(
+    results: Annotated[list[Path], typer.Argument(metavar="RESULT…", help="result files, or directories of results")],
+    *,
+    published: PublishedOption = "wafer-glm52",
+    price: PriceOption = None,
+    json: Json = False,
+) -> None:
+    """Set measurements side by side, and beside the published one."""
+    from orchestrator.deploy.report import find_results, make_report
+    from orchestrator.report.render import to_json
+    from orchestrator.report.show import comparison_text
+
+    made = make_report(find_results(results), published=published, prices=price or ())
+    out(to_json(made) if json else comparison_text(made))
+    _warn_loudly(made)
+
+
+def report(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="holds the results of `deploy bench` and `eval`")],
+    *,
+    published: PublishedOption = "wafer-glm52",
+    price: PriceOption = None,
+    baseline: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="an outcome of `deploy eval` to compare its suite with")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="write there instead of into DIR")] = None,
+    json: Json = False,
+) -> None:
+    """Write report.html, report.md and report.json: one self-contained page, and the same as text and data."""
+    from orchestrator.deploy.report import find_evals, find_results, make_report, write_report
+    from orchestrator.errors import BenchError
+    from orchestrator.report.render import to_json
+
+    evals = find_evals(directory, baseline or ())
+    made = make_report(find_results([directory]), published=published, prices=price or (), evals=evals)
+    try:
+        written = write_report(made, output or directory)
+    except OSError as error:
+        raise BenchError(f"the report cannot be written: {error.strerror}", where=str(error.filename)) from error
+    if json:
+        out(to_json(made))
+    _warn_loudly(made)
+    note(f"the report is `{written[0]}`, with `.md` and `.json` beside it")
+
+
+def _warn_loudly(made: "Report") -> None:
+    for comparison in made.comparisons:
+        if not comparison.comparable:
+            kinds = ", ".join(dict.fromkeys(reason.kind for reason in comparison.reasons))
+            warn(f"NOT COMPARABLE: {comparison.label}, {comparison.result.run.workload_name}: {kinds}")

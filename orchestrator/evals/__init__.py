@@ -1,0 +1,1 @@
+"""Quality: evaluations of a served model through lm-evaluation-harness, and what their difference can tell."""

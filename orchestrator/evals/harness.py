@@ -1,0 +1,155 @@
+"""lm-evaluation-harness as a program: its command line, its files, its answers. It is never imported."""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from orchestrator import shell
+from orchestrator.errors import BenchError, UsageError
+from orchestrator.evals.suites import Suite, local_files
+from orchestrator.scores import SCHEMA, Item, Outcome
+from orchestrator.secret import Secret
+
+CONCURRENCY: Final = 32
+LOCAL_TASK: Final = "deploy_local"
+_TAIL: Final = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What to evaluate. `url` is the server's base URL, `data` a local copy of the questions, `limit` how many."""
+
+    suite: Suite
+    url: str
+    model: str
+    key: Secret | None
+    limit: int | None
+    data: Path | None
+    command: str
+
+
+def harness_directory() -> Path:
+    """Where lm_eval lies. Raises UsageError where it is not installed."""
+    spec = find_spec("lm_eval")
+    if spec is None or spec.origin is None:
+        raise UsageError(
+            "lm-evaluation-harness is not installed",
+            hint="it is an extra of 0.75 GB: `pip install 'deploy-sglang[eval]'`",
+        )
+    return Path(spec.origin).parent
+
+
+def evaluate(order: Order, say: Callable[[str], None]) -> Outcome:
+    """Ask every question and score the answers; each line the harness prints goes to `say`.
+
+    Raises UsageError where the harness or a file is missing, BenchError where the harness fails.
+    """
+    harness = harness_directory()
+    work = Path(tempfile.mkdtemp(prefix="deploy-eval-"))
+    try:
+        task = order.suite.task
+        if order.data is not None:
+            task = LOCAL_TASK
+            (work / "task.yaml").write_text(local_task(order.suite, order.data, harness), encoding="utf-8")
+        _run(argv(order, task=task, work=work), order, say)
+        return read_outcome(work, order, task=task)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def argv(order: Order, *, task: str, work: Path) -> list[str]:
+    """The harness's command line (lm-eval 0.4.13, `lm-eval run`). The API key is not on it."""
+    suite = order.suite
+    path = "/v1/chat/completions" if suite.chat else "/v1/completions"
+    model = {
+        "model": order.model,
+        "base_url": order.url.rstrip("/") + path,
+        "num_concurrent": str(CONCURRENCY),
+        "max_retries": "3",
+        "timeout": "3600",
+    }
+    if not suite.chat:  # the text goes to the server as it is: no tokenizer is fetched
+        model |= {"tokenizer_backend": "None", "tokenized_requests": "False"}
+    return [
+        *(sys.executable, "-m", "lm_eval", "run"),
+        *("--model", "local-chat-completions" if suite.chat else "local-completions"),
+        *("--model_args", _pairs(model)),
+        *("--tasks", task),
+        *("--num_fewshot", str(suite.few_shot)),
+        *("--gen_kwargs", _pairs(dict(suite.generation))),
+        *(("--apply_chat_template",) if suite.chat else ()),
+        *(("--limit", str(order.limit)) if order.limit is not None else ()),
+        *(("--include_path", str(work)) if order.data is not None else ()),
+        *("--log_samples", "--output_path", str(work / "out")),
+    ]
+
+
+def local_task(suite: Suite, questions: Path, harness: Path) -> str:
+    """A task file that is the harness's own task on local files, as YAML (which JSON is)."""
+    task = {
+        "include": str(harness / "tasks" / suite.task_file),
+        "task": LOCAL_TASK,
+        "tag": None,
+        "dataset_path": suite.loader,
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": local_files(suite, questions)},
+    }
+    return json.dumps(task, indent=2) + "\n"
+
+
+def read_outcome(work: Path, order: Order, *, task: str) -> Outcome:
+    """The answers the harness logged under `work`. Raises BenchError where there are none."""
+    samples = sorted((work / "out").rglob(f"samples_{task}_*.jsonl"))
+    results = sorted((work / "out").rglob("results_*.json"))
+    if not samples or not results:
+        raise BenchError("the harness left no answers", where=str(work), hint="see what it printed above")
+    items = read_items(samples[-1].read_text(encoding="utf-8"), metric=order.suite.metric, filter_=order.suite.filter)
+    version = json.loads(results[-1].read_text(encoding="utf-8")).get("lm_eval_version", "of unknown version")
+    return Outcome(
+        schema_version=SCHEMA,
+        suite=order.suite.name,
+        task=order.suite.task,
+        metric=f"{order.suite.metric},{order.suite.filter}",
+        model=order.model,
+        harness=f"lm-eval {version}",
+        command=order.command,
+        items=items,
+    )
+
+
+def read_items(samples: str, *, metric: str, filter_: str) -> tuple[Item, ...]:
+    """One item an answered question, in the order asked, from a samples file of the harness (one JSON object a line).
+
+    The question is known by `doc_hash`, which covers its text and the order of its choices.
+    """
+    rows = [json.loads(line) for line in samples.splitlines() if line.strip()]
+    items = tuple(Item(id=row["doc_hash"], right=row[metric] > 0.5) for row in rows if row["filter"] == filter_)
+    if not items:
+        raise BenchError(f"the harness scored nothing with `{filter_}`", hint="is this lm-eval 0.4.13?")
+    return items
+
+
+def _run(command: list[str], order: Order, say: Callable[[str], None]) -> None:
+    tail: list[str] = []
+
+    def keep(line: str) -> None:
+        tail.append(line)
+        del tail[:-_TAIL]
+        say(line)
+
+    environ = {"OPENAI_API_KEY": order.key.reveal() if order.key else "none"}
+    if order.data is not None:
+        environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    code = shell.follow(command, keep, env=environ)
+    if code != 0:
+        raise BenchError(f"the harness ended with exit code {code}", where=order.url, details="\n".join(tail))
+
+
+def _pairs(values: dict[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in values.items())
