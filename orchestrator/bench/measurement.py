@@ -3,6 +3,7 @@
 import asyncio
 import datetime as dt
 import json
+import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -70,6 +71,7 @@ def measure(order: Order, say: Callable[[str, str], None]) -> Result:
 
 
 async def _measure(order: Order, say: Callable[[str, str], None]) -> Result:
+    _end_well_on_signals()
     address = Address.from_url(order.url)
     connections = Connections(address, key=order.key, clock=asyncio.get_running_loop().time)
     try:
@@ -89,6 +91,13 @@ async def _measure(order: Order, say: Callable[[str, str], None]) -> Result:
         return await _all_points(order, setting, result)
     finally:
         connections.close()
+
+
+def _end_well_on_signals() -> None:
+    """A terminal that goes away, or a scheduler's time limit, ends a measurement as Ctrl-C does."""
+    if (task := asyncio.current_task()) is not None:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 def _begin(order: Order, facts: EndpointFacts) -> Result:

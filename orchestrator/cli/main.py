@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator import __version__
-from orchestrator.cli import cache, diagnose, evals, host, images, kernels, profiles, report, serve
+from orchestrator.cli import bench, cache, diagnose, evals, host, images, kernels, profiles, report, serve
 from orchestrator.console import out, show_error
 from orchestrator.errors import DeployError
 
@@ -22,6 +22,7 @@ cache.register(app)
 kernels.register(app)
 serve.register(app)
 diagnose.register(app)
+bench.register(app)
 evals.register(app)
 report.register(app)
 

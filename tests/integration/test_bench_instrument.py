@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -262,36 +261,23 @@ def test_the_key_is_sent_and_written_nowhere(tmp_path: Path) -> None:
     assert "never-to-be-stored" not in written  # the server's own key, which /server_info shows in clear
 
 
-def test_ctrl_c_keeps_and_reports_what_is_finished(tmp_path: Path) -> None:
-    workload = tmp_path / "slow.yaml"
-    text = json.dumps(WORKLOAD.model_copy(update={"rates_rps": (10.0, 11.0)}).to_dict())
-    workload.write_text(text)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_and_reports_what_is_finished(tmp_path: Path, number: signal.Signals) -> None:
+    workload, kept_in = tmp_path / "two-rates.yaml", tmp_path / "out"
+    rates = {"rates_rps": [10.0, 11.0], "climb": None, "concurrency": None, "duration_s": None}
+    workload.write_text(json.dumps({**WORKLOAD.to_dict(), **rates}))
     with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
-        argv = [
-            sys.executable,
-            "-m",
-            "orchestrator",
-            "bench",
-            server.url,
-            "--workload",
-            str(workload),
-            "--output",
-            str(tmp_path / "out"),
-        ]
-        running = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        timer = threading.Timer(60, running.kill)
-        timer.start()
-        try:
+        argv = [sys.executable, "-m", "orchestrator", "bench", server.url]
+        argv += ["--workload", str(workload), "--output", str(kept_in)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
             assert running.stderr is not None
-            seen = [next(line for line in running.stderr if line.startswith("11 rps"))]
-            time.sleep(0.6)
-            running.send_signal(signal.SIGINT)
-            out, err = running.communicate()
-        finally:
-            timer.cancel()
-    assert running.returncode == 130, (seen, err)
+            second = next((line for line in running.stderr if line.startswith("11 rps")), "")
+            time.sleep(1.0)
+            running.send_signal(number)
+            out, err = running.communicate(timeout=60)
+    assert second
+    assert running.returncode == 130
     assert "Traceback" not in err
     assert "--resume" in err
     assert "NOT COMPARABLE (incomplete at 11)" in out
-    kept = load(tmp_path / "out")
-    assert [point.ending for point in kept.points] == [Ending.COMPLETE, Ending.INTERRUPTED]
+    assert [point.ending for point in load(kept_in).points] == [Ending.COMPLETE, Ending.INTERRUPTED]
