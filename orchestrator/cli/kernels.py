@@ -174,8 +174,8 @@ def log_command(
     if as_json:
         out_json(report.to_dict())
     else:
-        out(report.summary())
-    if untuned and report.misses:
+        out(report.summary)
+    if untuned and report.untuned:
         write_atomic(untuned, report.untuned)
         say(f"{len(report.misses)} keys written to `{untuned}`")
     if strict and (report.misses or not report.seen):

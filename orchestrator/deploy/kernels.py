@@ -149,7 +149,7 @@ def prepare_tuning(plan: Plan, given: Given, home: Home, *, hours: float, rekeye
         keys=_to_tune(plan, replace(given, image=None), home, rekeyed=rekeyed),
         names=read_pins().names_of(plan.engine.aiter_commit),
         folder=folder,
-        limits=Limits(total=hours * 3600, shutdown=120, look=5),
+        limits=Limits(total=hours * 3600, shutdown=120, look=5, term=20),
     )
     return Tuning(
         store=store, job=job, container=container, image=image, aiter_commit=plan.engine.aiter_commit or "unknown"

@@ -64,9 +64,10 @@ class GateReport:
 
     @property
     def untuned(self) -> str:
-        """The misses as input for aiter's tuner, in CSV."""
-        return write_untuned(self.misses)
+        """The misses as input for aiter's tuner, in CSV; empty where nothing was missed."""
+        return write_untuned(self.misses) if self.misses else ""
 
+    @property
     def summary(self) -> str:
         """One paragraph for people: the counts, then one line a miss and a family."""
         if not self.seen:

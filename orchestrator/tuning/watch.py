@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Protocol
-
-_TERM_GRACE: Final = 20.0  # seconds between SIGTERM and SIGKILL
+from typing import Protocol
 
 
 class Ending(StrEnum):
@@ -31,11 +29,12 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Seconds: in all, between the last result and the exit, and between two looks."""
+    """Seconds: in all, between the last result and the exit, between two looks, between SIGTERM and SIGKILL."""
 
     total: float
     shutdown: float
     look: float
+    term: float
 
 
 class Runner(Protocol):
@@ -54,7 +53,7 @@ def watch(argv: Sequence[str], *, log: Path, limits: Limits, finished: Callable[
     try:
         return _wait(process, limits, finished)
     finally:
-        _end(process)
+        _end(process, limits.term)
 
 
 def _wait(process: "subprocess.Popen[bytes]", limits: Limits, finished: Callable[[], bool]) -> Ended:
@@ -73,12 +72,12 @@ def _wait(process: "subprocess.Popen[bytes]", limits: Limits, finished: Callable
             return Ended(ending=Ending.TIME_LIMIT, code=None)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: "subprocess.Popen[bytes]", grace: float) -> None:
     """End the whole process group: the tuner has one worker a GPU."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
-            process.wait(timeout=_TERM_GRACE)
+            process.wait(timeout=grace)
         except ProcessLookupError:
             break
         except subprocess.TimeoutExpired:

@@ -61,7 +61,7 @@ def test_the_bf16_mtp_layer_stands_apart() -> None:
 def test_a_key_found_by_one_process_and_missed_by_another_shows_a_table_that_did_not_reach_every_rank() -> None:
     report = gate([HIT, MISS])
     assert report.divided == report.misses == report.hits
-    assert "found by one process, missed by another" in report.summary()
+    assert "found by one process, missed by another" in report.summary
 
 
 def test_other_families_are_counted_by_what_they_looked_in() -> None:
@@ -121,7 +121,7 @@ def test_bytes_that_are_no_text_do_no_harm() -> None:
 
 
 def test_a_log_without_a_lookup_says_so() -> None:
-    assert "names no lookup yet" in gate([NOISE]).summary()
+    assert "names no lookup yet" in gate([NOISE]).summary
 
 
 def test_the_misses_come_out_as_input_for_the_tuner() -> None:
@@ -130,4 +130,5 @@ def test_the_misses_come_out_as_input_for_the_tuner() -> None:
         ["16", "6144", "256", "257", "9"],
         ["32", "6144", "256", "257", "9"],
     ]
+    assert gate([HIT]).untuned == ""
     assert report.to_dict()["misses"][0]["q_type"] == "QuantType.per_1x32"  # type: ignore[index]

@@ -23,7 +23,7 @@ def job(folder: Path, keys: tuple[Key, ...] = KEYS, commit: str = "9127c94a") ->
         keys=keys,
         names=read_pins().names_of(commit),
         folder=folder,
-        limits=Limits(total=10, shutdown=1, look=0.1),
+        limits=Limits(total=10, shutdown=1, look=0.1, term=1),
     )
 
 

@@ -1,0 +1,70 @@
+"""The tables of a real image, read through a real Docker engine without starting a container."""
+
+import io
+import tarfile
+from collections.abc import Iterator
+
+import docker
+import pytest
+from docker.errors import DockerException
+from kernel_samples import FUSED_TP8, HEADER, line
+
+from orchestrator.errors import KernelsError
+from orchestrator.kernels.rows import RowOrigin
+from orchestrator.tuning.image import read_image
+
+pytestmark = pytest.mark.docker
+COMMIT = "9127c94a18e4398e1eba91f6639e910f0994ad02"
+AITER = "/sgl-workspace/aiter"
+FILES = {
+    "aiter/configs/model_configs/glm5_fp4_tuned_fmoe.csv": f"{HEADER}\n{line(32)}\n",
+    "aiter/configs/model_configs/glm5_fp4_untuned_fmoe.csv": "token,model_dim\n1,6144\n",
+    "aiter/configs/model_configs/bf16_tuned_gemm.csv": "M,N,K\n1,2,3\n",
+    "aiter/configs/tuned_fmoe.csv": f"{HEADER}\n{line(16)}\n",
+    "aiter/configs/tuned_grouped_fmoe.csv": "max_m\n1\n",
+    ".git/HEAD": f"{COMMIT}\n",
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> docker.DockerClient:
+    try:
+        client = docker.from_env()
+        client.ping()
+    except DockerException as error:
+        pytest.skip(f"no Docker engine answers: {error}")
+    return client
+
+
+@pytest.fixture
+def image(engine: docker.DockerClient) -> Iterator[str]:
+    """A stand-in of the ROCm image: aiter's tables where it keeps them, and nothing else."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for path, text in FILES.items():
+            member = tarfile.TarInfo(f"{AITER.lstrip('/')}/{path}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    engine.api.import_image_from_data(content.getvalue(), repository="deploy-kernels-test", tag="1")
+    yield "deploy-kernels-test:1"
+    engine.images.remove("deploy-kernels-test:1", force=True)
+
+
+def test_an_images_own_rows_its_digest_and_its_aiter_are_read(engine: docker.DockerClient, image: str) -> None:
+    found = read_image(image, AITER)
+    assert [(row.key.token, row.key.shape, row.origin) for row in found.rows] == [
+        (16, FUSED_TP8, RowOrigin.IMAGE),
+        (32, FUSED_TP8, RowOrigin.IMAGE),
+    ]
+    assert (found.files, found.aiter_commit) == (2, COMMIT)
+    assert found.digest.startswith("sha256:")
+    assert engine.containers.list(all=True, filters={"ancestor": image}) == []
+
+
+def test_an_image_without_tables_and_one_that_is_not_there_are_told(engine: docker.DockerClient, image: str) -> None:
+    with pytest.raises(KernelsError, match="has no tuned fused-MoE table"):
+        read_image(image, "/opt/aiter")
+    assert engine.containers.list(all=True, filters={"ancestor": image}) == []
+    with pytest.raises(KernelsError) as caught:
+        read_image("deploy-kernels-test:none", AITER)
+    assert caught.value.hint == "docker pull deploy-kernels-test:none"

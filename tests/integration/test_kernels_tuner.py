@@ -1,0 +1,87 @@
+"""The tuner end to end, with a stand-in that behaves as aiter's does, also where that goes wrong."""
+
+import os
+import sys
+import threading
+from _thread import interrupt_main
+from pathlib import Path
+
+import pytest
+from kernel_samples import FUSED_TP8, every_bucket
+
+from orchestrator.kernels.rows import RowOrigin
+from orchestrator.tuning.pins import read_pins
+from orchestrator.tuning.store import Provenance, Store
+from orchestrator.tuning.tuner import Job, Tuned, tune
+from orchestrator.tuning.watch import Limits, watch
+
+STANDIN = Path(__file__).with_name("tuner_standin.py")
+KEYS = tuple(row.key for row in every_bucket(FUSED_TP8))[:6]
+WHO = Provenance(host="h", image="sha256:1", aiter_commit="9127c94a", date="2026-11-20T00:00:00Z")
+
+
+def run(folder: Path, fault: str = "", *, total: float = 20, shutdown: float = 0.5) -> Tuned:
+    work = folder / "work"
+    argv = (sys.executable, str(STANDIN), "-i", f"{work}/untuned.csv", "-o", f"{work}/tuned.csv", "--batch", "2")
+    job = Job(
+        argv=(*argv, "--fault", fault),
+        keys=KEYS,
+        names=read_pins().names_of("9127c94a"),
+        folder=work,
+        limits=Limits(total=total, shutdown=shutdown, look=0.1, term=1),
+    )
+    return tune(job, run=watch, store=Store(folder / "store"), provenance=WHO)
+
+
+def measured(folder: Path) -> list[int]:
+    rows = Store(folder / "store").measured()
+    assert {row.origin for row in rows} <= {RowOrigin.MEASURED}
+    return [row.key.token for row in rows]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_tuning_that_ends_well(tmp_path: Path) -> None:
+    tuned = run(tmp_path)
+    assert (tuned.remaining, tuned.problems) == ((), ())
+    assert measured(tmp_path) == [1, 2, 4, 8, 16, 32]
+
+
+def test_a_tuner_that_hangs_at_shutdown_is_ended_with_its_workers_and_its_rows_are_kept(tmp_path: Path) -> None:
+    tuned = run(tmp_path, "hangs")
+    assert (tuned.remaining, tuned.problems) == ((), ())
+    assert len(measured(tmp_path)) == 6
+    pids = [int(pid) for pid in (tmp_path / "work" / "pids").read_text().split()]
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_tuner_that_exits_0_with_errors_printed_is_not_believed(tmp_path: Path) -> None:
+    tuned = run(tmp_path, "fails")
+    assert [key.token for key in tuned.remaining] == [4, 8, 16, 32]
+    assert ["no valid candidate" in tuned.problems[0].message, "not Finished" in tuned.problems[1].message] == [
+        True,
+        True,
+    ]
+    assert measured(tmp_path) == [1, 2]
+
+
+def test_at_the_time_limit_what_is_finished_is_kept(tmp_path: Path) -> None:
+    tuned = run(tmp_path, "stops", total=1.5)
+    assert [problem.message for problem in tuned.problems] == ["the tuner was stopped at the time limit"]
+    assert measured(tmp_path) == [1, 2]
+
+
+def test_ctrl_c_ends_the_tuner_and_keeps_what_is_finished(tmp_path: Path) -> None:
+    timer = threading.Timer(1.5, interrupt_main)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "stops")
+    timer.join()
+    assert measured(tmp_path) == [1, 2]
+    assert not (tmp_path / "work" / "tuned.csv").exists()
