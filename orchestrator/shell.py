@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,6 +99,20 @@ def follow(
             return program.wait()
         except BaseException:
             program.kill()
+            raise
+
+
+def attend(argv: Sequence[str]) -> int:
+    """Run a program on this terminal to its end and return its exit code.
+
+    Ctrl-C reaches it exactly once, as SIGINT, and is raised here only after it has cleaned up and ended.
+    """
+    with subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, start_new_session=True) as program:
+        try:
+            return program.wait()
+        except KeyboardInterrupt:
+            program.send_signal(signal.SIGINT)
+            program.wait()
             raise
 
 

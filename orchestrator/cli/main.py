@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator import __version__
-from orchestrator.cli import bench, cache, diagnose, evals, host, images, kernels, profiles, report, serve
+from orchestrator.cli import bench, cache, diagnose, evals, host, images, kernels, profiles, report, reproduce, serve
 from orchestrator.console import out, show_error
 from orchestrator.errors import DeployError
 
@@ -25,6 +25,7 @@ diagnose.register(app)
 bench.register(app)
 evals.register(app)
 report.register(app)
+reproduce.register(app)
 
 
 def _version(asked: bool) -> None:

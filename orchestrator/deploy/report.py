@@ -42,10 +42,19 @@ def make_report(
     evals: tuple[tuple[Outcome | None, Outcome], ...] = (),
 ) -> Report:
     """Read the results and set them beside the published figures of that name."""
-    everything = load_all()
-    book = PriceBook(given=parse_prices(prices), published=of_kind(everything, Prices))
     measured = tuple(load(path) for path in results)
-    return build(measured, published=load_published(published), everything=everything, prices=book, evals=evals)
+    return build(
+        measured,
+        published=load_published(published),
+        everything=load_all(),
+        prices=price_book(prices),
+        evals=evals,
+    )
+
+
+def price_book(prices: Sequence[str]) -> PriceBook:
+    """The prices given on the command line, over those that were published."""
+    return PriceBook(given=parse_prices(prices), published=of_kind(load_all(), Prices))
 
 
 def write_report(report: Report, directory: Path) -> tuple[Path, ...]:
