@@ -1,0 +1,98 @@
+"""Waiting, the smoke test and the diagnosis against real sglang on CPU."""
+
+import dataclasses
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cpu_server import CpuEngine, CpuServer, free_port
+
+from orchestrator import health, smoke
+from orchestrator.diagnose import diagnose
+from orchestrator.errors import NotReadyError
+from orchestrator.runtimes.procfs import family
+from orchestrator.secret import Secret
+from orchestrator.smoke import Verdict
+
+pytestmark = pytest.mark.engine
+
+
+def wait(server: CpuServer) -> health.Ready:
+    starting = health.Starting(
+        url=server.url,
+        served_name=server.plan.model.served_name,
+        api_key=None,
+        log=health.LogTail(server.log),
+        state=lambda: server.runtime.state(server.handle),
+    )
+    return health.wait(starting, silence=60)
+
+
+@contextmanager
+def started(engine: CpuEngine, name: str, *overrides: str) -> Iterator[CpuServer]:
+    server = engine.start(name, *overrides)
+    try:
+        yield server
+    finally:
+        server.runtime.stop(server.handle, grace=0)
+
+
+def failures(report: smoke.SmokeReport) -> dict[str, str]:
+    return {check.name: check.evidence for check in report.failures}
+
+
+def test_a_real_server_passes(server: CpuServer) -> None:
+    target = smoke.target_of(server.plan, url=server.url, api_key=None)
+    report = smoke.run(target, faults=lambda: diagnose(server.log.read_text().splitlines()).degraded)
+    print(report.to_table())
+    verdicts = {check.name: check.verdict for check in report.checks}
+    absent = {name for name, verdict in verdicts.items() if verdict is Verdict.NOT_APPLICABLE}
+    assert absent == {"key required", "each rank serves", "drafts accepted"}
+    assert set(verdicts.values()) == {Verdict.PASSED, Verdict.NOT_APPLICABLE}
+
+
+def test_a_real_server_that_lacks_what_its_profile_says_turns_red(server: CpuServer) -> None:
+    target = smoke.target_of(server.plan, url=server.url, api_key=Secret("sk-0123456789"))
+    claims = dataclasses.replace(target, served_name="glm-5.2", dp=2, speculative=True, context_length=40_000)
+    found = failures(smoke.run(claims, faults=None))
+    assert found["right model"] == f"serves `{target.served_name}`, not `glm-5.2`"
+    assert found["key required"] == "a request without the key is answered 200"
+    assert "out of range" in found["each rank serves"]
+    assert "speculation is off" in found["drafts accepted"] or "out of range" in found["drafts accepted"]
+
+
+def test_two_replicas_and_the_death_of_one(cpu_engine: CpuEngine) -> None:
+    with started(cpu_engine, "replicas", "layout.dp=2") as server:
+        ready = wait(server)
+        assert [stage.name for stage in ready.stages][-2:] == ["warming up", "answering"]
+        target = smoke.target_of(server.plan, url=server.url, api_key=None)
+        report = smoke.run(target, faults=None)
+        assert failures(report) == {}
+        assert "each of 2 ranks answered for itself" in report.to_table()
+
+        kill_a_scheduler(server)  # sglang 0.5.14 notices nothing: no line in its log, and its process lives on
+        dead = failures(smoke.run(target, faults=None, timeout=8))
+        assert any("ReadTimeout" in evidence for evidence in dead.values()), dead
+
+
+def test_a_port_that_another_process_holds(cpu_engine: CpuEngine) -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)), started(cpu_engine, "unlucky", f"server.port={port}") as server:
+        with pytest.raises(NotReadyError, match="is taken by another process") as caught:
+            wait(server)
+        assert "address already in use" in caught.value.details
+        cause = diagnose(server.log.read_text().splitlines()).cause
+        assert cause is not None
+        assert cause.signature.id == "port-taken"
+
+
+def kill_a_scheduler(server: CpuServer) -> None:
+    titles = {
+        process.pid: Path(f"/proc/{process.pid}/cmdline").read_text() for process in family(server.handle.identity)
+    }
+    second = next(pid for pid, title in titles.items() if "sglang::scheduler_DP1" in title)
+    os.kill(second, signal.SIGKILL)
