@@ -3,6 +3,7 @@
 import random
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from orchestrator.paths import Home
 from orchestrator.plan import Plan
 from orchestrator.runtimes.base import Handle, Runtime, Status
 from orchestrator.runtimes.process import ProcessRuntime
+from orchestrator.secret import Secret
 from orchestrator.state import open_run
 
 READY_SECONDS = 120
@@ -42,7 +44,8 @@ class CpuServer:
         while not healthy(self.url):
             running = self.runtime.state(self.handle).status is Status.RUNNING
             if not running or time.monotonic() > deadline:
-                raise AssertionError("not ready:\n" + "\n".join(self.log.read_text().splitlines()[-30:]))
+                lines = list(self.runtime.logs(self.handle, follow=False))
+                raise AssertionError("not ready:\n" + "\n".join(lines[-30:]))
             time.sleep(0.2)
 
     def complete(self, prompt: str = "the server answers", **options: object) -> httpx.Response:
@@ -58,18 +61,24 @@ class CpuEngine:
     home: Home
     python: Path
 
-    def artifacts(self, *overrides: str) -> Artifacts:
-        """`cpu-tiny` on a free port, rendered, with the interpreter it runs on."""
+    def artifacts(self, *overrides: str, argv: tuple[str, ...] = ()) -> Artifacts:
+        """`cpu-tiny` on a free port, rendered, with the interpreter it runs on; `argv` replaces the whole command."""
         plan = load("cpu-tiny", overrides=[f"server.port={free_port()}", *overrides]).plan
         artifacts = render_artifacts(plan)
-        argv = (str(self.python), *artifacts.command.argv[1:])
+        argv = argv or (str(self.python), *artifacts.command.argv[1:])
         return replace(artifacts, command=replace(artifacts.command, argv=argv))
 
-    def start(self, name: str, *overrides: str) -> CpuServer:
-        """Start `cpu-tiny` under a name; it is not ready yet."""
-        artifacts, runtime = self.artifacts(*overrides), ProcessRuntime(self.home)
+    def start(
+        self,
+        name: str,
+        *overrides: str,
+        artifacts: Artifacts | None = None,
+        secrets: Mapping[str, Secret] | None = None,
+    ) -> CpuServer:
+        """Start `cpu-tiny`, or these artifacts, under a name; it is not ready yet."""
+        artifacts, runtime = artifacts or self.artifacts(*overrides), ProcessRuntime(self.home)
         run = open_run(self.home, name, artifacts.plan)
-        handle = runtime.start(artifacts, name=name, run_dir=run.path, secrets={})
+        handle = runtime.start(artifacts, name=name, run_dir=run.path, secrets=secrets or {})
         return CpuServer(handle=handle, runtime=runtime, plan=artifacts.plan)
 
 

@@ -19,7 +19,6 @@ from orchestrator.runtimes.process import ProcessRuntime
 from orchestrator.runtimes.procfs import family, read_process
 from orchestrator.runtimes.record import read_record, write_record
 from orchestrator.secret import Secret
-from orchestrator.state import open_run
 
 pytestmark = pytest.mark.engine
 
@@ -185,21 +184,18 @@ def test_of_two_starts_of_one_name_one_is_refused(cpu_engine: CpuEngine) -> None
 def test_api_key_protects_the_server_and_stands_nowhere(cpu_engine: CpuEngine) -> None:
     key = "a-key-that-must-not-be-seen"
     artifacts = cpu_engine.artifacts("server.api_key_env=DEPLOY_API_KEY")
-    run = open_run(cpu_engine.home, "locked", artifacts.plan)
-    runtime = ProcessRuntime(cpu_engine.home)
-    handle = runtime.start(artifacts, name="locked", run_dir=run.path, secrets={"DEPLOY_API_KEY": Secret(key)})
-    locked = CpuServer(handle=handle, runtime=runtime, plan=artifacts.plan)
+    locked = cpu_engine.start("locked", artifacts=artifacts, secrets={"DEPLOY_API_KEY": Secret(key)})
     try:
         locked.wait_until_ready()
         shown = [
             Path(f"/proc/{process.pid}/{file}")
-            for process in family(handle.identity)
+            for process in family(locked.handle.identity)
             for file in ("cmdline", "environ")
         ]
 
         assert locked.complete().status_code == 401
         assert "api_key='[REDACTED]'" in locked.log.read_text()
         assert all(key.encode() not in path.read_bytes() for path in shown)
-        assert all(key not in path.read_text() for path in run.path.iterdir())
+        assert all(key not in path.read_text() for path in Path(locked.handle.run_dir).iterdir())
     finally:
-        runtime.stop(handle, grace=0)
+        locked.runtime.stop(locked.handle, grace=0)

@@ -1,0 +1,140 @@
+"""What every runtime keeps to, run against each one of the registry with small programs in place of sglang."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from cpu_server import CpuEngine, CpuServer
+from docker_server import DockerEngine
+
+from orchestrator.errors import NameTakenError
+from orchestrator.runtimes import REGISTRY
+from orchestrator.runtimes.base import Status
+
+pytestmark = pytest.mark.engine
+
+SERVES = "import time; print('serving', flush=True); time.sleep(600)"
+IGNORES_SIGTERM = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SERVES}"
+FAILS = "import sys; print('going', flush=True); sys.exit(3)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One runtime, and how a program is started in it."""
+
+    start_argv: Callable[[str, tuple[str, ...]], CpuServer]
+    python: str
+    started: list[CpuServer] = field(default_factory=list)
+
+    def start(self, name: str, program: str) -> CpuServer:
+        """Start a Python program as if it were a server."""
+        self.started.append(self.start_argv(name, (self.python, "-c", program)))
+        return self.started[-1]
+
+
+def process_case(request: pytest.FixtureRequest) -> Case:
+    engine: CpuEngine = request.getfixturevalue("cpu_engine")
+    return Case(
+        start_argv=lambda name, argv: engine.start(name, artifacts=engine.artifacts(argv=argv)),
+        python=str(engine.python),
+    )
+
+
+def docker_case(request: pytest.FixtureRequest) -> Case:
+    engine: DockerEngine = request.getfixturevalue("docker_engine")
+    return Case(start_argv=lambda name, argv: engine.start(name, engine.artifacts(argv=argv)), python="python3")
+
+
+CASES = {"docker": docker_case, "process": process_case}
+
+
+@pytest.fixture(params=["process", pytest.param("docker", marks=pytest.mark.docker)])
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    """Each runtime in turn; what was started is taken down after the test."""
+    made = CASES[request.param](request)
+    yield made
+    for server in made.started:
+        server.runtime.stop(server.handle, grace=0)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def has_logged(server: CpuServer, line: str) -> bool:
+    return line in list(server.runtime.logs(server.handle, follow=False))
+
+
+def status(server: CpuServer) -> Status:
+    return server.runtime.state(server.handle).status
+
+
+def test_every_runtime_is_held_to_the_contract() -> None:
+    assert set(CASES) == set(REGISTRY)
+
+
+def test_started_server_is_found_by_anyone(case: Case) -> None:
+    server = case.start("found", SERVES)
+    wait_for(lambda: has_logged(server, "serving"))
+
+    assert server.runtime.find(server.handle.name) == (server.handle,)
+    assert server.handle in server.runtime.find()
+    assert status(server) is Status.RUNNING
+    assert server.handle.plan_digest == server.plan.digest
+    assert server.handle.url == f"http://127.0.0.1:{server.plan.server.port}"
+
+
+def test_taken_name_is_refused_and_its_server_runs_on(case: Case) -> None:
+    first = case.start("taken", SERVES)
+
+    with pytest.raises(NameTakenError):
+        case.start("taken", SERVES)
+
+    assert status(first) is Status.RUNNING
+    assert first.runtime.find(first.handle.name) == (first.handle,)
+
+
+def test_end_of_a_server_is_told_with_its_exit_code(case: Case) -> None:
+    server = case.start("fails", FAILS)
+
+    wait_for(lambda: status(server) is Status.EXITED)
+
+    assert server.runtime.state(server.handle).exit_code == 3
+    assert has_logged(server, "going")
+    assert server.runtime.find(server.handle.name) == (server.handle,)  # until somebody stops it
+
+
+def test_following_a_log_ends_with_the_server(case: Case) -> None:
+    server = case.start("followed", "print('one', flush=True); import time; time.sleep(1); print('two', flush=True)")
+
+    assert list(server.runtime.logs(server.handle, follow=True)) == ["one", "two"]
+
+
+def test_stop_takes_the_server_away_and_keeps_its_log(case: Case) -> None:
+    server = case.start("stopped", SERVES)
+    wait_for(lambda: has_logged(server, "serving"))
+
+    for _ in range(2):  # the second one finds nothing to do
+        server.runtime.stop(server.handle, grace=5)
+        assert status(server) is Status.ABSENT
+        assert server.runtime.find(server.handle.name) == ()
+    assert has_logged(server, "serving")
+
+
+def test_stop_does_not_wait_for_ever(case: Case) -> None:
+    server = case.start("stubborn", IGNORES_SIGTERM)
+    wait_for(lambda: has_logged(server, "serving"))
+
+    server.runtime.stop(server.handle, grace=1)
+
+    assert status(server) is Status.ABSENT
+
+
+def test_what_never_was_is_not_found(case: Case) -> None:
+    server = case.start("real", SERVES)
+
+    assert server.runtime.find("never-was") == ()
