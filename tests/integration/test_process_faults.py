@@ -54,8 +54,10 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-def nothing_is_left(server: CpuServer) -> bool:
-    return not family(server.handle.identity) and not healthy(server.url)
+def wait_for_nothing_left(server: CpuServer) -> None:
+    """The supervisor goes last, a moment after it has recorded the end."""
+    wait_for(lambda: not family(server.handle.identity), seconds=5)
+    assert not healthy(server.url)
 
 
 def scheduler_pids(server: CpuServer) -> list[int]:
@@ -71,7 +73,7 @@ def test_server_that_exits_while_loading_leaves_its_code_and_its_log(start: Star
 
     assert broken.runtime.state(broken.handle).exit_code == 1
     assert any("/nonexistent" in line for line in broken.runtime.logs(broken.handle, follow=False))
-    assert nothing_is_left(broken)
+    wait_for_nothing_left(broken)
 
 
 def test_server_killed_while_serving_takes_its_schedulers_with_it(start: Start) -> None:
@@ -83,7 +85,7 @@ def test_server_killed_while_serving_takes_its_schedulers_with_it(start: Start) 
 
     state = victim.runtime.state(victim.handle)
     assert (state.exit_code, state.detail) == (137, "killed by SIGKILL")
-    assert nothing_is_left(victim)
+    wait_for_nothing_left(victim)
 
 
 def test_killed_supervisor_leaves_no_orphans(start: Start) -> None:
@@ -95,7 +97,7 @@ def test_killed_supervisor_leaves_no_orphans(start: Start) -> None:
 
     state = orphan.runtime.state(orphan.handle)
     assert (state.status, state.exit_code) == (Status.EXITED, None)
-    assert nothing_is_left(orphan)
+    wait_for_nothing_left(orphan)
 
 
 def test_stop_is_bounded_when_a_killed_dp_scheduler_hangs_the_server(start: Start) -> None:
@@ -112,7 +114,7 @@ def test_stop_is_bounded_when_a_killed_dp_scheduler_hangs_the_server(start: Star
 
     assert time.monotonic() - began < 15
     assert read_process(second) is None
-    assert nothing_is_left(pair)
+    wait_for_nothing_left(pair)
 
 
 def test_server_outlives_a_killed_cli_and_is_found_again(cpu_engine: CpuEngine) -> None:

@@ -116,7 +116,7 @@ def test_children_that_moved_to_another_session_end_with_the_server(start: Start
     else:
         wait_for(lambda: server.runtime.state(server.handle).status is Status.EXITED)
 
-    assert family(server.handle.identity) == ()
+    wait_for(lambda: family(server.handle.identity) == ())  # the supervisor goes last
 
 
 def test_sigterm_to_the_supervisor_ends_the_server_in_order(start: Start) -> None:
