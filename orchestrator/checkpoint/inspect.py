@@ -39,7 +39,7 @@ def inspect(directory: Path, wanted: Wanted) -> Inspection:
     known_bad = {problem.where for problem in problems}
     shards, faults = _shards(directory)
     problems += faults
-    found: set[str] = set()
+    drafts = any(_of_layer(name, wanted.mtp_layer) for named in shards.values() for name in named)
     tensors = 0
     for shard, named in sorted(shards.items()):
         where = str(directory / shard)
@@ -50,10 +50,10 @@ def inspect(directory: Path, wanted: Wanted) -> Inspection:
                 problems.append(_unreadable(shard, where, error))
             continue
         tensors += len(names)
-        found |= {name for name in names if _of_layer(name, wanted.mtp_layer)}
+        drafts = drafts or any(_of_layer(name, wanted.mtp_layer) for name in names)
         if lost := sorted(named - names):
             problems.append(Problem(f"`{shard}` lacks {len(lost)} tensors the index names: {_some(lost)}", where))
-    if wanted.mtp_layer is not None and shards and not found:
+    if wanted.mtp_layer is not None and shards and not drafts:
         problems.append(_no_mtp(directory, wanted.mtp_layer))
     return Inspection(shards=len(shards), tensors=tensors, problems=tuple(problems))
 

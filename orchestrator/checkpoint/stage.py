@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from orchestrator.checkpoint.hub import FULL, Hub, Listing, list_files
+from orchestrator.checkpoint.hub import FULL, PARTS, Hub, Listing, list_files
 from orchestrator.checkpoint.verify import Verified, examine
 from orchestrator.errors import HostError
 from orchestrator.plan import Model
 from orchestrator.secret import Secret, redact
 
-PARTS = Path(".cache/huggingface/download")  # where huggingface_hub keeps `<name>.incomplete` under a local directory
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _TICK = 1.0
 _WINDOW = 30  # ticks over which the rate is taken
@@ -53,25 +52,19 @@ def stage(
         return examine(directory, model, layer=layer, revision=None, sizes={})
     listing = list_files(model.source.location, model.source.revision, hub)
     directory.mkdir(parents=True, exist_ok=True)
-    _drop_wrong_sizes(directory, listing)
     _require_room(directory, listing)
     _download(directory, listing, hub, progress)
-    return examine(directory, model, layer=layer, revision=listing.commit, sizes=listing.sizes)
+    sizes = {name: file.size for name, file in listing.files.items()}
+    return examine(directory, model, layer=layer, revision=listing.commit, sizes=sizes)
 
 
 def arrived_bytes(directory: Path, listing: Listing) -> int:
     """Bytes of the listed files that are here, whole or in part."""
-    whole = sum(min(_size(directory / name), size) for name, size in listing.sizes.items())
-    parts = sum(_size(part) for part in (directory / PARTS).rglob("*.incomplete"))
-    return min(whole + parts, listing.size)
-
-
-def _drop_wrong_sizes(directory: Path, listing: Listing) -> None:
-    """Remove what is not what the hub has: huggingface_hub trusts a file whose record is new enough."""
-    for name, size in listing.sizes.items():
-        path = directory / name
-        if path.is_file() and path.stat().st_size != size:
-            path.unlink()
+    parts = directory / PARTS / listing.commit
+    return sum(
+        file.size if _size(directory / name) == file.size else _size(parts / f"{name}.part")
+        for name, file in listing.files.items()
+    )
 
 
 def _require_room(directory: Path, listing: Listing) -> None:
@@ -102,10 +95,13 @@ def _download(directory: Path, listing: Listing, hub: Hub, progress: Callable[[A
 
 @contextmanager
 def _child(directory: Path, listing: Listing, hub: Hub, log: IO[str]) -> Iterator[subprocess.Popen[bytes]]:
-    argv = [sys.executable, "-m", "orchestrator.checkpoint.fetch", listing.repository, listing.commit, str(directory)]
+    argv = [sys.executable, "-m", "orchestrator.checkpoint.fetch", str(directory)]
     given = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub.token}
     env = {name: value for name, value in {**os.environ, **given}.items() if value is not None}
-    child = subprocess.Popen(argv, env=env | _QUIET, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    with tempfile.TemporaryFile("w+") as order:
+        order.write(listing.to_json())
+        order.seek(0)
+        child = subprocess.Popen(argv, env=env | _QUIET, stdin=order, stdout=log, stderr=log)
     try:
         yield child
     finally:

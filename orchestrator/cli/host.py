@@ -67,7 +67,7 @@ def stage(
         return
     say(f"{verified.directory} is whole: {verified}")
     if directory is not None and plan.model.source.kind == "hub":
-        note(f"serve from there with `--set model.origin={{kind: directory, location: {target}}}`")
+        note(f"serve from there: `--set model.origin.kind=directory --set model.origin.location={target}`")
 
 
 def _show(progress: Progress, arrived: "Arrived") -> None:

@@ -131,10 +131,24 @@ def ports(subject: Subject) -> Iterator[Finding]:
         yield fail(f"port {port}", f"held by {holder}" if holder else "held", purpose, mend)
 
 
+def docker(subject: Subject) -> Iterator[Finding]:
+    """A Docker daemon answers, for a plan that runs in a container."""
+    if subject.plan.runtime != "docker":
+        return
+    said = subject.machine.docker
+    version = said.text.strip()
+    if said.missing:
+        yield fail("docker", "not installed", "a daemon", "`sudo apt-get install docker.io`, or docs.docker.com/engine")
+    elif said.code != 0:
+        yield fail("docker", version.rpartition(": ")[2] or "no answer", "a daemon", "`sudo systemctl start docker`")
+    else:
+        yield info("docker", version, "a daemon")
+
+
 def image(subject: Subject) -> Iterator[Finding]:
     """The base image can be reached, and is the one that was pinned."""
     engine, lookup = subject.plan.engine, subject.probe.image_digests
-    if subject.plan.runtime != "docker" or engine.image is None or lookup is None:
+    if subject.plan.runtime != "docker" or engine.image is None or lookup is None or subject.machine.docker.missing:
         return
     try:
         digests = lookup(engine.image)

@@ -25,6 +25,7 @@ CHECKS: Final[Sequence[Check]] = (
     machine_checks.cpu_affinity,
     machine_checks.disk_space,
     machine_checks.ports,
+    machine_checks.docker,
     machine_checks.image,
     machine_checks.checkpoint,
     machine_checks.api_key,

@@ -19,6 +19,7 @@ READY: Mapping[str, str] = {
     "cpus allowed": "Cpus_allowed_list:\t0-255\n",
     "cpus online": "0-255\n",
     "cores": "128\n",
+    "docker": "27.5.1\n",
     "sockets": "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n",
 }
 

@@ -1,12 +1,12 @@
 """What the vendors' tools print, read."""
 
 import pytest
+from machine_samples import survey_of
 
 from orchestrator.host.amd import read_amd
 from orchestrator.host.gpus import GIB, MIB, GpuInventory, holders
 from orchestrator.host.nvidia import read_nvidia
 from orchestrator.host.survey import Section, Survey
-from machine_samples import survey_of
 
 
 def amd(machine: str) -> GpuInventory:

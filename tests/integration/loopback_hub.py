@@ -1,0 +1,146 @@
+"""A hub on loopback: what huggingface_hub asks of one for a download, and the faults a network has."""
+
+import hashlib
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+_PIECE = 1 << 16
+
+
+@dataclass
+class Hub:
+    """One repository served from `directory`, and what the server was asked."""
+
+    repository: str
+    directory: Path
+    token: str | None = None  # asked for where it is set: the repository is gated
+    sizes: dict[str, int] = field(default_factory=dict)  # sizes the listing claims, where they are not the files'
+    cuts: dict[str, int] = field(default_factory=dict)  # path -> bytes after which the connection breaks
+    down: bool = False  # after a cut: every download is answered with 503
+    before_body: Callable[[], object] = lambda: None
+    sent: dict[str, int] = field(default_factory=dict)  # path -> bytes of body sent
+    ranges: list[tuple[str, str]] = field(default_factory=list)
+    tokens: set[str] = field(default_factory=set)
+    url: str = ""
+
+    def listing(self) -> list[dict[str, object]]:
+        paths = sorted(path for path in self.directory.rglob("*") if path.is_file())
+        names = [str(path.relative_to(self.directory)) for path in paths]
+        return [
+            {"type": "file", "path": n, "size": self.sizes.get(n, p.stat().st_size), "oid": git_sha1(p)}
+            for n, p in zip(names, paths, strict=True)
+        ]
+
+
+def git_sha1(path: Path) -> str:
+    content = path.read_bytes()
+    return hashlib.sha1(f"blob {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
+
+
+@contextmanager
+def serve(hub: Hub) -> Iterator[Hub]:
+    """The hub, until the end of the block."""
+    handler = type("Handler", (_Handler,), {"hub": hub})
+    server = ThreadingHTTPServer(("127.0.0.1", free_port()), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def free_port() -> int:
+    """A free port below the ephemeral range."""
+    for port in range(21400, 32768):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise RuntimeError("no free port")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def _answer(self, *, body: bool) -> None:
+        path = unquote(urlsplit(self.path).path)
+        if authorization := self.headers.get("Authorization"):
+            self.hub.tokens.add(authorization)
+        if self.hub.token and authorization != f"Bearer {self.hub.token}":
+            self._json({"error": "gated"}, status=403, headers={"X-Error-Code": "GatedRepo"})
+        elif re.fullmatch(rf"/api/models/{self.hub.repository}(/revision/(main|{COMMIT}))?", path):
+            self._json({"id": self.hub.repository, "sha": COMMIT, "siblings": []})
+        elif path == f"/api/models/{self.hub.repository}/tree/{COMMIT}":
+            self._json(self.hub.listing())
+        elif match := re.fullmatch(rf"/{self.hub.repository}/resolve/{COMMIT}/(.+)", path):
+            self._file(match[1], body=body)
+        elif path.startswith(f"/api/models/{self.hub.repository}/revision/"):
+            self._json({"error": "no such revision"}, status=404, headers={"X-Error-Code": "RevisionNotFound"})
+        else:
+            self._json({"error": "no such repository"}, status=404, headers={"X-Error-Code": "RepoNotFound"})
+
+    def _json(self, data: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        content = json.dumps(data).encode()
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Type": "application/json"}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _file(self, name: str, *, body: bool) -> None:
+        path = self.hub.directory / name
+        size = path.stat().st_size
+        if body and self.hub.down:
+            self._json({"error": "unavailable"}, status=503)
+            return
+        first = 0
+        if body and (match := re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))):
+            first = int(match[1])
+            self.hub.ranges.append((name, self.headers["Range"]))
+        self.send_response(206 if first else 200)
+        if first:
+            self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
+        for header, value in {"X-Repo-Commit": COMMIT, "ETag": f'"{git_sha1(path)}"', "Accept-Ranges": "bytes"}.items():
+            self.send_header(header, value)
+        self.send_header("Content-Length", str(size - first))
+        self.end_headers()
+        if body:
+            self.hub.before_body()
+            self._send(name, path, first)
+
+    def _send(self, name: str, path: Path, first: int) -> None:
+        limit = self.hub.cuts.get(name)
+        with path.open("rb") as file:
+            file.seek(first)
+            while piece := file.read(_PIECE if limit is None else min(_PIECE, limit)):
+                self.wfile.write(piece)
+                self.hub.sent[name] = self.hub.sent.get(name, 0) + len(piece)
+                if limit is not None and self.hub.sent[name] >= limit:
+                    self.hub.down = True
+                    self.close_connection = True
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return

@@ -1,0 +1,210 @@
+"""`deploy stage` against a real HTTP server that speaks the hub's protocol, and breaks as networks and disks do."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkpoint_samples import write_checkpoint
+from loopback_hub import COMMIT, Hub, serve
+
+from orchestrator.checkpoint.receipt import read_receipt
+
+pytest.importorskip("huggingface_hub", reason="staging is the optional extra `stage`")
+
+REPOSITORY = "amd/GLM-5.2-MXFP4"
+SECOND = "model-00002-of-00003.safetensors"
+SIZE = 4_000_000
+CHUNK = 10 << 20  # huggingface_hub writes a file in pieces of this size
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    source = write_checkpoint(tmp_path / "hub", size=SIZE, layers=4, mtp_layer=78)
+    with serve(Hub(repository=REPOSITORY, directory=source)) as running:
+        yield running
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "orchestrator", "stage", "--profile", "mi355x-tp8", *arguments]
+
+
+def environment(hub: Hub, home: Path, **more: str) -> dict[str, str]:
+    base = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return {**base, "HF_ENDPOINT": hub.url, "DEPLOY_HOME": str(home), "HF_HOME": str(home / "hf"), **more}
+
+
+def stage(hub: Hub, home: Path, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
+    argv = command("--dir", str(home / "glm"), *arguments)
+    return subprocess.run(
+        argv, env=environment(hub, home, **more), capture_output=True, text=True, check=False, timeout=100
+    )
+
+
+def test_a_checkpoint_arrives_whole_and_is_not_fetched_twice(hub: Hub, tmp_path: Path) -> None:
+    done = stage(hub, tmp_path, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["revision"] == COMMIT
+    assert (tmp_path / "glm" / SECOND).read_bytes() == (hub.directory / SECOND).read_bytes()
+    assert "100% of 0.0 GB" in done.stderr
+    receipt = read_receipt(tmp_path / "glm")
+    assert receipt is not None
+    assert (receipt.revision, receipt.mtp_layer, receipt.shards) == (COMMIT, 78, 3)
+    sent = dict(hub.sent)
+    assert stage(hub, tmp_path).returncode == 0
+    assert hub.sent == sent
+
+
+def test_a_cut_costs_only_what_was_still_to_come(hub: Hub, tmp_path: Path) -> None:
+    write_checkpoint(hub.directory, size=6 * CHUNK, layers=4, mtp_layer=78)
+    hub.cuts[SECOND] = 4 * CHUNK
+    broken = stage(hub, tmp_path)
+    assert broken.returncode == 4
+    assert "the download broke off" in broken.stderr
+    assert "are here and are kept" in broken.stderr
+    before = hub.sent[SECOND]
+    hub.cuts.clear()
+    hub.down = False
+    again = stage(hub, tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert [name for name, _ in hub.ranges] == [SECOND]
+    assert hub.sent[SECOND] - before < 4 * CHUNK
+    assert (tmp_path / "glm" / SECOND).read_bytes() == (hub.directory / SECOND).read_bytes()
+
+
+def test_ctrl_c_ends_it_at_once_and_leaves_no_process(hub: Hub, tmp_path: Path) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        reached.set()
+        go_on.wait(30)
+
+    hub.before_body = hold
+    started = subprocess.Popen(
+        command("--dir", str(tmp_path / "glm")),
+        env=environment(hub, tmp_path),
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        assert reached.wait(30)
+        started.send_signal(signal.SIGINT)
+        assert started.wait(10) == 130
+    finally:
+        go_on.set()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(started.pid, 0)
+
+
+def test_a_shard_that_was_cut_here_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
+    assert stage(hub, tmp_path).returncode == 0
+    sent = dict(hub.sent)
+    os.truncate(tmp_path / "glm" / SECOND, 100)
+    assert stage(hub, tmp_path).returncode == 0
+    assert [name for name in hub.sent if hub.sent[name] != sent[name]] == [SECOND]
+
+
+def test_a_file_of_the_right_size_and_other_content_is_not_taken_for_the_hub_s(hub: Hub, tmp_path: Path) -> None:
+    own = hub.directory / "config.json"
+    (tmp_path / "glm").mkdir()
+    (tmp_path / "glm" / "config.json").write_bytes(own.read_bytes().replace(b"small", b"other"))
+    shutil.copy(hub.directory / SECOND, tmp_path / "glm")
+    assert stage(hub, tmp_path).returncode == 0
+    assert (tmp_path / "glm" / "config.json").read_bytes() == own.read_bytes()
+    assert SECOND not in hub.sent
+
+
+def test_a_size_that_is_not_the_hub_s(hub: Hub, tmp_path: Path) -> None:
+    hub.sizes[SECOND] = (hub.directory / SECOND).stat().st_size + 5
+    done = stage(hub, tmp_path)
+    assert done.returncode == 4
+    assert f"{hub.sizes[SECOND]}" in done.stderr
+
+
+@pytest.mark.parametrize("harm", ["missing", "header", "no-mtp"])
+def test_a_repository_that_is_not_whole_is_refused(hub: Hub, tmp_path: Path, harm: str) -> None:
+    if harm == "missing":
+        (hub.directory / SECOND).unlink()
+        expected = f"`{SECOND}` is missing"
+    elif harm == "header":
+        (hub.directory / SECOND).write_bytes(b"\xff" * 500)
+        expected = f"`{SECOND}` has no safetensors header"
+    else:
+        shutil.rmtree(hub.directory)
+        write_checkpoint(hub.directory, mtp_layer=None)
+        expected = "there is no tensor of the MTP layer (`model.layers.78.`)"
+    done = stage(hub, tmp_path)
+    assert done.returncode == 4
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert read_receipt(tmp_path / "glm") is None
+
+
+def test_a_gated_repository_takes_the_token_from_the_environment_and_shows_it_nowhere(hub: Hub, tmp_path: Path) -> None:
+    hub.token = "hf_" + "a" * 34
+    refused = stage(hub, tmp_path)
+    assert refused.returncode == 4
+    assert "export HF_TOKEN" in refused.stderr
+    done = stage(hub, tmp_path, HF_TOKEN=hub.token)
+    assert done.returncode == 0, done.stderr
+    assert hub.tokens == {f"Bearer {hub.token}"}
+    assert hub.token not in done.stdout + done.stderr
+    assert not any(hub.token in path.read_text(errors="replace") for path in tmp_path.glob("*.json"))
+
+
+def test_what_the_hub_does_not_have(hub: Hub, tmp_path: Path) -> None:
+    revision = stage(hub, tmp_path, "--set", "model.origin.revision=nowhere")
+    assert (revision.returncode, "has no revision `nowhere`" in revision.stderr) == (4, True)
+    repository = stage(hub, tmp_path, "--set", "model.origin.location=amd/nothing")
+    assert (repository.returncode, "there is no repository `amd/nothing`" in repository.stderr) == (4, True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE * 5}", "none", disk], check=False)
+    if mounted.returncode:
+        pytest.skip("a small file system takes the right to mount one")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_disk_that_fills_up_while_staging(hub: Hub, small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+
+    def fill() -> None:
+        if not ballast.exists():
+            ballast.write_bytes(bytes(SIZE * 4))
+
+    hub.before_body = fill
+    full = stage(hub, small_disk)
+    assert full.returncode == 4
+    assert "the disk is full" in full.stderr
+    assert "run the same again" in full.stderr
+    hub.before_body = lambda: None
+    early = stage(hub, small_disk)
+    assert (early.returncode, "are to come and" in early.stderr) == (4, True)
+    ballast.unlink()
+    assert stage(hub, small_disk).returncode == 0
+
+
+def test_a_local_set_of_50_gb_and_one_of_10000_files_in_bounded_memory(hub: Hub, tmp_path: Path) -> None:
+    big = write_checkpoint(tmp_path / "big", shards=10, size=5 * 10**9, layers=40, mtp_layer=78)
+    many = write_checkpoint(tmp_path / "many", shards=10_000, size=100, mtp_layer=78)
+    for directory in (big, many):
+        origin = ["--set", "model.origin.kind=directory", "--set", f"model.origin.location={directory}"]
+        started = subprocess.Popen(command(*origin), env=environment(hub, tmp_path), stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(started.pid, 0)
+        started.returncode = os.waitstatus_to_exitcode(status)
+        assert started.returncode == 0
+        assert usage.ru_maxrss < 200 << 10  # KiB
+        assert read_receipt(directory) is not None
