@@ -24,6 +24,7 @@ from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.secret import Secret, redact
 
 POLL_SECONDS: Final = 0.2
+MAX_POLL_SECONDS: Final = 2.0
 # sglang gives its own health request 20 s (SGLANG_HEALTH_CHECK_TIMEOUT) before it answers 503.
 HEALTH_TIMEOUT: Final = httpx.Timeout(25.0, connect=2.0)
 KEPT_LINES: Final = 40
@@ -220,10 +221,13 @@ def wait(
     ) as client:
         attempt = _Wait(server, client=client, clock=clock)
         try:
+            began = clock()
             while (ready := attempt.look()) is None:
                 shown.update(attempt.reader.text, transient=f"{attempt.elapsed:.0f} s")
                 attempt.give_up_after(silence=silence, timeout=timeout)
-                sleep(POLL_SECONDS)
+                # Half of the time at most goes into looking: the log of a far container is sent anew each time.
+                sleep(max(POLL_SECONDS, min(clock() - began, MAX_POLL_SECONDS)))
+                began = clock()
             shown.update(f"ready after {ready.seconds:.1f} s")
         finally:
             shown.done()

@@ -1,0 +1,17 @@
+"""A remedy names commands that exist."""
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.diagnose import Signature, load_catalogue
+
+COMMAND = re.compile(r"`deploy ([a-z]+(?: [a-z]+)?)")
+
+
+@pytest.mark.parametrize("signature", load_catalogue(), ids=lambda signature: signature.id)
+def test_every_command_of_a_remedy_can_be_asked_for_help(signature: Signature) -> None:
+    for command in COMMAND.findall(signature.remedy):
+        assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0, f"no `deploy {command}`"
