@@ -1,4 +1,4 @@
-"""Before a start: the checkpoint, the machine, and what the server runs in."""
+"""Before a start: what the server runs in, the checkpoint, the machine."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from orchestrator.console import Progress, note, warn
 from orchestrator.deploy.images import build_image
 from orchestrator.deploy.readiness import inspect_host, wait_until_drained
 from orchestrator.errors import BuildError
+from orchestrator.host.gpu_checks import VRAM_IN_USE
 from orchestrator.host.report import Level
 from orchestrator.images.client import find_docker
 from orchestrator.images.overlay import write_overlay
@@ -20,21 +21,30 @@ from orchestrator.render.container import overlay_path
 IMAGES = data_root() / "images"
 
 
-def prepare(artifacts: Artifacts, home: Home, *, host: str | None) -> Artifacts:
-    """Make everything a start needs, and fail before it costs anything.
+def prepare(artifacts: Artifacts, home: Home) -> Artifacts:
+    """Make everything a start needs, while whatever runs goes on running.
 
-    Raises BuildError, WeightsError or HostError. The artifacts come back with the interpreter they will really use.
+    Raises BuildError or WeightsError. The artifacts come back with the interpreter they will really use.
     """
     plan = artifacts.plan
     if plan.runtime == "process":
         argv = (interpreter(plan, home), *artifacts.command.argv[1:])
         artifacts = replace(artifacts, command=replace(artifacts.command, argv=argv))
     _checkpoint(plan, home)
-    _machine(plan, home, host)
     if plan.runtime == "docker":
         built = build_image(find_docker(), plan)
         note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")
     return artifacts
+
+
+def require_machine(plan: Plan, home: Home, *, host: str | None) -> None:
+    """The machine passes preflight, and the GPUs have drained of whoever used them last. Raises HostError."""
+    report = inspect_host(plan, home, host=host)
+    for finding in report.findings:
+        if finding.level is Level.WARN:
+            warn(f"{finding.check}: {finding.found}; needed: {finding.needed}", hint=finding.mend)
+    report.require(but={VRAM_IN_USE})  # that one is waited for
+    wait_until_drained(plan, host=host)
 
 
 def interpreter(plan: Plan, home: Home) -> str:
@@ -61,13 +71,3 @@ def _checkpoint(plan: Plan, home: Home) -> None:
     if (overlay := overlay_path(plan)) is not None:
         expansion = write_overlay(directory, (home.root / overlay).parent)
         note(f"config overlay: {expansion.reason}")
-
-
-def _machine(plan: Plan, home: Home, host: str | None) -> None:
-    """The machine passes preflight, and the GPUs have drained of whoever used them last."""
-    report = inspect_host(plan, home, host=host)
-    for finding in report.findings:
-        if finding.level is Level.WARN:
-            warn(f"{finding.check}: {finding.found}; needed: {finding.needed}", hint=finding.mend)
-    report.require()
-    wait_until_drained(plan, host=host)

@@ -24,19 +24,26 @@ _IMAGE_BYTES: Final = 64 << 30  # our estimate for an unpacked ROCm or CUDA imag
 _PORT_LIMIT: Final = 30.0  # seconds a stopped server's port may stay taken
 
 
+def far_host(plan: Plan, host: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The far machine a plan runs on, `ssh://user@node`: the one that is named, else Docker's; None for this one."""
+    named = (host or environ.get("DOCKER_HOST")) if plan.runtime == "docker" else None
+    if not named or named.startswith("unix://"):
+        return None
+    if not named.startswith("ssh://"):
+        raise UsageError(f"`{named}` cannot be looked at from here", hint="use `ssh://user@node`")
+    return named
+
+
 def runner_for(host: str | None) -> Runner:
-    """How to run a program on the machine: here, or over ssh for `ssh://user@node`."""
-    if host is None:
-        return local
-    if host.startswith("ssh://"):
-        return over_ssh(host)
-    raise UsageError(f"`{host}` is not a host to look at", hint="`ssh://user@node`")
+    """How to run a program on a far machine, or on this one."""
+    return over_ssh(host) if host else local
 
 
 def inspect_host(
     plan: Plan, home: Home, *, host: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> PreflightReport:
     """Run every preflight check of a plan, here or on a far host (whose checkpoint is not looked at)."""
+    host = far_host(plan, host, environ)
     runner = runner_for(host)
     probe = Probe(
         runner=runner,
@@ -52,7 +59,7 @@ def wait_until_drained(plan: Plan, *, host: str | None = None) -> None:
     """Wait until the plan's GPUs have given back the VRAM of a server that is gone, showing which still hold some."""
     if plan.hardware.vendor == "cpu":
         return
-    runner, progress = runner_for(host), Progress()
+    runner, progress = runner_for(far_host(plan, host)), Progress()
     try:
         wait_for_vram(
             lambda: read_gpus(plan.hardware.vendor, runner),
@@ -71,7 +78,7 @@ def wait_until_free(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait until the ports and the VRAM of a stopped server are free. Raises HostError with who holds them."""
-    runner, end = runner_for(host), clock() + _PORT_LIMIT
+    runner, end = runner_for(far_host(plan, host)), clock() + _PORT_LIMIT
     for _, port in plan_ports(plan):
         while (holder := port_holder(port, runner)) is not None:
             if clock() > end:

@@ -9,6 +9,7 @@ from orchestrator.host.report import Finding, fail, info, warn
 from orchestrator.host.subject import Subject
 from orchestrator.plan import Plan
 
+VRAM_IN_USE = "vram in use"  # the name of the one check that mends itself in time
 DRAINED = 0.10  # share of a GPU's VRAM that may be in use at a start (InferenceX benchmark_lib.sh)
 
 _VRAM_TOLERANCE = 0.97  # firmware keeps a little: 183359 of 184320 MiB on a B200
@@ -89,15 +90,15 @@ def vram_use(subject: Subject) -> Iterator[Finding]:
     if inventory is None or not subject.gpus:
         return
     if any(gpu.used_share is None for gpu in subject.gpus):
-        yield warn("vram in use", f"not told by {inventory.tool}", needed, "look by hand before you start")
+        yield warn(VRAM_IN_USE, f"not told by {inventory.tool}", needed, "look by hand before you start")
         return
     if busy := busy_gpus(subject.gpus):
         who = "; ".join(holders(inventory, (gpu.index for gpu in busy))) or "no process that the tool can see"
         found = f"{describe_use(busy)}; held by {who}"
         mend = f"{_stop(inventory, busy)}, or wait: a killed server drains for minutes"
-        yield fail("vram in use", found, needed, mend)
+        yield fail(VRAM_IN_USE, found, needed, mend)
     else:
-        yield info("vram in use", f"at most {max(gpu.used_share or 0 for gpu in subject.gpus):.0%} a GPU", needed)
+        yield info(VRAM_IN_USE, f"at most {max(gpu.used_share or 0 for gpu in subject.gpus):.0%} a GPU", needed)
 
 
 def driver(subject: Subject) -> Iterator[Finding]:

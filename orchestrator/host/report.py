@@ -1,5 +1,6 @@
 """What preflight found: a table for people, plain data for programs."""
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
@@ -68,8 +69,9 @@ class PreflightReport:
         mends = [f"{item.check}: {item.mend}" for item in self.findings if item.mend]
         return "\n".join([table(("", "check", "found", "needed"), rows), *mends])
 
-    def require(self) -> None:
-        """Raise HostError with every failed check, its remedy as the hint."""
-        problems = [Problem(f"{i.check}: {i.found} (needed: {i.needed})", hint=i.mend) for i in self.failed]
+    def require(self, *, but: Collection[str] = ()) -> None:
+        """Raise HostError with every failed check (`but` some, by name), its remedy as the hint."""
+        failed = [finding for finding in self.failed if finding.check not in but]
+        problems = [Problem(f"{item.check}: {item.found} (needed: {item.needed})", hint=item.mend) for item in failed]
         if problems:
             raise HostError(f"this machine is not ready for `{self.profile}`", problems=problems)

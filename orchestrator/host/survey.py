@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from orchestrator.errors import HostError
 from orchestrator.shell import ProgramMissingError, Result, run
@@ -84,8 +85,10 @@ def local(argv: Sequence[str]) -> Result:
 
 def over_ssh(url: str) -> Runner:
     """The runner of a far machine, `ssh://user@node:port`, without asking for a password."""
-    host, _, port = url.removeprefix("ssh://").partition(":")
-    command = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *(("-p", port) if port else ()), host, "--")
+    parts = urlsplit(url)
+    address = f"{parts.username}@{parts.hostname}" if parts.username else str(parts.hostname)
+    port = ("-p", str(parts.port)) if parts.port else ()
+    command = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *port, address, "--")
     return lambda argv: local((*command, shlex.join(argv)))
 
 
