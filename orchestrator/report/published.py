@@ -1,20 +1,21 @@
 """Published figures as data: profiles/published/<name>.yaml, each with its source, its unit and its caveats."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from orchestrator.errors import Problem, ProfileError, UsageError
 from orchestrator.paths import data_root
+from orchestrator.profile.document import read_document
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Positive = Annotated[float, Field(gt=0)]
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class WorkloadShape(_Data):
@@ -182,21 +183,25 @@ _Kind = TypeVar("_Kind", Published, Reference, Prices)
 _ADAPTER: TypeAdapter[Published | Reference | Prices] = TypeAdapter(AnyPublished)
 
 
-def parse(text: str, *, where: str) -> Published | Reference | Prices:
-    """Read one file's text. Raises ProfileError with every problem and its key."""
+def parse(text: str, *, name: str) -> Published | Reference | Prices:
+    """Read one file's text; `name` is its name in messages. Raises ProfileError with every problem and its line."""
+    document = read_document(text, name)
     try:
-        return _ADAPTER.validate_python(yaml.safe_load(text))
-    except yaml.YAMLError as error:
-        raise ProfileError("not valid YAML", where=where, details=str(error)) from error
+        return _ADAPTER.validate_json(json.dumps(document.data))
     except ValidationError as error:
-        problems = [Problem(issue["msg"], ".".join(str(part) for part in issue["loc"])) for issue in error.errors()]
-        raise ProfileError("published figures that cannot be read", where=where, problems=problems) from error
+        problems = [Problem(fault["msg"].lower(), document.place(_path(fault["loc"]))) for fault in error.errors()]
+        raise ProfileError("published figures that cannot be read", where=name, problems=problems) from error
+
+
+def _path(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The key path of a fault: pydantic puts the kind in front of it."""
+    return place[1:]
 
 
 def load_all(directory: Path | None = None) -> tuple[Published | Reference | Prices, ...]:
     """Every file of published figures, sorted by name."""
     root = directory or data_root() / "profiles" / "published"
-    return tuple(parse(path.read_text(encoding="utf-8"), where=str(path)) for path in sorted(root.glob("*.yaml")))
+    return tuple(parse(path.read_text(encoding="utf-8"), name=str(path)) for path in sorted(root.glob("*.yaml")))
 
 
 def of_kind(everything: tuple[Published | Reference | Prices, ...], kind: type[_Kind]) -> tuple[_Kind, ...]:

@@ -1,0 +1,124 @@
+"""lm-evaluation-harness seen from outside: its command line, its task files, what it wrote (recorded from 0.4.13)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import BenchError, UsageError
+from orchestrator.evals.harness import Order, argv, harness_directory, local_task, read_items, read_outcome
+from orchestrator.evals.outcome import file_name, load, to_json
+from orchestrator.evals.suites import find_suite
+from orchestrator.secret import Secret
+
+RECORDED = Path(__file__).parent / "recorded"
+MODEL_ARGS = (
+    "model=glm-5.2,base_url=http://127.0.0.1:30000/v1/completions,num_concurrent=32,max_retries=3,timeout=3600,"
+    "tokenizer_backend=None,tokenized_requests=False"
+)
+
+
+def order(suite: str = "gsm8k", *, limit: int | None = None, data: Path | None = None) -> Order:
+    return Order(
+        suite=find_suite(suite),
+        url="http://127.0.0.1:30000/",
+        model="glm-5.2",
+        key=Secret("sk-not-to-be-shown"),
+        limit=limit,
+        data=data,
+        command="deploy eval glm --suite gsm8k",
+    )
+
+
+def test_the_command_line_of_gsm8k() -> None:
+    line = argv(order(limit=200), task="gsm8k", work=Path("/w"))
+    assert line[1:] == [
+        *("-m", "lm_eval", "run", "--model", "local-completions", "--model_args"),
+        MODEL_ARGS,
+        *("--tasks", "gsm8k", "--num_fewshot", "5"),
+        *("--gen_kwargs", "temperature=0.0,do_sample=False,max_gen_toks=512"),
+        *("--limit", "200", "--log_samples", "--output_path", "/w/out"),
+    ]
+
+
+def test_gpqa_goes_through_the_chat_template_and_is_sampled_as_published() -> None:
+    line = argv(order("gpqa-diamond"), task="gpqa_diamond_cot_zeroshot", work=Path("/w"))
+    assert "--apply_chat_template" in line
+    assert "local-chat-completions" in line
+    assert any("temperature=1.0,do_sample=True" in part for part in line)
+
+
+def test_the_key_is_on_no_command_line() -> None:
+    assert "sk-not-to-be-shown" not in " ".join(argv(order(), task="gsm8k", work=Path("/w")))
+
+
+@pytest.mark.parametrize(
+    ("suite", "file"), [("gsm8k", "samples_gsm8k.jsonl"), ("gpqa-diamond", "samples_gpqa_diamond.jsonl")]
+)
+def test_recorded_answers_are_read_once_each(suite: str, file: str) -> None:
+    """The harness writes each question once for every filter; one filter is the score."""
+    chosen = find_suite(suite)
+    text = (RECORDED / file).read_text()
+    items = read_items(text, metric=chosen.metric, filter_=chosen.filter)
+    assert len(text.splitlines()) == 2 * len(items) == 6
+    assert sorted(item.right for item in items) == [False, True, True]
+    assert len({item.id for item in items}) == 3
+
+
+def test_an_unknown_filter_is_an_error() -> None:
+    with pytest.raises(BenchError, match="scored nothing"):
+        read_items((RECORDED / "samples_gsm8k.jsonl").read_text(), metric="exact_match", filter_="none")
+
+
+def test_the_outcome_is_found_where_the_harness_puts_it(tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "glm-5.2"
+    folder.mkdir(parents=True)
+    (folder / "samples_gsm8k_2026-11-20T15-50-00.434455.jsonl").write_text(
+        (RECORDED / "samples_gsm8k.jsonl").read_text()
+    )
+    (folder / "results_2026-11-20T15-50-00.434455.json").write_text('{"lm_eval_version": "0.4.13"}')
+    outcome = read_outcome(tmp_path, order(), task="gsm8k")
+    assert outcome.harness == "lm-eval 0.4.13"
+    assert outcome.score == pytest.approx(2 / 3)
+    file = tmp_path / file_name(outcome.suite)
+    file.write_text(to_json(outcome))
+    assert load(file) == outcome
+
+
+def test_a_harness_that_left_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="left no answers"):
+        read_outcome(tmp_path, order(), task="gsm8k")
+
+
+def test_local_questions_bring_their_examples(tmp_path: Path) -> None:
+    (tmp_path / "test.jsonl").touch()
+    with pytest.raises(UsageError) as caught:
+        local_task(find_suite("gsm8k"), tmp_path / "test.jsonl", Path("/h"))
+    assert caught.value.where == str(tmp_path / "train.jsonl")
+    (tmp_path / "train.jsonl").touch()
+    task = json.loads(local_task(find_suite("gsm8k"), tmp_path / "test.jsonl", Path("/h")))
+    assert task["include"] == "/h/tasks/gsm8k/gsm8k.yaml"
+    assert task["dataset_kwargs"]["data_files"] == {
+        "test": str(tmp_path / "test.jsonl"),
+        "train": str(tmp_path / "train.jsonl"),
+    }
+
+
+def test_an_unknown_suite_names_the_known_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        find_suite("mmlu")
+    assert "gpqa-diamond" in caught.value.hint
+
+
+def test_without_the_harness_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.evals.harness.find_spec", lambda _: None)
+    with pytest.raises(UsageError) as caught:
+        harness_directory()
+    assert "deploy-sglang[eval]" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"schema_version": 1}'])
+def test_a_damaged_outcome_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "eval.json").write_text(text)
+    with pytest.raises(BenchError):
+        load(tmp_path / "eval.json")

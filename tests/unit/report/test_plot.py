@@ -1,0 +1,97 @@
+"""Plots: ticks, scales, labels that do not touch, and markup that holds every point."""
+
+import re
+from itertools import pairwise
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.report.plot import Bar, Chart, Limit, Line, bar_chart, line_chart, log_ticks, nice_ticks, spread
+
+
+@pytest.mark.parametrize(
+    ("high", "ticks"),
+    [(2.4, (0, 0.5, 1, 1.5, 2, 2.5)), (2626, (0, 1000, 2000, 3000)), (0.81, (0, 0.2, 0.4, 0.6, 0.8, 1)), (0, (0, 1))],
+)
+def test_ticks_are_round_and_cover_the_data(high: float, ticks: tuple[float, ...]) -> None:
+    assert nice_ticks(high) == ticks
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"), [(0.6, 14.8, (0.5, 1, 2, 5, 10, 20)), (1, 1, (1, 2)), (0.02, 0.05, (0.02, 0.05))]
+)
+def test_logarithmic_ticks_are_1_2_5(low: float, high: float, ticks: tuple[float, ...]) -> None:
+    assert log_ticks(low, high) == ticks
+
+
+@given(st.floats(1e-6, 1e9))
+def test_ticks_begin_at_0_and_end_at_or_above_the_highest(high: float) -> None:
+    ticks = nice_ticks(high)
+    assert ticks[0] == 0
+    assert ticks[-1] >= high * 0.999
+    assert 2 <= len(ticks) <= 7
+
+
+@given(st.lists(st.floats(0, 200), min_size=1, max_size=8))
+def test_labels_keep_their_distance_and_their_order(heights: list[float]) -> None:
+    placed = spread(sorted(heights), low=0, high=200)
+    assert all(below - above >= 13.999 for above, below in pairwise(placed))
+    assert max(placed) <= 200
+
+
+def svg(markup: str) -> ET.Element:
+    return ET.fromstring(markup)  # noqa: S314 - our own
+
+
+def chart(*, log: bool = False) -> Chart:
+    return Chart(
+        id="ttft",
+        title="TTFT <p95>",
+        x_label="rate",
+        y_label="seconds",
+        lines=(
+            Line(label="published", points=((0.5, 0.6), (2.4, 2.22)), colour=None),
+            Line(label="TP8 & more", points=((0.5, 0.55), (1.0, 0.92), (2.0, 14.8)), colour=1),
+        ),
+        limits=(Limit(label="limit 5 s", value=5),),
+        log=log,
+    )
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_every_point_is_a_mark_inside_the_drawing(log: bool) -> None:
+    root = svg(line_chart(chart(log=log)))
+    series = [group for group in root.iter("g") if group.get("class", "").startswith("series")]
+    marks = [[mark for mark in group if mark.get("class") == "mark"] for group in series]
+    assert [len(found) for found in marks] == [2, 3]
+    numbers = [float(n) for path in root.iter("path") for n in re.findall(r"-?\d+\.?\d*", path.get("d", ""))]
+    assert all(0 <= number <= 440 for number in numbers)
+
+
+def test_a_higher_value_stands_higher() -> None:
+    root = svg(line_chart(chart()))
+    low, high = [float(mark.get("cy", "")) for mark in root.iter("circle")][:2]
+    assert high < low
+
+
+def test_it_names_and_describes_itself_and_escapes_what_it_is_given() -> None:
+    drawing = str(line_chart(chart()))
+    root = svg(drawing)
+    assert root.get("aria-labelledby") == "ttft-t ttft-d"
+    assert root.findtext("title") == "TTFT <p95>"
+    assert "TP8 & more: 0.5 → 0.55, 1 → 0.92, 2 → 14.8" in (root.findtext("desc") or "")
+    assert "<p95>" not in drawing
+
+
+def test_series_differ_by_more_than_colour() -> None:
+    root = svg(line_chart(chart()))
+    keys = [group for group in root.iter("g") if group.get("class", "").startswith("key")]
+    assert {child.tag for group in keys for child in group} == {"circle", "polygon"}
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    bars = (Bar(label="a", value=100, text="100", colour=None), Bar(label="b", value=50, text="50", colour=0))
+    widths = [float(rect.get("width", "")) for rect in svg(bar_chart("x", "t", bars)).iter("rect")]
+    assert widths[0] == pytest.approx(2 * widths[1])

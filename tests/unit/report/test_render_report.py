@@ -1,0 +1,159 @@
+"""The three renderings of one report."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from measured_samples import b200, marked, single_stream, tp4dp2, tp8
+
+from orchestrator.bench.result import MarkKind, Result
+from orchestrator.report.document import Report, build
+from orchestrator.report.prices import PriceBook
+from orchestrator.report.published import Prices, load_all, load_published, of_kind
+from orchestrator.report.render import seconds, share, to_html, to_json, to_markdown
+from orchestrator.report.show import comparison_text
+from orchestrator.scores import Item, Outcome
+
+
+def report(*results: Result, evals: tuple[tuple[Outcome | None, Outcome], ...] = ()) -> Report:
+    everything = load_all()
+    book = PriceBook(given={}, published=of_kind(everything, Prices))
+    return build(results, published=load_published("wafer-glm52"), everything=everything, prices=book, evals=evals)
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.found += [value or "" for name, value in attrs if name in {"src", "href", "srcset", "action", "poster"}]
+
+
+def test_the_page_asks_for_nothing_and_runs_nothing() -> None:
+    page = to_html(report(tp4dp2()))
+    links = _Links()
+    links.feed(page)
+    assert links.found == ["data:,"]
+    assert "script" not in links.tags
+    assert "@import" not in page
+    assert "url(" not in page
+
+
+def test_the_same_report_is_the_same_bytes() -> None:
+    assert to_html(report(tp4dp2(), tp8())) == to_html(report(tp4dp2(), tp8()))
+
+
+@pytest.mark.parametrize("kind", list(MarkKind))
+def test_every_mark_is_loud_in_every_rendering(kind: MarkKind) -> None:
+    made = report(marked(tp4dp2(), kind))
+    assert 'role="alert"><strong>Not comparable' in to_html(made)
+    assert "**NOT COMPARABLE: TP4×DP2 on 8×MI355X" in to_markdown(made)
+    assert "NOT COMPARABLE" in comparison_text(made)
+    assert json.loads(to_json(made))["comparisons"][0]["reasons"][0]["kind"] == kind.value
+
+
+def test_a_comparable_result_carries_no_alarm() -> None:
+    made = report(tp4dp2())
+    assert "alert" not in to_html(made)
+    assert "NOT COMPARABLE" not in to_markdown(made) + comparison_text(made)
+
+
+def test_what_was_not_measured_is_said_and_never_zero() -> None:
+    result = tp4dp2()
+    bare = replace(result, points=(replace(result.points[0], window=None, energy=None, latency=None),), knee_rps=None)
+    page, text = to_html(report(bare)), to_markdown(report(bare))
+    assert "not measured, and not published" in page  # the plot of energy
+    assert "| 0.5 | not measured / 449 | not measured / 0.59 |" in text
+    assert not re.search(r"[| ]0(\.0+)? /", text)
+    row = json.loads(to_json(report(bare)))["comparisons"][0]["rows"][0]
+    assert "measured" not in row["output_tok_s"]
+    assert "joules_per_output_token" not in row
+
+
+def test_layouts_and_systems_stand_beside_each_other() -> None:
+    rows = report(tp8(), tp4dp2(), b200()).layouts
+    assert [(row.system, row.layout, row.comparison) for row in rows] == [
+        ("8×MI355X", "TP8", None),
+        ("8×MI355X", "TP8", 0),
+        ("8×MI355X", "TP4×DP2", None),
+        ("8×MI355X", "TP4×DP2, tuned fp4 MoE", None),
+        ("8×MI355X", "TP4×DP2", 1),
+        ("8×B200", "not published", None),
+        ("8×B200", "TP8", 2),
+    ]
+    assert rows[4].change == pytest.approx(2364 / 2626 - 1)
+
+
+def test_the_cost_claim_is_set_against_the_published_prices() -> None:
+    notes = " ".join(report(tp4dp2()).price_notes)
+    assert "$1.25 (MI355X) and $1.36 (B200)" in notes
+    assert "1.08 times" in notes
+
+
+def test_two_runs_of_one_layout_can_be_told_apart() -> None:
+    assert [comparison.name for comparison in report(tp8(), tp8(), single_stream()).comparisons] == [
+        "TP8",
+        "TP8 (2)",
+        "TP8",
+    ]
+
+
+def test_text_from_a_result_cannot_become_markup() -> None:
+    result = tp4dp2()
+    sly = replace(result, run=replace(result.run, command="deploy bench <script>alert(1)</script>"))
+    page = to_html(report(sly))
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_everything_to_judge_and_repeat_it_stands_at_the_end() -> None:
+    page = to_html(report(tp4dp2()))
+    tail = page[page.index('id="provenance"') :]
+    for fact in (
+        "deploy bench mi355x-tp4dp2",
+        "3f9a3f9a",
+        "sha256:77ab",
+        "glm-nextn-exclude",
+        "missed",
+        "gfx950",
+        "20260701",
+    ):
+        assert fact in tail
+
+
+def test_the_published_evaluations_cannot_tell() -> None:
+    rows = {row.title: row for row in report(tp4dp2()).evals}
+    gsm8k = rows["GSM8K, 5-shot, greedy"].judgement
+    assert gsm8k is not None
+    assert not gsm8k.apart
+    assert rows["tau2, macro average"].judgement is None
+    assert to_html(report(tp4dp2())).count("cannot tell apart at this sample size") == 2
+
+
+def test_a_measured_evaluation_without_a_baseline_stands_beside_the_published_one() -> None:
+    items = tuple(Item(id=str(index), right=index % 20 != 0) for index in range(1319))
+    outcome = Outcome(
+        schema_version=1, suite="gsm8k", task="gsm8k", metric="exact_match", model="glm-5.2", harness="lm-eval 0.4.13",
+        command="deploy eval", items=items,
+    )  # fmt: skip
+    row = report(tp4dp2(), evals=((None, outcome),)).evals[-1]
+    assert row.measured
+    assert row.baseline_label == "FP8, published"
+    assert row.judgement is not None
+    assert row.judgement.items == 200
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.0, "100 %"), (0.9996, "99.9 %"), (0.598, "59.8 %"), (None, "not measured")]
+)
+def test_a_share_says_100_only_when_it_is(value: float | None, text: str) -> None:
+    assert share(value) == text
+
+
+def test_short_times_keep_their_digits() -> None:
+    assert (seconds(0.034), seconds(0.81), seconds(14.8)) == ("0.034", "0.81", "14.80")
