@@ -30,18 +30,13 @@ class Finding:
         """Causes before consequences, and of each the first in the log first."""
         return _RANK[self.signature.effect], self.evidence[0].line
 
-    def to_text(self) -> str:
-        """The finding in a few lines, the proof with its line numbers."""
-        proof = [f"  line {evidence.line}: {evidence.text}" for evidence in self.evidence]
+    def to_text(self, *, brief: bool = False) -> str:
+        """The finding in a few lines, the proof with its line numbers; `brief` leaves out what it means."""
         more = f" ({self.count} times)" if self.count > 1 else ""
-        about = [
-            f"cause: {self.signature.cause}",
-            f"remedy: {self.signature.remedy}",
-            f"source: {self.signature.source}",
-        ]
-        return "\n".join(
-            [f"{self.signature.effect}: {self.signature.id}{more}", *proof, *(f"  {line}" for line in about)]
-        )
+        known = self.signature
+        proof = [f"line {evidence.line}: {evidence.text}" for evidence in self.evidence]
+        about = [] if brief else [f"cause: {known.cause}", f"remedy: {known.remedy}", f"source: {known.source}"]
+        return "\n  ".join([f"{known.effect}: {known.id}{more}", *proof, *about])
 
     def to_dict(self) -> dict[str, object]:
         """The finding as plain JSON-able data."""
@@ -70,7 +65,10 @@ class Diagnosis:
 
     def to_text(self) -> str:
         """Findings, causes first; where none explains a failure, that and the end of the log."""
-        parts = [finding.to_text() for finding in self.findings]
+        explained = self.cause is not None
+        parts = [
+            found.to_text(brief=explained and found.signature.effect is Effect.CONSEQUENCE) for found in self.findings
+        ]
         if self.cause is None:
             known = "no known cause of a failure" if parts else "no known signature"
             parts.append("\n".join([f"{known}; the last {len(self.tail)} of {self.lines} lines:", *self.tail]))

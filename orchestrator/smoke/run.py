@@ -1,7 +1,7 @@
 """Carrying the checks out, one after the other."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import httpx
 
@@ -31,19 +31,24 @@ def run(
     """
     headers = {"Authorization": f"Bearer {target.api_key.reveal()}"} if target.api_key else {}
     shown = progress or Progress()
-    checks: list[Check] = []
-    silent = ""
     with httpx.Client(
         base_url=target.url, headers=headers, timeout=timeout, transport=transport, trust_env=False
     ) as client:
         probe = Probe(target, client, seed=time.time_ns() if seed is None else seed, faults=faults)
-        for number, (name, check) in enumerate(CHECKS, start=1):
-            shown.update(f"smoke {number}/{len(CHECKS)}: {name}")
-            begun = clock()
-            finding, silent = (failed(f"not tried: {silent}"), silent) if silent else _try(name, check, probe)
-            checks.append(_done(name, finding, target=target, seconds=clock() - begun))
-    shown.done()
-    return SmokeReport(url=target.url, served_name=target.served_name, checks=tuple(checks))
+        try:
+            checks = tuple(_carry_out(probe, shown=shown, clock=clock))
+        finally:
+            shown.done()
+    return SmokeReport(url=target.url, served_name=target.served_name, checks=checks)
+
+
+def _carry_out(probe: Probe, *, shown: Progress, clock: Callable[[], float]) -> Iterator[Check]:
+    silent = ""
+    for number, (name, check) in enumerate(CHECKS, start=1):
+        shown.update(f"smoke {number}/{len(CHECKS)}: {name}")
+        begun = clock()
+        finding, silent = (failed(f"not tried: {silent}"), silent) if silent else _try(name, check, probe)
+        yield _done(name, finding, target=probe.target, seconds=clock() - begun)
 
 
 def _try(name: str, check: Callable[[Probe], Finding], probe: Probe) -> tuple[Finding, str]:

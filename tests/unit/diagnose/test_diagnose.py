@@ -31,6 +31,12 @@ def test_the_first_cause_stands_before_its_consequences() -> None:
     )  # although it is logged first
 
 
+def test_for_people_a_consequence_is_brief_once_its_cause_is_known() -> None:
+    text = diagnose(lines_of("no-weights/match-real-0.5.14.log")).to_text()
+    assert text.count("remedy: ") == 1
+    assert "consequence: scheduler-exception\n  line " in text
+
+
 def test_of_two_causes_the_earlier_one_is_the_first() -> None:
     full, memory = "OSError: [Errno 28] No space left on device: '/root/x'", "RuntimeError: No HIP GPUs are available"
     first = diagnose([memory, full]).cause
