@@ -1,0 +1,117 @@
+"""Preflight on the machine the tests run on: its real /proc, real ports, and tools that print recorded outputs."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+from loopback_hub import free_port
+from machine_samples import RECORDED
+from plan_samples import plan_of
+
+from orchestrator.deploy.readiness import wait_until_free
+from orchestrator.errors import HostError
+from orchestrator.host.amd import read_amd
+from orchestrator.host.machine import read_machine
+from orchestrator.host.ports import port_holder
+from orchestrator.host.survey import local, survey
+from orchestrator.paths import Home
+
+
+@pytest.fixture
+def deploy(tmp_path: Path) -> CommandLine:
+    return CommandLine(Home(tmp_path / "home"))
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[int, int]]:
+    """A process that listens: its pid and its port."""
+    port = free_port()
+    program = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid, port
+        process.kill()
+
+
+def test_this_machine_as_it_is(tmp_path: Path) -> None:
+    machine = read_machine(survey(local, directories=[str(tmp_path / "not" / "there")]))
+    assert machine.root == (os.getuid() == 0)
+    assert machine.cpus_allowed == os.sched_getaffinity(0)
+    assert 0 < machine.cores <= len(machine.cpus_online)
+    disk = machine.disks[str(tmp_path / "not" / "there")]
+    assert disk.free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
+    assert machine.shm_free is not None
+    assert machine.memlock is not None
+
+
+def test_who_holds_a_port_is_found_by_its_socket(listener: tuple[int, int]) -> None:
+    pid, port = listener
+    holder = port_holder(port)
+    assert holder is not None
+    assert holder.pid == pid
+    assert "socket.create_server" in (holder.command or "")
+    assert port_holder(free_port()) is None
+
+
+def test_a_port_of_ipv6_is_seen_too() -> None:
+    with socket.create_server(("::1", free_port()), family=socket.AF_INET6) as server:
+        holder = port_holder(server.getsockname()[1])
+    assert holder is not None
+    assert holder.pid == os.getpid()
+
+
+def test_down_says_who_holds_a_port_that_does_not_come_free(listener: tuple[int, int]) -> None:
+    pid, port = listener
+    plan = plan_of("cpu-tiny", f"server.port={port}")
+    times = iter([0.0, 1.0, 31.0])
+    with pytest.raises(HostError, match=rf"port {port} is still held by .*\(pid {pid}\)"):
+        wait_until_free(plan, clock=lambda: next(times), sleep=lambda _seconds: None)
+
+
+def test_a_machine_without_gpus_says_so(deploy: CommandLine) -> None:
+    if shutil.which("nvidia-smi") or Path("/dev/kfd").exists():
+        pytest.skip("this machine has GPUs")
+    done = deploy.run("preflight", "--profile", "mi355x-tp8", "--json")
+    assert done.returncode == 4
+    report = json.loads(done.stdout)
+    assert report["ready"] is False
+    assert report["findings"][0]["found"] == "no AMD GPU, no tool and no driver for one"
+    assert "is not ready" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_cpu_profile_is_ready_until_its_port_is_taken(deploy: CommandLine, listener: tuple[int, int]) -> None:
+    pid, port = listener
+    ready = deploy.run("preflight", "--profile", "cpu-tiny", "--set", f"server.port={free_port()}")
+    assert ready.returncode == 0, ready.stderr
+    taken = deploy.run("preflight", "--profile", "cpu-tiny", "--set", f"server.port={port}")
+    assert taken.returncode == 4
+    assert f"(pid {pid})" in taken.stdout
+    assert f"`kill {pid}`" in taken.stdout
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpus", "tool"),
+    [("mi355x-healthy", 8, "amd-smi"), ("mi355x-warnings", 8, "amd-smi"), ("mi300x-rocm-smi", 2, "rocm-smi")],
+)
+def test_the_real_script_over_tools_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, gpus: int, tool: str
+) -> None:
+    if shutil.which("amd-smi") or shutil.which("rocm-smi"):
+        pytest.skip("this machine has the real tools")
+    program = tmp_path / tool
+    section = '"$0"' if tool == "rocm-smi" else f'"{tool}_$1"'
+    program.write_text(f'#!/bin/sh\ncat "{RECORDED / machine}/$(basename {section})".*\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    inventory = read_amd(survey(local, machine=False))
+    assert inventory is not None
+    assert (inventory.tool, len(inventory.gpus), inventory.faults) == (tool, gpus, ())
