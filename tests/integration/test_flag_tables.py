@@ -1,0 +1,104 @@
+"""The flag tables and the rendered commands, against the argument parsers of the very versions they name."""
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+from wheels import unpack
+
+from orchestrator.catalog.profiles import load, profile_names
+from orchestrator.environments import Environment
+from orchestrator.paths import data_root
+from orchestrator.render.command import server_command
+
+pytestmark = [pytest.mark.engine, pytest.mark.wheels]
+
+FLAGS = data_root() / "profiles/engines/flags"
+VERSIONS = sorted(path.stem for path in FLAGS.glob("*.json"))
+COMMANDS = [(name, ()) for name in profile_names()]
+COMMANDS += [(name, ("engine=sglang-0.5.16-rocm",)) for name in profile_names() if name.startswith("mi355x")]
+OLD_OPTION = ("--model-path", "m", "--nsa-prefill-backend", "tilelang")
+
+# Importing a parser takes seconds: each version is asked everything at once.
+ASK = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from generate import options, server_parser, write
+
+class Refused(Exception):
+    pass
+
+def refuse(message):
+    raise Refused(message)
+
+def verdict(argv):
+    try:
+        parser.parse_args(argv)
+    except Refused as refused:
+        return str(refused)
+    return "accepted"
+
+parser = server_parser(Path(sys.argv[2]))
+parser.error = refuse
+commands = json.load(sys.stdin)
+print(json.dumps({"table": write(sys.argv[3], options(parser)), "verdicts": [verdict(argv) for argv in commands]}))
+"""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one version's parser says of itself, and of every command that names this version, in order."""
+
+    table: str
+    verdicts: dict[tuple[str, ...], str]
+
+
+def command(profile: str, overrides: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """The sglang version of a profile's plan, and its arguments."""
+    plan = load(profile, overrides=overrides).plan
+    argv = server_command(plan).argv
+    return plan.engine.version, argv[argv.index("sglang.launch_server") + 1 :]
+
+
+@pytest.fixture(scope="session")
+def ask(cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Answers]:
+    @cache
+    def answers(version: str) -> Answers:
+        commands = [
+            OLD_OPTION,
+            *(argv for made_for, argv in (command(*each) for each in COMMANDS) if made_for == version),
+        ]
+        root = unpack(version, tmp_path_factory.mktemp(version))
+        asked = subprocess.run(
+            [str(cpu_environment.python), "-c", ASK, str(FLAGS), str(root), version],
+            input=json.dumps(commands),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert asked.returncode == 0, asked.stderr
+        answer = json.loads(asked.stdout.splitlines()[-1])
+        return Answers(answer["table"], dict(zip(commands, answer["verdicts"], strict=True)))
+
+    return answers
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_table_is_what_the_parser_says(version: str, ask: Callable[[str], Answers]) -> None:
+    assert ask(version).table == (FLAGS / f"{version}.json").read_text()
+
+
+@pytest.mark.parametrize(("profile", "overrides"), COMMANDS)
+def test_rendered_command_is_accepted(profile: str, overrides: Sequence[str], ask: Callable[[str], Answers]) -> None:
+    version, argv = command(profile, overrides)
+
+    assert ask(version).verdicts[argv] == "accepted"
+
+
+def test_option_of_another_version_is_refused(ask: Callable[[str], Answers]) -> None:
+    assert ask("0.5.16").verdicts[OLD_OPTION] == "accepted"
+    assert "unrecognized arguments: --nsa-prefill-backend" in ask("0.5.23").verdicts[OLD_OPTION]
