@@ -1,0 +1,133 @@
+"""The report in a real browser: it renders, asks for nothing, its plots hold data, it fits a phone and paper."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from measured_samples import b200, marked, single_stream, tp4dp2, tp8
+
+from orchestrator.bench.result import MarkKind, Result, save
+from orchestrator.deploy.report import find_results, make_report, write_report
+
+pytestmark = pytest.mark.browser
+
+PHONE, DESKTOP = 390, 1280
+
+# The page in two frames of its own origin, and a script outside them that measures what was laid out.
+MEASURE = """<!doctype html><body>
+<iframe width="390" height="800" srcdoc="PAGE"></iframe><iframe width="1280" height="800" srcdoc="PAGE"></iframe>
+<script>
+addEventListener("load", () => {
+  const frames = [...document.querySelectorAll("iframe")].map(frame => {
+    const page = frame.contentDocument;
+    const plots = [...page.querySelectorAll("svg.plot")].map(plot => {
+      const box = plot.getBoundingClientRect();
+      const marks = [...plot.querySelectorAll(".series .mark, rect.mark")].map(mark => mark.getBoundingClientRect());
+      const labels = [...plot.querySelectorAll("text")].map(text => text.getBoundingClientRect());
+      const inside = r => r.left >= box.left - 8 && r.right <= box.right + 8 && r.top >= box.top - 8;
+      return {id: plot.id, marks: marks.filter(mark => mark.width > 0).length,
+              stray: marks.filter(mark => !inside(mark)).length,
+              cut: labels.filter(label => label.right > frame.clientWidth).length};
+    });
+    return {width: frame.clientWidth, needed: page.documentElement.scrollWidth, plots,
+            background: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
+            alarms: page.querySelectorAll(".alarm").length, text: page.body.innerText.length};
+  });
+  document.body.innerHTML = "<pre id=found></pre>";
+  document.getElementById("found").textContent = JSON.stringify(frames);
+});
+</script></body>"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no headless Chromium on this machine: apt-get install chromium")
+    return found
+
+
+def browse(chromium: str, profile: Path, *arguments: str) -> str:
+    argv = [
+        *(chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--no-first-run"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),
+        *("--virtual-time-budget=3000", *arguments),
+    ]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def page_of(directory: Path, *results: Result) -> Path:
+    for index, result in enumerate(results):
+        save(result, directory / str(index))
+    return write_report(make_report(find_results([directory]), published="wafer-glm52", prices=()), directory)[0]
+
+
+def measured(chromium: str, page: Path, *arguments: str) -> list[dict[str, object]]:
+    frame = page.with_name("measure.html")
+    frame.write_text(MEASURE.replace("PAGE", html.escape(page.read_text())))
+    dom = browse(chromium, page.parent / "profile", "--dump-dom", *arguments, frame.as_uri())
+    found = re.search(r'<pre id="found">(.*?)</pre>', dom, re.DOTALL)
+    assert found is not None
+    frames = json.loads(html.unescape(found[1]))
+    assert [frame["width"] for frame in frames] == [PHONE, DESKTOP]
+    return list(frames)
+
+
+def test_it_fits_a_phone_and_its_plots_hold_data(chromium: str, tmp_path: Path) -> None:
+    page = page_of(tmp_path, tp4dp2(), tp8(), single_stream(), b200())
+    for frame in measured(chromium, page):
+        assert frame["needed"] == frame["width"], "the page is wider than the window"
+        plots = frame["plots"]
+        assert isinstance(plots, list)
+        marks = {plot["id"]: plot["marks"] for plot in plots}
+        assert marks == {"ttft-p95": 19, "ttft-p50": 19, "throughput": 19, "cost": 19, "energy": 6, "layouts": 7}
+        assert [plot["stray"] + plot["cut"] for plot in plots] == [0] * 6
+        assert frame["alarms"] == 0
+        assert isinstance(frame["text"], int)
+        assert frame["text"] > 5000
+
+
+def test_an_alarm_is_seen(chromium: str, tmp_path: Path) -> None:
+    page = page_of(tmp_path, marked(tp4dp2(), MarkKind.SIMULATED_ACCEPTANCE, MarkKind.KERNEL_MISS))
+    assert [frame["alarms"] for frame in measured(chromium, page)] == [1, 1]
+
+
+def test_dark_is_dark(chromium: str, tmp_path: Path) -> None:
+    page = page_of(tmp_path, tp4dp2())
+    light, dark = (
+        measured(chromium, page, *arguments)[0]["background"]
+        for arguments in ((), ("--blink-settings=preferredColorScheme=0",))
+    )
+    assert light == "rgb(253, 253, 251)"
+    assert dark == "rgb(22, 22, 21)"
+
+
+def requests_of(chromium: str, page: Path) -> list[str]:
+    """What a page asked the network for, by the browser's own log (its own requests have no origin)."""
+    log = page.parent / "net.json"
+    browse(chromium, page.parent / "profile", f"--log-net-log={log}", "--dump-dom", page.as_uri())
+    events = (event.get("params", {}) for event in json.loads(log.read_text())["events"])
+    return [event["url"] for event in events if event.get("initiator", "not an origin") != "not an origin"]
+
+
+def test_no_request_leaves_the_machine(chromium: str, tmp_path: Path) -> None:
+    telltale = tmp_path / "telltale.html"
+    telltale.write_text('<img src="http://somewhere.invalid/pixel.png">')
+    assert requests_of(chromium, telltale) == ["http://somewhere.invalid/pixel.png"]  # the instrument works
+    assert requests_of(chromium, page_of(tmp_path, tp4dp2(), b200())) == []
+
+
+def test_it_prints_on_a4(chromium: str, tmp_path: Path) -> None:
+    page = page_of(tmp_path, tp4dp2(), tp8())
+    paper = tmp_path / "report.pdf"
+    browse(chromium, tmp_path / "profile", f"--print-to-pdf={paper}", "--no-pdf-header-footer", page.as_uri())
+    document = paper.read_bytes()
+    assert document.startswith(b"%PDF")
+    pages = len(re.findall(rb"/Type /Page\b(?!s)", document))
+    assert 3 <= pages <= 9
+    width, height = (float(side) for side in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", document)[0])
+    assert (round(width), round(height)) == (595, 842)
