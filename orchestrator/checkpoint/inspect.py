@@ -34,9 +34,9 @@ class Inspection:
 
 
 def inspect(directory: Path, wanted: Wanted) -> Inspection:
-    """Look at a checkpoint; reads headers and metadata only. Raises OSError where the directory cannot be read."""
+    """Look at a checkpoint; reads headers and metadata only, and says of a file that cannot be read what is wrong."""
     problems = [*_sizes(directory, wanted.sizes), *_config(directory), *_tokenizer(directory)]
-    known_bad = {problem.where for problem in problems}
+    named_already = {problem.where for problem in problems}
     shards, faults = _shards(directory)
     problems += faults
     drafts = any(_of_layer(name, wanted.mtp_layer) for named in shards.values() for name in named)
@@ -46,7 +46,7 @@ def inspect(directory: Path, wanted: Wanted) -> Inspection:
         try:
             names = tensor_names(directory / shard)
         except (BadShardError, OSError) as error:
-            if where not in known_bad:
+            if where not in named_already:
                 problems.append(_unreadable(shard, where, error))
             continue
         tensors += len(names)
@@ -93,6 +93,8 @@ def _readable(path: Path) -> Iterator[Problem]:
         json.loads(path.read_bytes())
     except ValueError:
         yield Problem(f"`{path.name}` is not JSON: it was cut off or altered", str(path))
+    except OSError as error:
+        yield Problem(f"`{path.name}` cannot be read: {error.strerror}", str(path))
 
 
 def _shards(directory: Path) -> tuple[Mapping[str, set[str]], list[Problem]]:
@@ -105,8 +107,8 @@ def _shards(directory: Path) -> tuple[Mapping[str, set[str]], list[Problem]]:
     try:
         weights = json.loads(path.read_bytes())["weight_map"]
         places = [(str(name), str(shard)) for name, shard in weights.items()]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}, [Problem(f"`{INDEX}` is not an index: it was cut off or altered", str(path))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}, [Problem(f"`{INDEX}` is not an index that can be read: it was cut off or altered", str(path))]
     if not places:
         return {}, [Problem(f"`{INDEX}` names no tensor", str(path))]
     shards: dict[str, set[str]] = defaultdict(set)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.checkpoint.inspect import Wanted, inspect
-from orchestrator.checkpoint.receipt import Receipt, read_receipt, stamps, write_receipt
+from orchestrator.checkpoint.receipt import Receipt, Stamps, read_receipt, stamps, write_receipt
 from orchestrator.errors import WeightsError
 from orchestrator.paths import Home
 from orchestrator.plan import Model, Plan
@@ -45,12 +45,10 @@ def verify(directory: Path, model: Model, *, speculative: bool) -> Verified:
     tensor shows only in the file's time. Raises WeightsError with everything that is wrong.
     """
     layer = model.mtp_layer if speculative else None
-    if not directory.is_dir():
-        raise WeightsError(f"there is no checkpoint of `{model.name}`", where=str(directory), hint=_stage(model))
     receipt = read_receipt(directory)
     if receipt is None or not receipt.is_for(model):
         return examine(directory, model, layer=layer, revision=None, sizes={})
-    if layer in {None, receipt.mtp_layer} and stamps(directory) == receipt.files:
+    if layer in {None, receipt.mtp_layer} and _stamps(directory, model) == receipt.files:
         return _verified(directory, receipt, from_receipt=True)
     sizes = {name: size for name, (size, _) in receipt.files.items()}
     return examine(directory, model, layer=layer, revision=receipt.revision, sizes=sizes)
@@ -63,10 +61,8 @@ def examine(
 
     Raises WeightsError with everything that is wrong; the receipt that was there is left as it is then.
     """
-    try:
-        found, files = inspect(directory, Wanted(sizes=sizes, mtp_layer=layer)), stamps(directory)
-    except OSError as error:
-        raise WeightsError(f"the checkpoint of `{model.name}` cannot be read: {error}", where=str(directory)) from error
+    files = _stamps(directory, model)
+    found = inspect(directory, Wanted(sizes=sizes, mtp_layer=layer))
     if found.problems:
         raise WeightsError(
             f"the checkpoint of `{model.name}` is incomplete or altered",
@@ -98,7 +94,20 @@ def _verified(directory: Path, receipt: Receipt, *, from_receipt: bool) -> Verif
     )
 
 
+def _stamps(directory: Path, model: Model) -> Stamps:
+    try:
+        return stamps(directory)
+    except FileNotFoundError as error:
+        message = f"there is no checkpoint of `{model.name}`"
+        raise WeightsError(message, where=str(directory), hint=_stage(model)) from error
+    except OSError as error:
+        message = f"the checkpoint of `{model.name}` cannot be read: {error.strerror}"
+        raise WeightsError(message, where=str(directory)) from error
+
+
 def _stage(model: Model) -> str:
+    if model.source.kind == "generated":
+        return "`deploy up --profile P` makes it"
     if model.source.kind == "directory":
         return "copy the files again; if the change was meant, `deploy stage --profile P` takes note of it"
     return "`deploy stage --profile P` fetches what is missing"

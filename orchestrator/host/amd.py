@@ -158,7 +158,7 @@ def _with_topology(inventory: GpuInventory, topology: tuple[tuple[str, int], ...
 
 def _records(name: str, section: Section, faults: list[str]) -> list[Record]:
     document = _document(name, section, faults)
-    listed = document.get("gpu_data", []) if isinstance(document, dict) else document
+    listed = document.get("gpu_data", [document]) if isinstance(document, dict) else document
     return [record for record in listed if isinstance(record, dict)] if isinstance(listed, list) else []
 
 

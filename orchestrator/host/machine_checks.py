@@ -92,7 +92,7 @@ def cpu_affinity(subject: Subject) -> Iterator[Finding]:
     needed = {gpu: bound_cpus(gpu, plan.layout.tp, machine.cores, len(machine.cpus_online)) for gpu in _gpus(plan)}
     found = f"{len(machine.cpus_allowed)} of {len(machine.cpus_online)} CPUs"
     mend = "`--set env.SGLANG_SET_CPU_AFFINITY=0`, or start where all CPUs are allowed"
-    if homeless := [str(gpu) for gpu, cpus in needed.items() if not cpus & machine.cpus_allowed]:
+    if homeless := [str(gpu) for gpu, cpus in needed.items() if cpus and not cpus & machine.cpus_allowed]:
         # A container does not inherit this shell's cpuset, so here it is only a sign.
         level = fail if plan.runtime == "process" else warn
         yield level("cpu affinity", f"{found}: none for gpu {' '.join(homeless)}", "some for each GPU", mend)
@@ -199,7 +199,10 @@ def binds_cpus(plan: Plan) -> bool:
 
 
 def bound_cpus(gpu: int, tp: int, cores: int, cpus: int) -> frozenset[int]:
-    """The CPUs sglang binds the rank of a GPU to (wheel 0.5.14 srt/utils/common.py:2296-2312, one node)."""
+    """The CPUs sglang binds the rank of a GPU to (wheel 0.5.14 srt/utils/common.py:2296-2312, one node).
+
+    Empty with fewer cores than ranks: psutil then takes all that are allowed.
+    """
     each = cores // tp
     first = gpu * each % cores
     lower = frozenset(range(first, first + each))

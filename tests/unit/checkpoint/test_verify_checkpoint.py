@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -66,7 +67,7 @@ def overlap(path: Path) -> None:
         ("tokenizer.json", Path.unlink, "there is no tokenizer"),
         ("tokenizer.json", cut, "`tokenizer.json` is not JSON"),
         (INDEX, Path.unlink, "there are no weights"),
-        (INDEX, cut, f"`{INDEX}` is not an index"),
+        (INDEX, cut, f"`{INDEX}` is not an index that can be read"),
         (INDEX, lambda path: path.write_text('{"weight_map": {}}'), "names no tensor"),
         (INDEX, lambda path: path.write_text('{"weight_map": {"a": "../a"}}'), "outside the checkpoint: `../a`"),
     ],
@@ -103,6 +104,26 @@ def test_a_plan_needs_the_mtp_layer_when_it_drafts_with_it() -> None:
     assert not needs_mtp(plan_of("cpu-tiny"))
     plan = plan_of("mi355x-tp8")
     assert not needs_mtp(plan_of("mi355x-tp8", flags=(*plan.flags, flag("speculative-draft-model-path", "/draft"))))
+
+
+def test_a_checkpoint_that_is_not_there_and_one_that_went_away(tmp_path: Path) -> None:
+    directory = tmp_path / "small"
+    with pytest.raises(WeightsError, match="there is no checkpoint of `small`"):
+        verify(directory, model(str(directory)), speculative=True)
+    verify(write_checkpoint(directory), model(str(directory)), speculative=True)
+    shutil.rmtree(directory)
+    with pytest.raises(WeightsError, match="there is no checkpoint of `small`"):
+        verify(directory, model(str(directory)), speculative=True)
+
+
+def test_a_share_that_takes_no_receipt_is_verified_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "read-only file system")
+
+    directory = write_checkpoint(tmp_path / "small")
+    monkeypatch.setattr("orchestrator.checkpoint.receipt.NamedTemporaryFile", refuse)
+    for _ in range(2):
+        assert not verify(directory, model(str(directory)), speculative=True).from_receipt
 
 
 def test_the_receipt_makes_the_second_time_fast_and_sees_a_change(tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ def test_a_process_needs_open_devices_and_locked_memory() -> None:
 def test_the_cpus_sglang_binds_each_rank_to() -> None:
     assert bound_cpus(1, 8, cores=128, cpus=256) == set(range(16, 32)) | set(range(144, 160))
     assert bound_cpus(5, 4, cores=128, cpus=128) == set(range(32, 64))
+    assert bound_cpus(3, 8, cores=2, cpus=2) == set()
 
 
 def test_room_is_summed_over_what_shares_a_file_system() -> None:
