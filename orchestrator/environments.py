@@ -112,11 +112,11 @@ def generate_model(model: Model, *, python: Path, images_root: Path, home: Home,
         shutil.rmtree(target, ignore_errors=True)
         progress.update(f"model `{model.name}`: generating")
         result = shell.run([str(python), str(generator), str(target)])
+        progress.done()
         if not result.ok:
             last = "\n".join(result.stderr.splitlines()[-_SHOWN_LINES:])
             raise BuildError(f"model `{model.name}` could not be generated", where=str(generator), details=last)
         marker.write_text(digest)
-    progress.done()
     return target
 
 
@@ -225,6 +225,7 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
         except BlockingIOError:
             progress.update(f"waiting for another command that makes `{path.stem.lstrip('.')}`")
             fcntl.flock(lock, fcntl.LOCK_EX)
+            progress.done()
         yield
 
 

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 from cpu_server import CpuEngine, CpuServer
 
+from orchestrator import shell
 from orchestrator.errors import StartError
 from orchestrator.paths import Home
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process import ProcessRuntime
 from orchestrator.runtimes.procfs import family
+from orchestrator.runtimes.record import read_record
 from orchestrator.secret import Secret
 
 Start = Callable[..., CpuServer]
@@ -136,6 +138,23 @@ def test_handle_of_an_earlier_server_neither_shows_nor_stops_the_present_one(sta
 
     assert present.runtime.state(earlier).status is Status.ABSENT
     assert present.runtime.state(present.handle).status is Status.RUNNING
+
+
+def test_ctrl_c_during_a_start_takes_the_server_down(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object, **options: object) -> shell.Result:
+        signal.raise_signal(signal.SIGINT)  # waits until it is known what was started
+        return run(*arguments, **options)  # type: ignore[arg-type]
+
+    run = shell.run
+    monkeypatch.setattr(shell, "run", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.start("interrupted", artifacts=engine.artifacts(argv=("sleep", "600")))
+
+    assert ProcessRuntime(engine.home).find() == ()
+    (record,) = [read_record(path.parent) for path in engine.home.runs.glob("*/*/process.json")]
+    assert record is not None
+    assert family(record.supervisor) == ()
 
 
 def test_starter_killed_at_any_moment_leaves_a_server_that_is_found_or_none(engine: CpuEngine) -> None:
