@@ -8,7 +8,7 @@ import httpx
 from orchestrator.bench.result import write_whole
 from orchestrator.deploy.bench import Target
 from orchestrator.errors import BenchError
-from orchestrator.evals.harness import Order, evaluate
+from orchestrator.evals.harness import Order, evaluate, harness_directory
 from orchestrator.evals.outcome import file_name, load, to_json
 from orchestrator.evals.suites import find_suite
 from orchestrator.report.published import Published, PublishedEval, load_all, of_kind
@@ -36,8 +36,10 @@ def run_eval(
     say: Callable[[str], None],
 ) -> Outcome:
     """Ask a served model the questions of a suite. See `harness.evaluate` for errors."""
+    chosen = find_suite(suite)
+    harness_directory()  # before the endpoint is bothered
     order = Order(
-        suite=find_suite(suite),
+        suite=chosen,
         url=target.url,
         model=served_model(target),
         key=target.key,

@@ -74,6 +74,6 @@ def local_files(suite: Suite, questions: Path) -> dict[str, str]:
         files[suite.examples] = questions.absolute().with_name(f"{suite.examples}{questions.suffix}")
     for split, file in files.items():
         if not file.is_file():
-            hint = f"the {suite.few_shot} examples come from it" if split == suite.examples else "see `--data`"
-            raise UsageError(f"no `{split}` file of `{suite.name}`", where=str(file), hint=hint)
+            what = f"the {suite.few_shot} examples" if split == suite.examples else "the questions"
+            raise UsageError(f"there is no file with {what} of `{suite.name}`", where=str(file))
     return {split: str(file) for split, file in files.items()}

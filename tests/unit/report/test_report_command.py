@@ -1,0 +1,78 @@
+"""`deploy compare`, `report` and `reproduce --dry-run`, called as their commands are."""
+
+import json
+from pathlib import Path
+
+import pytest
+from measured_samples import marked, single_stream, tp4dp2, tp8
+
+from orchestrator.bench.result import MarkKind, save
+from orchestrator.cli.report import compare, report
+from orchestrator.cli.reproduce import reproduce
+from orchestrator.errors import BenchError, UsageError
+from orchestrator.evals.outcome import to_json
+from orchestrator.scores import Item, Outcome
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    save(tp4dp2(), tmp_path / "tp4dp2" / "wafer-20k-1k")
+    save(marked(tp8(), MarkKind.KERNEL_MISS), tmp_path / "tp8" / "wafer-20k-1k")
+    save(single_stream(), tmp_path / "tp8" / "single-stream-10k-1.5k")
+    return tmp_path
+
+
+def test_compare_sets_results_side_by_side(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compare([results])
+    shown = capsys.readouterr()
+    assert "2.4   2,626            2,364" in shown.out
+    assert "warning: NOT COMPARABLE: TP8 on 8×MI355X, wafer-20k-1k: kernel-miss" in shown.err
+
+
+def test_compare_prints_json_for_programs(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compare([results / "tp4dp2"], json=True)
+    assert len(json.loads(capsys.readouterr().out)["comparisons"]) == 1
+
+
+def test_report_writes_three_files_and_no_other(results: Path, tmp_path: Path) -> None:
+    report(results, output=tmp_path / "out", price=["2.10"])
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["report.html", "report.json", "report.md"]
+    assert "$2.10 per GPU-hour, given" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_report_finds_evaluations_and_their_baseline(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def outcome(model: str, wrong: int) -> Outcome:
+        items = tuple(Item(id=str(index), right=index >= wrong) for index in range(40))
+        return Outcome(
+            schema_version=1, suite="gsm8k", task="gsm8k", metric="exact_match", model=model, harness="lm-eval 0.4.13",
+            command="deploy eval", items=items,
+        )  # fmt: skip
+
+    (results / "eval-gsm8k.json").write_text(to_json(outcome("mxfp4", 12)))
+    (results / "base").mkdir()
+    (results / "base" / "eval-gsm8k.json").write_text(to_json(outcome("fp8", 2)))
+    report(results, baseline=[results / "base" / "eval-gsm8k.json"], json=True)
+    (row,) = [row for row in json.loads(capsys.readouterr().out)["evals"] if row["measured"]]
+    assert (row["baseline_label"], row["candidate_label"]) == ("fp8", "mxfp4")
+    assert (row["judgement"]["lost"], row["judgement"]["gained"], row["judgement"]["apart"]) == (10, 0, True)
+
+
+def test_a_directory_without_results_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no result"):
+        report(tmp_path)
+
+
+def test_a_damaged_result_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text("{")
+    with pytest.raises(BenchError, match="damaged"):
+        compare([tmp_path])
+
+
+def test_a_dry_run_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reproduce("wafer-glm52", dry_run=True, price=["2"], output=tmp_path / "new", json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["total"]["about_s"] == pytest.approx(
+        sum(step["about_s"] for step in shown["steps"]), abs=len(shown["steps"])
+    )
+    assert shown["total"]["usd"] == pytest.approx(shown["total"]["about_s"] / 3600 * 16, rel=1e-3)
+    assert not (tmp_path / "new").exists()
