@@ -7,6 +7,7 @@ takes its place when it is whole. (huggingface_hub's own `snapshot_download` beg
 
 import ctypes
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
@@ -24,7 +25,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from orchestrator.checkpoint.hub import FULL, PARTS, HubFile, Listing
 
 _WORKERS = 8
-_RECORD = "fetched"  # below PARTS: a line for each file that was fetched, its identity and its path
+_RECORD = "fetched"  # below PARTS: a line for each file that was fetched, see `_line`
 _PIECE = 1 << 22
 
 
@@ -32,14 +33,19 @@ def fetch(listing: Listing, directory: Path) -> None:
     """Fetch every file that is not here yet. Raises OSError and what huggingface_hub raises."""
     path = directory / PARTS / _RECORD
     path.parent.mkdir(parents=True, exist_ok=True)
-    fetched = frozenset(path.read_text().splitlines()) if path.exists() else frozenset()
-    missing = [name for name in listing.files if not _is_here(listing.files[name], directory / name, name, fetched)]
-    with path.open("a", buffering=1) as record:
+    with path.open("a+", buffering=1) as record:
+        try:
+            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RuntimeError("another `deploy stage` is at work in this directory") from error
+        record.seek(0)
+        fetched = frozenset(record.read().splitlines())
+        missing = [name for name in listing.files if not _is_here(listing.files[name], directory, name, fetched)]
         pool = ThreadPoolExecutor(_WORKERS)
         jobs = {pool.submit(_fetch_one, listing, name, directory): name for name in missing}
         for job in as_completed(jobs):
             job.result()
-            record.write(_line(listing.files[jobs[job]], jobs[job]) + "\n")
+            record.write(_line(listing.files[jobs[job]], directory, jobs[job]) + "\n")
     shutil.rmtree(directory / PARTS / listing.commit, ignore_errors=True)
 
 
@@ -53,16 +59,20 @@ def _fetch_one(listing: Listing, name: str, directory: Path) -> None:
     part, target = directory / PARTS / listing.commit / f"{name}.part", directory / name
     part.parent.mkdir(parents=True, exist_ok=True)
     target.parent.mkdir(parents=True, exist_ok=True)
+    size = listing.files[name].size
     with part.open("ab") as file:
-        http_get(location, file, resume_size=file.tell(), headers=headers, expected_size=listing.files[name].size)
+        if file.tell() > size:
+            file.truncate(0)
+        http_get(location, file, resume_size=file.tell(), headers=headers, expected_size=size)
     part.replace(target)
 
 
-def _is_here(file: HubFile, path: Path, name: str, fetched: frozenset[str]) -> bool:
-    """Whether a file is the hub's: one that we did not fetch ourselves is hashed, since a size proves little."""
+def _is_here(file: HubFile, directory: Path, name: str, fetched: frozenset[str]) -> bool:
+    """Whether a file is the hub's: one that was not fetched, or changed since, is hashed; a size proves little."""
+    path = directory / name
     if not path.is_file() or path.stat().st_size != file.size:
         return False
-    return _line(file, name) in fetched or _identity(path, file) == file.identity
+    return _line(file, directory, name) in fetched or _identity(path, file) == file.identity
 
 
 def _identity(path: Path, file: HubFile) -> str:
@@ -75,8 +85,8 @@ def _identity(path: Path, file: HubFile) -> str:
     return digest.hexdigest()
 
 
-def _line(file: HubFile, name: str) -> str:
-    return f"{file.identity} {name}"
+def _line(file: HubFile, directory: Path, name: str) -> str:
+    return f"{file.identity} {(directory / name).stat().st_mtime_ns} {name}"
 
 
 def main(directory: Path, order: str) -> int:

@@ -1,6 +1,7 @@
 """What a survey says of a machine: devices, limits, CPUs, disks, ports."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.host.amd import read_amd
@@ -45,7 +46,7 @@ class Machine:
     cores: int  # physical
     listening: frozenset[int]  # TCP ports
     docker: Section  # the daemon's version, or why there is none
-    disks: dict[str, Disk]
+    disks: Mapping[str, Disk]
 
 
 def read_machine(survey: Survey) -> Machine:

@@ -1,5 +1,6 @@
 """`deploy stage` against a real HTTP server that speaks the hub's protocol, and breaks as networks and disks do."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -21,6 +22,12 @@ pytest.importorskip("huggingface_hub", reason="staging is the optional extra `st
 REPOSITORY = "amd/GLM-5.2-MXFP4"
 SECOND = "model-00002-of-00003.safetensors"
 SIZE = 4_000_000
+WITH_PEAK = """
+import atexit, re
+from orchestrator.cli.main import main
+atexit.register(lambda: print(re.search("VmHWM.*", open("/proc/self/status").read())[0]))
+main()
+"""
 CHUNK = 10 << 20  # huggingface_hub writes a file in pieces of this size
 
 
@@ -100,6 +107,16 @@ def test_ctrl_c_ends_it_at_once_and_leaves_no_process(hub: Hub, tmp_path: Path) 
         go_on.set()
     with pytest.raises(ProcessLookupError):
         os.killpg(started.pid, 0)
+
+
+def test_two_at_once_do_not_write_into_each_other(hub: Hub, tmp_path: Path) -> None:
+    parts = tmp_path / "glm" / ".parts"
+    parts.mkdir(parents=True)
+    with (parts / "fetched").open("a") as record:
+        fcntl.flock(record, fcntl.LOCK_EX)
+        second = stage(hub, tmp_path)
+    assert (second.returncode, "another `deploy stage` is at work" in second.stderr) == (4, True)
+    assert hub.sent == {}
 
 
 def test_a_shard_that_was_cut_here_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
@@ -202,9 +219,8 @@ def test_a_local_set_of_50_gb_and_one_of_10000_files_in_bounded_memory(hub: Hub,
     many = write_checkpoint(tmp_path / "many", shards=10_000, size=100, mtp_layer=78)
     for directory in (big, many):
         origin = ["--set", "model.origin.kind=directory", "--set", f"model.origin.location={directory}"]
-        started = subprocess.Popen(command(*origin), env=environment(hub, tmp_path), stderr=subprocess.DEVNULL)
-        _, status, usage = os.wait4(started.pid, 0)
-        started.returncode = os.waitstatus_to_exitcode(status)
-        assert started.returncode == 0
-        assert usage.ru_maxrss < 200 << 10  # KiB
+        argv = [sys.executable, "-c", WITH_PEAK, *command(*origin)[3:]]
+        done = subprocess.run(argv, env=environment(hub, tmp_path), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert int(done.stdout.split()[-2]) < 200 << 10  # KiB
         assert read_receipt(directory) is not None
