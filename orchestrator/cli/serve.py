@@ -11,7 +11,7 @@ from orchestrator.errors import UsageError
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    for command in (up, status, logs, smoke, down):
+    for command in (up, status, ask, logs, smoke, down):
         app.command()(command)
 
 
@@ -45,7 +45,7 @@ def up(
         timeout=timeout,
     )
     if dry_run:
-        out(dry_run_text(order))
+        out(dry_run_text(order, Home.from_environment()))
         return
     done = up(order, Home.from_environment())
     if json:
@@ -82,6 +82,29 @@ def status(
         out(status_table(found))
     else:
         say("nothing runs; start a server with `deploy up --profile PROFILE`")
+
+
+def ask(
+    name: NameArgument,
+    prompt: Annotated[str, typer.Argument(help="what to complete")],
+    *,
+    tokens: Annotated[int, typer.Option(min=1, help="how many tokens at most")] = 64,
+    host: HostOption = None,
+) -> None:
+    """Stream one greedy completion of a running server."""
+    import sys
+
+    from orchestrator.deploy.ask import ask
+    from orchestrator.deploy.proof import key_of
+    from orchestrator.deploy.servers import fleet
+    from orchestrator.paths import Home
+
+    with fleet(Home.from_environment(), host) as servers:
+        handle = servers.one(name)
+        for piece in ask(handle.url, prompt, tokens=tokens, key=key_of(handle)):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    out("")
 
 
 def logs(

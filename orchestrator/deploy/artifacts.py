@@ -1,5 +1,7 @@
 """Everything that is rendered from one plan."""
 
+from collections.abc import Mapping
+
 from orchestrator.artifacts import Artifacts, BuildContext, ContextFile
 from orchestrator.catalog.images import image_sources
 from orchestrator.plan import Plan
@@ -9,11 +11,14 @@ from orchestrator.render.dockerfile import build_context
 from orchestrator.render.files import files
 
 
-def render_artifacts(plan: Plan) -> Artifacts:
-    """The command, and for the docker runtime the build context and the container."""
+def render_artifacts(plan: Plan, inputs: Mapping[str, bytes] | None = None) -> Artifacts:
+    """The command, and for the docker runtime the build context and the container.
+
+    `inputs` are the files given to patches, by input name.
+    """
     if plan.runtime != "docker":
         return Artifacts(plan=plan, command=server_command(plan), build=None, container=None)
-    build = build_context(plan, image_sources(plan))
+    build = build_context(plan, image_sources(plan, inputs=inputs))
     return Artifacts(
         plan=plan, command=server_command(plan), build=build, container=container_spec(plan, image_tag(plan, build))
     )

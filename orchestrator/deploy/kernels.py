@@ -2,11 +2,13 @@
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from orchestrator.catalog.images import input_digests, read_inputs
+from orchestrator.catalog.profiles import load
 from orchestrator.errors import HostError, KernelsError, UsageError
 from orchestrator.kernels.coverage import Coverage, applies_to, coverage, rank_shapes
 from orchestrator.kernels.keys import Key
@@ -24,6 +26,17 @@ from orchestrator.tuning.upstream import upstream_table
 from orchestrator.tuning.watch import Limits
 
 _GPU_DEVICE = Path("/dev/kfd")
+_IMAGE_INPUT = "moe-table"  # as patches/aiter-fp4-moe-table asks for it
+
+
+def planned(profile: str, overrides: Sequence[str], home: Home) -> tuple[Plan, dict[str, bytes]]:
+    """A profile's plan, and what its image is given: the table that `deploy kernels table` built for it, if it did."""
+    plan = load(profile, overrides=overrides).plan
+    table = Store.of(home, plan).table(plan)
+    if not (applies_to(plan) and table.is_file()):
+        return plan, {}
+    inputs = read_inputs({_IMAGE_INPUT: table})
+    return load(profile, overrides=overrides, inputs=input_digests(inputs)).plan, inputs
 
 
 @dataclass(frozen=True, kw_only=True)

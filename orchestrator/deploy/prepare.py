@@ -1,5 +1,6 @@
 """Before a start: what the server runs in, the checkpoint, the machine."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from orchestrator.render.container import overlay_path
 IMAGES = data_root() / "images"
 
 
-def prepare(artifacts: Artifacts, home: Home) -> Artifacts:
+def prepare(artifacts: Artifacts, home: Home, inputs: Mapping[str, bytes] | None = None) -> Artifacts:
     """Make everything a start needs, while whatever runs goes on running.
 
     Raises BuildError or WeightsError. The artifacts come back with the interpreter they will really use.
@@ -32,7 +33,7 @@ def prepare(artifacts: Artifacts, home: Home) -> Artifacts:
         artifacts = replace(artifacts, command=replace(artifacts.command, argv=argv))
     _checkpoint(plan, home)
     if plan.runtime == "docker":
-        built = build_image(find_docker(), plan)
+        built = build_image(find_docker(), plan, inputs=inputs)
         note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")
     return artifacts
 

@@ -3,13 +3,13 @@
 from dataclasses import asdict, dataclass
 
 from orchestrator.artifacts import Artifacts
-from orchestrator.catalog.profiles import load
 from orchestrator.console import note, say
 from orchestrator.deploy.artifacts import render_artifacts, rendered_files
 from orchestrator.deploy.changes import changes
 from orchestrator.deploy.down import grace_of
 from orchestrator.deploy.gate import kernel_gate
-from orchestrator.deploy.prepare import prepare
+from orchestrator.deploy.kernels import planned
+from orchestrator.deploy.prepare import prepare, require_machine
 from orchestrator.deploy.proof import answers, await_ready, explain_failure, prove
 from orchestrator.deploy.servers import Fleet, api_key, fleet
 from orchestrator.errors import DeployError, Interrupted, NameTakenError, StartError
@@ -56,24 +56,25 @@ class Up:
         return {"already_up": smoke is None, **asdict(self.handle), "ready_seconds": self.seconds, "smoke": smoke}
 
 
-def dry_run_text(order: Order) -> str:
+def dry_run_text(order: Order, home: Home) -> str:
     """What `up` would start, as the files it would write; starts and writes nothing."""
-    artifacts = render_artifacts(load(order.profile, overrides=order.overrides).plan)
+    artifacts = render_artifacts(*planned(order.profile, order.overrides, home))
     shown = (file for file in rendered_files(artifacts, order.name) if "/" not in file.path)
     return "\n".join(f"==> {file.path} <==\n{file.content.decode()}" for file in shown)
 
 
 def up(order: Order, home: Home) -> Up:
     """Bring the profile's server up and prove it. Raises a DeployError after everything it started is down again."""
-    plan = load(order.profile, overrides=order.overrides).plan
+    plan, inputs = planned(order.profile, order.overrides, home)
     name = order.name or plan.profile
     key = api_key(plan.server.api_key_env)
     with fleet(home, order.host) as servers, claim(home, name):
         if (running := _already_up(servers, name, plan=plan, order=order)) is not None:
             return running
-        artifacts = prepare(render_artifacts(plan), home, host=order.host)
+        artifacts = prepare(render_artifacts(plan, inputs), home, inputs)
         way_back = _make_room(servers, name)
         try:
+            require_machine(plan, home, host=order.host)
             return _bring_up(artifacts, servers, name=name, order=order, key=key)
         except DeployError as error:
             if way_back:

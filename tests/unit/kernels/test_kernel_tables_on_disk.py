@@ -9,7 +9,8 @@ import pytest
 from kernel_samples import FUSED_TP8, HEADER, STAGE1_KW, UNFUSED_TP8, every_bucket, glm_plan, line, rows
 
 from orchestrator.catalog.profiles import load, profile_names
-from orchestrator.deploy.kernels import Given, build_table, cover
+from orchestrator.deploy.artifacts import render_artifacts
+from orchestrator.deploy.kernels import Given, build_table, cover, planned
 from orchestrator.errors import DeployError, KernelsError, WeightsError
 from orchestrator.kernels.coverage import applies_to
 from orchestrator.kernels.names import Verdict
@@ -206,3 +207,16 @@ def test_an_unreadable_names_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DeployError) as caught:
         read_pins(tmp_path)
     assert any("upstream.sha256" in problem.where for problem in caught.value.problems)
+
+
+def test_a_built_table_goes_into_the_servers_image_and_the_variable_leads_to_it(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    without, nothing = planned("mi355x-tp8", (), home)
+    assert nothing == {}
+    path = Store.of(home, without).write(without, every_bucket(FUSED_TP8))
+    plan, inputs = planned("mi355x-tp8", (), home)
+    artifacts = render_artifacts(plan, inputs)
+    assert artifacts.build is not None
+    assert path.read_bytes() in [file.content for file in artifacts.build.files]
+    assert ("AITER_CONFIG_FMOE", "/opt/deploy/tables/tuned_fmoe.csv") in artifacts.command.env
+    assert plan.digest != without.digest
