@@ -87,9 +87,10 @@ def _lines(
 
 
 def _short(comparison: Comparison, report: Report) -> str:
-    """The layout, with the GPU where several systems stand in one report."""
+    """The layout, with the GPU where several systems stand in one report, and a dagger where it is not comparable."""
     systems = {other.system for other in report.comparisons}
-    return comparison.name if len(systems) == 1 else f"{comparison.name} {comparison.system.partition('×')[2]}".strip()
+    gpu = f" {comparison.system.rpartition('×')[2]}" if len(systems) > 1 else ""
+    return f"{comparison.name}{gpu}{'' if comparison.comparable else ' †'}"
 
 
 def _published_cost(report: Report) -> Callable[[PublishedRate], float | None]:

@@ -56,11 +56,16 @@ class Report:
 
     @property
     def headline(self) -> tuple[str, ...]:
-        """The outcome, a sentence a result; where something forbids a comparison, that and nothing else."""
-        forbidden = sum(not comparison.comparable for comparison in self.comparisons)
-        if forbidden:
-            return (f"{forbidden} of {len(self.comparisons)} results must not be compared with the published figures.",)
-        return tuple(_sentence(comparison) for comparison in self.comparisons)
+        """The outcome, a sentence a result, after how many of them must not be compared."""
+        judged = [comparison for comparison in self.comparisons if comparison.comparable]
+        forbidden = len(self.comparisons) - len(judged)
+        sentences = tuple(_sentence(comparison) for comparison in judged)
+        if not forbidden:
+            return sentences
+        return (
+            f"{forbidden} of {len(self.comparisons)} results must not be compared with what was published.",
+            *sentences,
+        )
 
 
 def build(

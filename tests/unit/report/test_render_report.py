@@ -52,14 +52,23 @@ def test_the_same_report_is_the_same_bytes() -> None:
 def test_every_mark_is_loud_in_every_rendering(kind: MarkKind) -> None:
     made = report(marked(tp4dp2(), kind))
     assert 'role="alert"><strong>Not comparable' in to_html(made)
+    assert "TP4×DP2 †</text>" in to_html(made)  # in the plots as well
     assert "**NOT COMPARABLE: TP4×DP2 on 8×MI355X" in to_markdown(made)
     assert "NOT COMPARABLE" in comparison_text(made)
     assert json.loads(to_json(made))["comparisons"][0]["reasons"][0]["kind"] == kind.value
 
 
+def test_the_headline_judges_what_may_be_judged() -> None:
+    assert report(tp4dp2(), marked(tp8(), MarkKind.KERNEL_MISS)).headline == (
+        "1 of 2 results must not be compared with what was published.",
+        "TP4×DP2 on 8×MI355X: 2.4 rps at the knee beside 2.4 published: within tolerance.",
+    )
+
+
 def test_a_comparable_result_carries_no_alarm() -> None:
     made = report(tp4dp2())
     assert "alert" not in to_html(made)
+    assert "†" not in to_html(made)
     assert "NOT COMPARABLE" not in to_markdown(made) + comparison_text(made)
 
 
