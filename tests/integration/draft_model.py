@@ -1,0 +1,218 @@
+"""Run by the engine's own Python: make a GLM-5.2-shaped Quark checkpoint, or load its MTP layer with sglang's own code.
+
+    make DIR bf16|mxfp4   78 layers in name, the MTP layer's tensors with shrunken dimensions, its experts in that dtype
+    load DIR...           config -> QuarkConfig -> sglang's draft class -> its load_weights, on CPU
+
+`load` prints one JSON line a checkpoint: the class that was loaded, or sglang's own exception.
+"""
+
+import importlib.util
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from safetensors.torch import load_file, save_file
+
+HIDDEN, MOE, EXPERTS, LAYERS = 256, 128, 8, 78
+LAYER = f"model.layers.{LAYERS}"
+HEADS, NOPE, ROPE, VALUE, Q_RANK, KV_RANK = 4, 32, 16, 32, 64, 32
+INDEX_HEADS, INDEX_DIM = 4, 128
+
+# The modules that a wrong name in the exclude list gets built wrongly.
+ASKED = ("eh_proj", "decoder.mlp.experts", "decoder.mlp.shared_experts.gate_up_proj")
+
+_FP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
+_SELF_ATTN = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "indexer.wq_b", "indexer.wk")
+_MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+def exclude(experts: str) -> list[str]:
+    """What Quark lists as unquantised: attention and gates everywhere, and what the MTP layer keeps in bf16.
+
+    Per leaf, as AMD's export does it (sgl-project/sglang#30265, #36870).
+    """
+    names = ["lm_head"]
+    for layer in range(LAYERS + 1):
+        names += [f"model.layers.{layer}.self_attn.{name}" for name in _SELF_ATTN]
+        names.append(f"model.layers.{layer}.mlp.gate")
+    names += [f"model.layers.{layer}.mlp.{name}" for layer in range(3) for name in _MLP]
+    names += [f"{LAYER}.eh_proj", *(f"{LAYER}.mlp.shared_experts.{name}" for name in _MLP)]
+    if experts == "bf16":
+        names += [f"{LAYER}.mlp.experts.{expert}.{name}" for expert in range(EXPERTS) for name in _MLP]
+    return names
+
+
+def config(experts: str) -> dict[str, object]:
+    """config.json, its dimensions shrunken, its structure GLM-5.2's."""
+    return {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "model_type": "glm_moe_dsa",
+        "torch_dtype": "bfloat16",
+        "num_hidden_layers": LAYERS,
+        "num_nextn_predict_layers": 1,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 512,
+        "moe_intermediate_size": MOE,
+        "n_routed_experts": EXPERTS,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "moe_layer_freq": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "q_lora_rank": Q_RANK,
+        "kv_lora_rank": KV_RANK,
+        "qk_nope_head_dim": NOPE,
+        "qk_rope_head_dim": ROPE,
+        "qk_head_dim": NOPE + ROPE,
+        "v_head_dim": VALUE,
+        "head_dim": ROPE,
+        "index_n_heads": INDEX_HEADS,
+        "index_head_dim": INDEX_DIM,
+        "index_topk": 64,
+        "vocab_size": 512,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000},
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "quantization_config": {
+            "quant_method": "quark",
+            "exclude": exclude(experts),
+            "global_quant_config": {
+                "weight": {**_FP4, "is_dynamic": False},
+                "input_tensors": {**_FP4, "is_dynamic": True},
+                "output_tensors": None,
+                "bias": None,
+            },
+            "layer_quant_config": {},
+            "layer_type_quant_config": {},
+            "export": {"kv_cache_group": [], "pack_method": "reorder"},
+        },
+    }
+
+
+def tensors(experts: str) -> dict[str, torch.Tensor]:
+    """The tensors of the MTP layer, by their names in the checkpoint."""
+    shapes = {
+        "enorm": (HIDDEN,),
+        "hnorm": (HIDDEN,),
+        "shared_head.norm": (HIDDEN,),
+        "eh_proj": (HIDDEN, 2 * HIDDEN),
+        "input_layernorm": (HIDDEN,),
+        "post_attention_layernorm": (HIDDEN,),
+        "self_attn.q_a_proj": (Q_RANK, HIDDEN),
+        "self_attn.q_a_layernorm": (Q_RANK,),
+        "self_attn.q_b_proj": (HEADS * (NOPE + ROPE), Q_RANK),
+        "self_attn.kv_a_proj_with_mqa": (KV_RANK + ROPE, HIDDEN),
+        "self_attn.kv_a_layernorm": (KV_RANK,),
+        "self_attn.kv_b_proj": (HEADS * (NOPE + VALUE), KV_RANK),
+        "self_attn.o_proj": (HIDDEN, HEADS * VALUE),
+        "self_attn.indexer.wq_b": (INDEX_HEADS * INDEX_DIM, Q_RANK),
+        "self_attn.indexer.wk": (INDEX_DIM, HIDDEN),
+        "self_attn.indexer.k_norm": (INDEX_DIM,),
+        "self_attn.indexer.weights_proj": (INDEX_HEADS, HIDDEN),
+        "mlp.gate": (EXPERTS, HIDDEN),
+        **{f"mlp.shared_experts.{name}": shape for name, shape in _expert_shapes()},
+    }
+    found = {f"{LAYER}.{name}.weight": _bf16(shape) for name, shape in shapes.items()}
+    found[f"{LAYER}.mlp.gate.e_score_correction_bias"] = torch.zeros(EXPERTS)
+    found[f"{LAYER}.self_attn.indexer.k_norm.bias"] = _bf16((INDEX_DIM,))
+    for expert in range(EXPERTS):
+        for name, (rows, columns) in _expert_shapes():
+            module = f"{LAYER}.mlp.experts.{expert}.{name}"
+            if experts == "bf16":
+                found[f"{module}.weight"] = _bf16((rows, columns))
+            else:
+                found[f"{module}.weight"] = torch.zeros(rows, columns // 2, dtype=torch.uint8)
+                found[f"{module}.weight_scale"] = torch.zeros(rows, columns // 32, dtype=torch.uint8)
+    return found
+
+
+def _expert_shapes() -> Iterator[tuple[str, tuple[int, int]]]:
+    yield from (("gate_proj", (MOE, HIDDEN)), ("up_proj", (MOE, HIDDEN)), ("down_proj", (HIDDEN, MOE)))
+
+
+def _bf16(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+def make(folder: Path, experts: str) -> None:
+    """Write config.json and one shard."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config(experts), indent=2))
+    save_file(tensors(experts), folder / "model.safetensors")
+
+
+class _Stub(ModuleType):
+    """A package that 0.5.16 imports and the environment of 0.5.14 lacks; nothing of it is used while loading."""
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return dict
+
+
+def _stub(*names: str) -> None:
+    sys.modules.update({name: _Stub(name) for name in names if importlib.util.find_spec(name) is None})
+
+
+def load(folders: list[Path]) -> None:
+    """Load the MTP layer of each checkpoint as a server's draft worker does, up to the weights; one JSON line each."""
+    _stub("xgrammar", "sgl_kernel")
+    from sglang.srt.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
+    from sglang.srt.layers.quantization.quark import quark
+    from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+
+    # What the classes ask of the machine is answered as on a gfx950; "cuda" is what torch calls such a GPU.
+    quark.get_device_capability = lambda: (9, 5)
+    set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", device="cuda"))
+    with tempfile.TemporaryDirectory() as rendezvous:
+        init_distributed_environment(
+            world_size=1, rank=0, local_rank=0, backend="gloo", distributed_init_method=f"file://{rendezvous}/store"
+        )
+        initialize_model_parallel()
+        for folder in folders:
+            print(json.dumps({"checkpoint": folder.name, **_load_one(folder)}), flush=True)
+
+
+def _load_one(folder: Path) -> dict[str, object]:
+    from sglang.srt.configs.load_config import LoadConfig
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.layers.dp_attention import initialize_dp_attention
+    from sglang.srt.model_loader import loader
+    from sglang.srt.server_args import get_global_server_args
+
+    model_config = ModelConfig(str(folder), is_draft_model=True, dtype="bfloat16")
+    initialize_dp_attention(get_global_server_args(), model_config)
+    quantisation = loader._get_quantization_config(model_config, LoadConfig())
+    model = loader._initialize_model(model_config, LoadConfig(), quantisation)
+    built = {
+        "methods": {name: type(model.get_submodule(f"model.{name}").quant_method).__name__ for name in ASKED},
+        "exclude": sorted(model.model.quant_config.exclude_layers),
+    }
+    try:
+        model.load_weights(load_file(folder / "model.safetensors").items())
+    except (AssertionError, RuntimeError) as error:  # weights are loaded in threads: which one fails first varies
+        return {**built, "loaded": None, "error": f"{type(error).__name__}: {error}"}
+    return {**built, "loaded": type(model).__name__}
+
+
+if __name__ == "__main__":
+    verb, places = sys.argv[1], sys.argv[2:]
+    if verb == "make":
+        make(Path(places[0]), places[1])
+    else:
+        load([Path(place) for place in places])

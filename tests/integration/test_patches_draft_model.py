@@ -1,0 +1,127 @@
+"""The exclude-list transform against sglang's own QuarkConfig and draft classes, on CPU.
+
+Checkpoints have GLM-5.2's structure with shrunken dimensions; nothing of sglang is replaced but the GPU's name.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.environments import Environment
+from orchestrator.images.overlay import write_overlay
+from tests.integration.wheels import unpack
+
+pytestmark = [pytest.mark.engine, pytest.mark.wheels]
+
+SCRIPT = Path(__file__).with_name("draft_model.py")
+KINDS = ("bf16", "mxfp4")  # the dtype of the MTP layer's routed experts; the rest of that layer is bf16 in both
+
+
+@pytest.fixture(scope="module")
+def checkpoints(cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both kinds, each as it is, with the exclude list copied as the blog has it, and with our overlay."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for kind in KINDS:
+        run(cpu_environment, "make", str(folder / kind), kind)
+        copy_literally(folder / kind, folder / f"{kind}-literal")
+        write_overlay(folder / kind, folder / f"{kind}-ours")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def old(checkpoints: Path, cpu_environment: Environment) -> Mapping[str, Mapping[str, Any]]:
+    """What sglang 0.5.14, the environment's own, makes of all six."""
+    return load(cpu_environment, sorted(checkpoints.iterdir()))
+
+
+@pytest.fixture(scope="module")
+def fixed(
+    checkpoints: Path, cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, Mapping[str, Any]]:
+    """What sglang 0.5.16 makes of the two as they are."""
+    sources = unpack("0.5.16", tmp_path_factory.mktemp("sources"))
+    return load(cpu_environment, [checkpoints / kind for kind in KINDS], sources=sources)
+
+
+def methods(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """How `eh_proj`, the routed experts and the shared expert of the MTP layer were built."""
+    return tuple(result["methods"].values())
+
+
+def test_without_the_fix_modules_kept_in_bf16_are_built_as_mxfp4(old: Mapping[str, Mapping[str, Any]]) -> None:
+    for kind in KINDS:
+        assert methods(old[kind]) == ("QuarkLinearMethod", "QuarkFusedMoEMethod", "QuarkLinearMethod")
+        assert old[kind]["loaded"] is None
+
+
+def test_the_load_fails_as_it_is_reported(old: Mapping[str, Mapping[str, Any]]) -> None:
+    """`The size of tensor a (3072) must match … b (6144)` and uint8 6144x6144, at our dimensions."""
+    experts = (
+        "RuntimeError: The size of tensor a (128) must match the size of tensor b (256) at non-singleton dimension 1"
+    )
+    eh_proj = "AssertionError: param.shape=torch.Size([256, 256]) param.dtype=torch.uint8 "
+
+    assert old["bf16"]["error"].startswith((experts, eh_proj))
+    assert old["bf16-literal"]["error"].startswith((experts, eh_proj))
+    assert old["mxfp4-literal"]["error"].startswith(eh_proj)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_under_the_decoder_alone_mends_the_shared_expert_only(
+    old: Mapping[str, Mapping[str, Any]], kind: str
+) -> None:
+    assert methods(old[f"{kind}-literal"]) == ("QuarkLinearMethod", "QuarkFusedMoEMethod", "UnquantizedLinearMethod")
+    assert old[f"{kind}-literal"]["loaded"] is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_the_fix_it_loads(old: Mapping[str, Mapping[str, Any]], kind: str) -> None:
+    experts = "UnquantizedFusedMoEMethod" if kind == "bf16" else "QuarkFusedMoEMethod"
+
+    assert methods(old[f"{kind}-ours"]) == ("UnquantizedLinearMethod", experts, "UnquantizedLinearMethod")
+    assert old[f"{kind}-ours"]["loaded"] == "DeepseekV3ForCausalLMNextN"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sources_with_a_draft_class_of_their_own_need_no_fix(fixed: Mapping[str, Mapping[str, Any]], kind: str) -> None:
+    assert fixed[kind]["loaded"] == "GlmMoeDsaForCausalLMNextN"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_our_names_are_the_names_that_sglang_came_to_use(
+    fixed: Mapping[str, Mapping[str, Any]], checkpoints: Path, kind: str
+) -> None:
+    config = json.loads((checkpoints / f"{kind}-ours" / "config.json").read_text())
+
+    assert sorted(config["quantization_config"]["exclude"]) == fixed[kind]["exclude"]
+
+
+def copy_literally(checkpoint: Path, copy: Path) -> None:
+    """wafer.ai/blog/glm52-amd: the entries of the MTP layer, repeated under `model.decoder.`."""
+    shutil.copytree(checkpoint, copy)
+    config = json.loads((copy / "config.json").read_text())
+    exclude = config["quantization_config"]["exclude"]
+    layer = "model.layers.78."
+    exclude += [f"model.decoder.{name.removeprefix(layer)}" for name in exclude if name.startswith(layer)]
+    (copy / "config.json").write_text(json.dumps(config))
+
+
+def load(environment: Environment, folders: list[Path], *, sources: Path | None = None) -> dict[str, dict[str, Any]]:
+    lines = run(environment, "load", *map(str, folders), sources=sources).splitlines()
+    results = [json.loads(line) for line in lines if line.startswith('{"checkpoint"')]
+    return {result["checkpoint"]: result for result in results}
+
+
+def run(environment: Environment, *arguments: str, sources: Path | None = None) -> str:
+    variables = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+    variables |= {"PYTHONPATH": str(sources)} if sources else {}
+    argv = [str(environment.python), str(SCRIPT), *arguments]
+    done = subprocess.run(argv, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
