@@ -116,9 +116,9 @@ async def drive_open(
     """Send `requests[i]` at `times[i]` seconds; returns when all ended, on Ctrl-C, or when the endpoint is gone."""
     desk = _Desk(connections, timeout_s=timeout_s, on_end=on_end)
     loop = asyncio.get_running_loop()
-    desk.origin = loop.time() + _LEAD_S
 
     async def arrivals(group: asyncio.TaskGroup) -> None:
+        desk.origin = loop.time() + _LEAD_S
         for index, (request, time) in enumerate(zip(requests, times, strict=True)):
             await asyncio.sleep(desk.origin + time - loop.time())
             group.create_task(desk.send(index, request, desk.origin + time))
@@ -137,7 +137,6 @@ async def drive_closed(
     """Keep `concurrency` requests under way until all were sent."""
     desk = _Desk(connections, timeout_s=timeout_s, on_end=on_end)
     loop = asyncio.get_running_loop()
-    desk.origin = loop.time()
     waiting = iter(enumerate(requests))
 
     async def one_after_another() -> None:
@@ -145,6 +144,7 @@ async def drive_closed(
             await desk.send(index, request, loop.time())
 
     async def streams(group: asyncio.TaskGroup) -> None:
+        desk.origin = loop.time()
         for _ in range(concurrency):
             group.create_task(one_after_another())
 

@@ -6,6 +6,7 @@ It speaks as much of sglang's HTTP as the client uses: /v1/models, /server_info,
 
 import asyncio
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -86,12 +87,8 @@ class ScriptedServer:
         await asyncio.sleep(self.script.connect_delay_s)
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
-                length = next(
-                    int(line.split(b":")[1])
-                    for line in head.split(b"\r\n")
-                    if line.lower().startswith(b"content-length")
-                )
-                content = await reader.readexactly(length)
+                length = re.search(rb"(?i)content-length: *(\d+)", head)
+                content = await reader.readexactly(int(length[1]) if length else 0)
                 _method, path, _ = head.split(b" ", 2)
                 await self._respond(path.decode(), content, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -123,7 +120,7 @@ class ScriptedServer:
             },
             "/flush_cache": {},
         }
-        body = self._metrics().encode() if path == "/metrics" else json.dumps(documents[path]).encode()
+        body = self._metrics().encode() if path == "/metrics" else json.dumps(documents.get(path, {})).encode()
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
         await writer.drain()
 
@@ -163,7 +160,7 @@ async def _stream(
     sampling = request["sampling_params"] if native else request
     assert isinstance(sampling, dict)
     prompt = request["input_ids" if native else "prompt"]
-    assert isinstance(prompt, list)
+    assert isinstance(prompt, list | str)
     total = int(sampling["max_new_tokens" if native else "max_tokens"])
     total = min(total, answer.stops_after_tokens or total)
     cached = answer.cached_tokens or 0
@@ -183,7 +180,8 @@ async def _stream(
         script.output_tokens += total
         script.cached_tokens += cached
         usage = {"choices": [], "usage": _usage(len(prompt), total, cached)}
-        await _send(writer, ("" if native else f"data: {json.dumps(usage)}\n\n") + "data: [DONE]\n\n")
+        asked = not native and request.get("stream_options")
+        await _send(writer, (f"data: {json.dumps(usage)}\n\n" if asked else "") + "data: [DONE]\n\n")
     writer.write(b"0\r\n\r\n")
 
 
