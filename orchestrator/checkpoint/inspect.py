@@ -35,8 +35,10 @@ class Inspection:
 
 def inspect(directory: Path, wanted: Wanted) -> Inspection:
     """Look at a checkpoint; reads headers and metadata only, and says of a file that cannot be read what is wrong."""
-    problems = [*_sizes(directory, wanted.sizes), *_config(directory), *_tokenizer(directory)]
-    named_already = {problem.where for problem in problems}
+    problems = list(_sizes(directory, wanted.sizes))
+    named_already = {problem.where for problem in problems}  # once a file is said to be wrong, that is enough
+    more = (*_readable(directory / "config.json"), *_tokenizer(directory))
+    problems += [problem for problem in more if problem.where not in named_already]
     shards, faults = _shards(directory)
     problems += faults
     drafts = any(_of_layer(name, wanted.mtp_layer) for named in shards.values() for name in named)
@@ -66,10 +68,6 @@ def _sizes(directory: Path, sizes: Mapping[str, int]) -> Iterator[Problem]:
             yield Problem(f"`{name}` is missing ({size} bytes)", str(path))
         elif found != size:
             yield Problem(f"`{name}` has {found} bytes instead of {size}", str(path))
-
-
-def _config(directory: Path) -> Iterator[Problem]:
-    yield from _readable(directory / "config.json")
 
 
 def _tokenizer(directory: Path) -> Iterator[Problem]:

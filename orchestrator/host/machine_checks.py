@@ -10,7 +10,6 @@ from orchestrator.host.subject import Subject
 from orchestrator.plan import Plan
 
 _SHM = 16 * GIB  # sglang docs, hardware-platforms/amd_gpu.mdx
-_SHOWN = 3  # problems of a checkpoint in one line
 
 
 def devices(subject: Subject) -> Iterator[Finding]:
@@ -175,9 +174,9 @@ def checkpoint(subject: Subject) -> Iterator[Finding]:
     try:
         found = verify()
     except WeightsError as error:
-        shown = [error.message, *(problem.message for problem in error.problems[:_SHOWN])]
-        more = f", and {len(error.problems) - _SHOWN} more" if len(error.problems) > _SHOWN else ""
-        yield fail("checkpoint", "; ".join(shown) + more, "whole", f"`deploy stage --profile {plan.profile}`")
+        first = error.problems[0].message if error.problems else error.message
+        more = f", and {len(error.problems) - 1} more" if len(error.problems) > 1 else ""
+        yield fail("checkpoint", first + more, "whole", f"`deploy stage --profile {plan.profile}`")
         if plan.model.gated and plan.model.source.kind == "hub":
             yield _variable("token", "HF_TOKEN", subject, f"a token that may read {plan.model.source.location}")
     else:

@@ -132,8 +132,8 @@ def test_the_receipt_makes_the_second_time_fast_and_sees_a_change(tmp_path: Path
     assert verify(directory, model(str(directory)), speculative=True).from_receipt
     os.utime(directory / SECOND, (1, 1))
     assert not verify(directory, model(str(directory)), speculative=True).from_receipt
-    cut(directory / "tokenizer_config.json")
-    assert refused(directory) == ["`tokenizer_config.json` has 1 bytes instead of 2"]
+    cut(directory / "tokenizer.json")
+    assert refused(directory) == ["`tokenizer.json` has 17 bytes instead of 18"]
     write_shard(directory / SECOND, dict.fromkeys(["model.layers.0.mlp.weight"], 5))
     assert any(f"`{SECOND}` has" in problem for problem in refused(directory))
 
