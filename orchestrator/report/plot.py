@@ -1,7 +1,7 @@
 """Small plots as inline SVG. Pure: data in, markup out; colours are the page's CSS variables, and so is dark mode.
 
-The drawing is 440 × 300 units wide, so that its 12-unit type stays readable on a phone. Series are told apart by marker
-and by a label at their end as well as by colour.
+The drawing is 440 × 300 units, so that its 12-unit type stays readable on a phone. Series are told apart by their marker
+and by a label at the height where they end, as well as by colour.
 """
 
 import math
@@ -19,7 +19,7 @@ _MARKERS: Final = ("circle", "square", "triangle", "diamond")
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One series. `colour` counts from 0; None is the grey of published figures, drawn dashed with hollow markers."""
+    """One series of at least one point. `colour` counts from 0; None is the grey of published figures, drawn dashed with hollow markers."""
 
     label: str
     points: tuple[tuple[float, float], ...]
@@ -36,7 +36,7 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """What a line chart shows; `id` must be unique on the page, axis names carry the unit."""
+    """What a line chart shows; `id` must be unique on the page, axis names carry the unit. No lines, no drawing."""
 
     id: str
     title: str
@@ -101,18 +101,17 @@ def number(value: float) -> str:
 
 def line_chart(chart: Chart) -> Markup:
     """The chart as an `<svg>` that carries its own title and description."""
-    lines = tuple(line for line in chart.lines if line.points)
-    xs = [x for line in lines for x, _ in line.points]
-    ys = [y for line in lines for _, y in line.points] + [limit.value for limit in chart.limits]
-    x_ticks = nice_ticks(max(xs, default=1.0))
-    y_ticks = log_ticks(min(ys), max(ys)) if chart.log and ys else nice_ticks(max(ys, default=1.0))
-    edge = WIDTH - 28 - 7.3 * max((len(line.label) for line in lines), default=0)
+    xs = [x for line in chart.lines for x, _ in line.points]
+    ys = [y for line in chart.lines for _, y in line.points] + [limit.value for limit in chart.limits]
+    x_ticks = nice_ticks(max(xs))
+    y_ticks = log_ticks(min(ys), max(ys)) if chart.log else nice_ticks(max(ys))
+    edge = WIDTH - 28 - 7.3 * max(len(line.label) for line in chart.lines)
     across = _Scale(low=x_ticks[0], high=x_ticks[-1], start=_LEFT, end=edge)
     upward = _Scale(low=y_ticks[0], high=y_ticks[-1], start=HEIGHT - _BOTTOM, end=_TOP, log=chart.log)
     parts = [*_axes(chart, across, upward, x_ticks, y_ticks)]
     parts += [_limit(limit, across, upward) for limit in chart.limits]
-    parts += [_series(line, across, upward) for line in lines]
-    parts += _end_labels(lines, upward, edge)
+    parts += [_series(line, across, upward) for line in chart.lines]
+    parts += _end_labels(chart.lines, upward, edge)
     return _svg(chart.id, chart.title, _describe(chart), parts, HEIGHT)
 
 
@@ -142,11 +141,7 @@ def _svg(chart_id: str, title: str, description: str, parts: list[Markup], heigh
 
 
 def _describe(chart: Chart) -> str:
-    series = (
-        f"{line.label}: " + ", ".join(f"{number(x)} → {y:.4g}" for x, y in line.points)
-        for line in chart.lines
-        if line.points
-    )
+    series = (f"{line.label}: " + ", ".join(f"{number(x)} → {y:.4g}" for x, y in line.points) for line in chart.lines)
     return f"{chart.y_label} against {chart.x_label}. " + "; ".join(series)
 
 

@@ -20,7 +20,7 @@ _REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 def to_html(report: Report) -> str:
     """One self-contained page."""
     template = _environment().get_template("report.html.j2")
-    charts = [(chart, line_chart(chart)) for chart in line_charts(report)]
+    charts = [(chart, line_chart(chart) if chart.lines else None) for chart in line_charts(report)]
     bars = bar_chart("layouts", "Best output throughput by layout", layout_bars(report))
     return template.render(report=report, charts=charts, bars=bars)
 
