@@ -164,7 +164,7 @@ def malformed_refused(probe: Probe) -> Finding:
 
 def overlong_refused(probe: Probe) -> Finding:
     """A prompt beyond the context length is cut in silence, answered 5xx, or takes the server down."""
-    prompt = [TOKEN] * (probe.target.context_length + 1)
+    prompt = probe.fresh_ids(probe.target.context_length + 1)
     native = json.dumps(probe.generate_body(prompt, tokens=1)).encode()
     openai = json.dumps({"model": probe.target.served_name, "prompt": prompt, "max_tokens": 1}).encode()
     what = f"{len(prompt)} tokens to "
@@ -204,7 +204,6 @@ def log_clean(probe: Probe) -> Finding:
     return failed("; ".join(faults)) if faults else passed("no known fault in the server's log")
 
 
-TOKEN: Final = 100
 CHECKS: Final[tuple[tuple[str, Callable[[Probe], Finding]], ...]] = (
     ("right model", right_model),
     ("key required", key_required),
