@@ -1,7 +1,7 @@
 """Small plots as inline SVG. Pure: data in, markup out; colours are the page's CSS variables, and so is dark mode.
 
-The drawing is 440 × 300 units, so that its 12-unit type stays readable on a phone. Series are told apart by their marker
-and by a label at the height where they end, as well as by colour.
+The drawing is 440 × 300 units, so that its 12-unit type stays readable on a phone. Series are told apart by marker and
+by a label at the height where they end, as well as by colour.
 """
 
 import math
@@ -19,7 +19,7 @@ _MARKERS: Final = ("circle", "square", "triangle", "diamond")
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One series of at least one point. `colour` counts from 0; None is the grey of published figures, drawn dashed with hollow markers."""
+    """One series of at least one point. `colour` counts from 0; None is published: grey, dashed, hollow markers."""
 
     label: str
     points: tuple[tuple[float, float], ...]
