@@ -9,6 +9,7 @@ from pathlib import Path
 
 from orchestrator.catalog.images import input_digests, read_inputs
 from orchestrator.catalog.profiles import load
+from orchestrator.console import warn
 from orchestrator.errors import HostError, KernelsError, UsageError
 from orchestrator.kernels.coverage import Coverage, applies_to, coverage, rank_shapes
 from orchestrator.kernels.keys import Key
@@ -86,6 +87,11 @@ def _in_image(plan: Plan, image: str) -> tuple[ImageTables, Plan]:
         )
     shipped = read_image(image, plan.engine.aiter_dir)
     commit = shipped.aiter_commit or plan.engine.aiter_commit
+    if commit != plan.engine.aiter_commit:
+        warn(
+            f"`{image}` holds aiter {commit}, the engine of `{plan.profile}` pins {plan.engine.aiter_commit}",
+            hint=f"`--set engine.aiter_commit={commit}` with this image, also for `deploy up`",
+        )
     return shipped, replace(plan, engine=replace(plan.engine, aiter_commit=commit))
 
 
