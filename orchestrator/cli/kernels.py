@@ -76,7 +76,7 @@ def _plans(profile: str | None, overrides: list[str]) -> "list[Plan]":
 def _require(covered: "list[Covered]", error: type[Exception]) -> None:
     short = [one.found for one in covered if one.found.missing]
     if short:
-        names = ", ".join(f"`{found.profile}` ({len(found.missing)} keys)" for found in short)
+        names = ", ".join(f"`{found.profile}` ({len(found.missing)} missing)" for found in short)
         raise error(f"no tuned kernel for every key of {names}")
 
 
@@ -177,9 +177,9 @@ def log_command(
         out(report.summary)
     if untuned and report.untuned:
         write_atomic(untuned, report.untuned)
-        say(f"{len(report.misses)} keys written to `{untuned}`")
+        say(f"the missed keys are in `{untuned}`")
     if strict and (report.misses or not report.seen):
-        raise KernelsError(f"{len(report.misses)} keys missed" if report.misses else "the log names no lookup")
+        raise KernelsError(f"keys missed: {len(report.misses)}" if report.misses else "the log names no lookup")
 
 
 def _read_log(path: str) -> "GateReport":

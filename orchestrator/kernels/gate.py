@@ -71,9 +71,9 @@ class GateReport:
     def summary(self) -> str:
         """One paragraph for people: the counts, then one line a miss and a family."""
         if not self.seen:
-            lines = ["fused MoE: the log names no lookup yet (aiter logs each key once, at its first use)"]
+            lines = ["fused MoE keys: the log names no lookup yet (aiter logs each key once, at its first use)"]
         else:
-            lines = [f"fused MoE: {len(self.hits)} keys found in the tuned table, {len(self.misses)} missed"]
+            lines = [f"fused MoE keys: {len(self.hits)} found in the tuned table, {len(self.misses)} missed"]
         lines += [f"  miss: {describe(key)}" for key in self.misses]
         lines += [f"  found by one process, missed by another: {describe(key)}" for key in self.divided]
         if self.apart:

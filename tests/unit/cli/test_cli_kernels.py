@@ -1,0 +1,87 @@
+"""`deploy kernels` as a user and a CI job meet it: what is printed, and the exit code."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from kernel_samples import FALLBACK, FUSED_TP8, HEADER, HIT, UNFUSED_TP8, line
+
+from orchestrator.cli.main import main
+
+NEWER = ("--set", "engine=sglang-0.5.16-rocm")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def deploy(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
+    monkeypatch.setattr("orchestrator.cli.main.signal.signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["deploy", "kernels", *argv])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def covering(tmp_path: Path) -> Path:
+    """Every bucket of both keys of `mi355x-tp8`."""
+    path = tmp_path / "tuned.csv"
+    lines = [line(1 << size, shape=shape) for shape in (FUSED_TP8, UNFUSED_TP8) for size in range(16)]
+    path.write_text("\n".join((HEADER, *lines)) + "\n")
+    return path
+
+
+def test_coverage_of_every_shipped_profile_needs_no_input_and_fails_without_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert deploy(monkeypatch, "coverage") == 9
+    shown = capsys.readouterr()
+    assert "mi355x-tp8: TP8 on gfx950, 256 CUs" in shown.out
+    assert "key model_dim 6144, inter_dim 512, expert 256, topk 8" in shown.out
+    assert "no tuned kernel for every key of `mi355x-tp4dp2` (32 missing), `mi355x-tp8` (34 missing)" in shown.err
+
+
+def test_full_coverage_exits_with_0_and_is_readable_by_programs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], covering: Path
+) -> None:
+    assert deploy(monkeypatch, "coverage", "-p", "mi355x-tp8", "--table", str(covering), "--json", *NEWER) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["missing"], found["shared_expert_fused"]) == (0, None)
+    assert [bucket["state"] for bucket in found["keys"][0]["buckets"]][-2:] == ["covered", "borrowed"]
+
+
+def test_a_built_table_is_printed_by_its_path_and_names_rekeyed_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    own = tmp_path / "own.csv"
+    own.write_text(f"{HEADER}\n{line(16)}\n")
+    assert deploy(monkeypatch, "table", "-p", "mi355x-tp8", "--table", str(own), "--no-upstream", *NEWER) == 0
+    shown = capsys.readouterr()
+    assert Path(shown.out.strip()).read_text().count("\n") == 3
+    assert "2 rows: 1 image, 1 re-keyed" in shown.err
+    assert "unmeasured in speed" in shown.err
+
+
+def test_a_dry_tuning_prints_the_keys_and_starts_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], covering: Path
+) -> None:
+    assert deploy(monkeypatch, "tune", "-p", "mi355x-tp4dp2", "--table", str(covering), "--dry-run", *NEWER) == 0
+    shown = capsys.readouterr()
+    assert shown.out.count("\n") == 1 + 32
+    assert "gemm_moe_tune.py -i /tuning/untuned.csv -o /tuning/tuned.csv" in shown.err
+
+
+def test_a_log_with_a_miss_fails_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log, untuned = tmp_path / "server.log", tmp_path / "untuned.csv"
+    log.write_text(f"{HIT}\n{FALLBACK.replace(' 16,', ' 32,')}\n")
+    assert deploy(monkeypatch, "log", str(log), "--untuned", str(untuned)) == 0
+    assert "1 found in the tuned table, 1 missed" in capsys.readouterr().out
+    assert untuned.read_text().splitlines()[1].startswith("32,6144,256,257,9,")
+    assert deploy(monkeypatch, "log", str(log), "--strict-kernels") == 9
+    assert deploy(monkeypatch, "log", str(tmp_path / "none.log")) == 2
