@@ -186,6 +186,8 @@ def test_the_image() -> None:
     moved = look("mi355x-healthy", pinned, digests=lambda _reference: frozenset({"sha256:" + "b" * 64}))
     same = look("mi355x-healthy", pinned, digests=lambda _reference: frozenset({"sha256:" + "a" * 64}))
     assert [only(report, "image").level for report in (gone, moved, same)] == [Level.FAIL, Level.FAIL, Level.INFO]
+    platforms = look("mi355x-healthy", pinned, digests=lambda _reference: frozenset({"sha256:b", "sha256:c"}))
+    assert only(platforms, "image").level is Level.WARN
     unknown = only(look("mi355x-healthy", plan, digests=silent), "image")
     assert (unknown.level, unknown.found) == (Level.WARN, "the registry cannot be asked: no such host")
 
