@@ -1,0 +1,298 @@
+"""`deploy build` on a real Docker engine, on a stand-in for the ROCm image with the real sources of sglang 0.5.14."""
+
+import dataclasses
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.artifacts import BuildContext
+from orchestrator.catalog.images import image_sources
+from orchestrator.catalog.profiles import load
+from orchestrator.deploy.images import build_image, on_base
+from orchestrator.environments import Environment
+from orchestrator.errors import BuildError, HostError, PatchError
+from orchestrator.images.build import BuildOptions, ensure_image, push, tag_image
+from orchestrator.images.client import Docker, find_docker
+from orchestrator.images.receipt import read_receipt
+from orchestrator.render.dockerfile import build_context
+from tests.integration.standin import COMMIT, ENGINE_PACKAGES, PACKAGE, base_image
+from tests.integration.wheels import read, wheel
+
+pytestmark = [pytest.mark.docker, pytest.mark.wheels]
+
+CUH = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
+GUARD = "rocm-cuda-runtime-guard"
+
+
+@pytest.fixture(scope="module")
+def docker() -> Docker:
+    try:
+        return find_docker()
+    except HostError as error:
+        pytest.skip(error.message)
+
+
+@pytest.fixture(scope="module")
+def base(docker: Docker) -> str:
+    return base_image(wheel("0.5.14"), docker=docker.program)
+
+
+@pytest.fixture(scope="module")
+def image(base: str) -> str:
+    """The patched image of `mi355x-tp8`, built by the command a user gives."""
+    done = deploy("build", "--profile", "mi355x-tp8", "--base-image", base, "--no-cache")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(autouse=True)
+def nothing_half_made(docker: Docker) -> Iterator[None]:
+    """Whatever a test does, no image without a receipt and no container stays behind."""
+    yield
+    images = docker.run("images", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
+    assert [name for name in images if name.endswith("-unproved")] == []
+    assert docker.run("ps", "--all", "--filter", "name=deploy-verify", "--quiet").stdout == ""
+
+
+def deploy(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_receipt_says_what_is_in_the_image(docker: Docker, image: str) -> None:
+    receipt = read_receipt(docker, image)
+    sources = dict(receipt.sources)
+
+    assert receipt.state(GUARD) == "applied"
+    assert receipt.state("mtp-shared-expert-exclude") == "acts at start"
+    assert receipt.state("aiter-fp4-moe-table") == "needed"
+    assert sources["sglang"] is not None
+    assert (sources["sglang"].version, sources["sglang"].commit) == ("0.5.14", COMMIT)
+    guard = next(record for record in receipt.patches if record.id == GUARD)
+    assert [file.path for file in guard.files] == [f"{PACKAGE}/{CUH}"]
+
+
+def test_the_file_in_the_image_is_the_file_of_the_receipt(docker: Docker, image: str) -> None:
+    guard = next(record for record in read_receipt(docker, image).patches if record.id == GUARD)
+
+    inside = docker.run("run", "--rm", "--network", "none", "--entrypoint", "sha256sum", image, f"{PACKAGE}/{CUH}")
+
+    assert inside.stdout.split()[0] == guard.files[0].after != guard.files[0].before
+
+
+def test_the_layers_add_less_than_a_megabyte(docker: Docker, base: str, image: str) -> None:
+    sizes = docker.run("image", "inspect", "--format", "{{.Size}}", base, image).stdout.split()
+
+    assert 0 < int(sizes[1]) - int(sizes[0]) < 1_000_000
+
+
+def test_an_unchanged_build_is_no_build(image: str, base: str, tmp_path: Path) -> None:
+    metadata = tmp_path / "metadata.json"
+
+    done = deploy("build", "--profile", "mi355x-tp8", "--base-image", base, "--metadata-file", str(metadata))
+
+    assert done.stdout.strip() == image
+    assert json.loads(metadata.read_text())["built"] is False
+
+
+def test_the_classic_builder_makes_the_same_image(docker: Docker, base: str, image: str) -> None:
+    classic = dataclasses.replace(docker, builder="classic")
+    plan = on_base(load("mi355x-tp8").plan, base)
+
+    built = build_image(classic, plan, no_cache=True)
+
+    assert (built.built, built.tag, built.builder) == (True, image, "classic")
+    assert built.receipt == read_receipt(docker, image)
+
+
+def test_newer_sources_under_the_old_version_hold_the_fix(docker: Docker) -> None:
+    """A dated image: the version says 0.5.14, the file is that of 0.5.15.post1."""
+    dated = base_image(wheel("0.5.14"), replaced={CUH: read("0.5.15.post1", CUH).encode()}, docker=docker.program)
+
+    built = build_image(docker, on_base(load("mi355x-tp8").plan, dated))
+
+    guard = next(record for record in built.receipt.patches if record.id == GUARD)
+    assert (guard.state, guard.files) == ("present upstream", ())
+    assert guard.evidence == (f"{CUH}:38: #ifndef USE_ROCM",)
+
+
+def test_a_patch_that_fits_nowhere_stops_the_build(docker: Docker) -> None:
+    changed = read("0.5.14", CUH).replace("#include <algorithm>", "#include <vector>")
+    base = base_image(wheel("0.5.14"), replaced={CUH: changed.encode()}, docker=docker.program)
+
+    with pytest.raises(PatchError) as refused:
+        build_image(docker, on_base(load("mi355x-tp8").plan, base))
+
+    assert f"patch `{GUARD}` neither applies nor is present" in refused.value.details
+    assert f"{PACKAGE}/{CUH}" in refused.value.details
+    assert "    | #include <algorithm>  // for std::min\n    | #include <cuda_runtime.h>" in refused.value.details
+    assert "upstream: sgl-project/sglang#29373" in refused.value.details
+
+
+def test_a_base_that_does_not_exist_is_said_before_anything_is_built() -> None:
+    done = deploy("build", "--profile", "mi355x-tp8", "--base-image", "127.0.0.1:9/no/such:tag")
+
+    assert done.returncode == BuildError.exit_code
+    assert "base image `127.0.0.1:9/no/such:tag`" in done.stderr
+    assert "building" not in done.stderr
+
+
+def test_a_tag_that_moved_is_an_error(docker: Docker, base: str) -> None:
+    moving = "deploy-standin/moving:latest"
+    tag_image(docker, base, moving)
+    plan = on_base(load("mi355x-tp4dp2").plan, moving)
+    build_image(docker, plan)
+    tag_image(docker, base_image(wheel("0.5.14"), replaced={"newer.py": b"#"}, docker=docker.program), moving)
+
+    with pytest.raises(BuildError, match="its tag has moved"):
+        build_image(docker, plan)
+
+
+def test_a_secret_is_in_no_layer_and_not_in_the_history(docker: Docker, base: str, tmp_path: Path) -> None:
+    if docker.builder != "buildkit":
+        pytest.skip("only BuildKit has secrets")
+    secret = "swordfish-98c1d2"
+    (tmp_path / "token").write_text(secret)
+    context = with_step("RUN --mount=type=secret,id=token sh -c 'wc -c < /run/secrets/token > /seen'", base)
+    options = BuildOptions(
+        tag="deploy-test/secret:1", no_cache=True, network=None, secrets={"token": tmp_path / "token"}
+    )
+
+    ensure_image(docker, on_base(load("mi355x-tp8").plan, base).engine, context, options)
+
+    seen = docker.run("run", "--rm", "--entrypoint", "cat", options.tag, "/seen")
+    history = docker.run("history", "--no-trunc", options.tag).stdout
+    saved = subprocess.run([docker.program, "save", options.tag], capture_output=True, check=True).stdout
+    docker.run("image", "rm", options.tag)
+    assert int(seen.stdout) == len(secret)
+    assert secret not in history
+    assert secret.encode() not in saved
+
+
+def test_ctrl_c_in_the_middle_leaves_nothing(docker: Docker, base: str, tmp_path: Path) -> None:
+    """Another process builds a step that takes a minute; it is interrupted as a terminal does it."""
+    program = tmp_path / "slow_build.py"
+    program.write_text(_SLOW.format(base=base))
+    process = subprocess.Popen([sys.executable, str(program)], stderr=subprocess.PIPE, text=True, cwd=Path.cwd())
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "sleep 60" in line:
+            break
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=40)
+
+    assert time.monotonic() - started < 40
+    assert process.returncode != 0
+    assert docker.run("images", "--quiet", "--filter", "reference=deploy-test/slow*").stdout == ""
+    assert docker.run("ps", "--quiet", "--filter", f"ancestor={base}").stdout == ""
+
+
+_SLOW = """
+from tests.integration.test_images_docker import with_step
+from orchestrator.catalog.profiles import load
+from orchestrator.deploy.images import on_base
+from orchestrator.images.build import BuildOptions, ensure_image
+from orchestrator.images.client import find_docker
+options = BuildOptions(tag="deploy-test/slow:1", no_cache=True, network=None, secrets={{}})
+context = with_step("RUN sleep 60", "{base}")
+ensure_image(find_docker(), on_base(load("mi355x-tp8").plan, "{base}").engine, context, options)
+"""
+
+
+def with_step(step: str, base: str) -> BuildContext:
+    """The context of `mi355x-tp8` with one more step at the end."""
+    plan = on_base(load("mi355x-tp8").plan, base)
+    sources = image_sources(plan)
+    return build_context(plan, dataclasses.replace(sources, template=f"{sources.template}\n{step}\n"))
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[str]:
+    """A registry of the test's own on the loopback."""
+    program = shutil.which("docker-registry")
+    if program is None:
+        pytest.skip("docker-registry is not installed")
+    config = tmp_path / "registry.yml"
+    config.write_text(
+        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {tmp_path}/data}}}}\nhttp: {{addr: 127.0.0.1:21655}}\n"
+    )
+    with subprocess.Popen(
+        [program, "serve", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            _await_http("http://127.0.0.1:21655/v2/", seconds=20)
+            yield "127.0.0.1:21655"
+        finally:
+            server.terminate()
+
+
+def test_a_pushed_image_comes_back_with_its_digest(docker: Docker, image: str, registry: str) -> None:
+    tag_image(docker, image, f"{registry}/sglang:patched")
+    pushed = push(docker, f"{registry}/sglang:patched")
+
+    docker.run("image", "rm", f"{registry}/sglang:patched")
+    assert docker.run("pull", pushed).ok
+    assert read_receipt(docker, pushed) == read_receipt(docker, image)
+    docker.run("image", "rm", pushed)
+
+
+@pytest.mark.engine
+def test_the_image_serves_from_the_patched_sources(
+    docker: Docker, image: str, cpu_environment: Environment, tiny_model: Path
+) -> None:
+    """Real sglang on CPU: the engine's packages are mounted, sglang itself is the image's own."""
+    packages = cpu_environment.python.parent.parent / "lib/python3.11/site-packages"
+    mounts = ["--volume", f"{packages}:{ENGINE_PACKAGES}:ro", "--volume", f"{tiny_model}:/model:ro"]
+    variables = ["--env", "SGLANG_USE_CPU_ENGINE=1", "--env", "TORCHDYNAMO_DISABLE=1"]
+    server = "python3 -m sglang.launch_server --model-path /model --device cpu --attention-backend torch_native"
+    flags = "--disable-overlap-schedule --grammar-backend llguidance --max-total-tokens 8192 --mem-fraction-static 0.3"
+    command = f"{server} {flags} --host 0.0.0.0 --port 30000".split()
+    name = "deploy-test-serves"
+    docker.run("rm", "--force", name)
+    started = docker.run(
+        "run",
+        "--detach",
+        "--init",
+        "--name",
+        name,
+        "--publish",
+        "127.0.0.1:21656:30000",
+        *mounts,
+        *variables,
+        image,
+        *command,
+    )
+    assert started.ok, started.stderr
+    try:
+        _await_http("http://127.0.0.1:21656/health", seconds=240)
+        body = json.dumps({"text": "hello", "sampling_params": {"max_new_tokens": 4, "temperature": 0}}).encode()
+        request = urllib.request.Request(
+            "http://127.0.0.1:21656/generate", data=body, headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - the URL is ours
+            assert json.load(answer)["meta_info"]["completion_tokens"] == 4
+        place = docker.run("exec", name, "python3", "-c", "import sglang; print(sglang.__file__)")
+        assert place.stdout.splitlines()[-1] == f"{PACKAGE}/__init__.py"
+    finally:
+        docker.run("rm", "--force", name)
+
+
+def _await_http(url: str, *, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(url, timeout=30):  # noqa: S310 - the URL is ours
+                return
+        except OSError:
+            time.sleep(0.3)
+    raise AssertionError(f"{url} did not answer within {seconds} s")
