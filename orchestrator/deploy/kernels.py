@@ -9,9 +9,11 @@ from pathlib import Path
 
 from orchestrator.catalog.images import input_digests, read_inputs
 from orchestrator.catalog.profiles import load
+from orchestrator.checkpoint.verify import checkpoint_directory
 from orchestrator.console import warn
 from orchestrator.errors import HostError, KernelsError, UsageError
 from orchestrator.kernels.coverage import Coverage, applies_to, coverage, rank_shapes
+from orchestrator.kernels.fusion import Checkpoint
 from orchestrator.kernels.keys import Key
 from orchestrator.kernels.rows import Row, RowOrigin
 from orchestrator.kernels.table import Table, assemble
@@ -58,8 +60,11 @@ class Covered:
 
 
 def cover(plan: Plan, given: Given, home: Home) -> Covered:
-    """Coverage of a plan by the tables given, else by the table built for its profile, else by none."""
-    checkpoint = read_checkpoint(given.model) if given.model else None
+    """Coverage of a plan by the tables given, else by the table built for its profile, else by none.
+
+    The key follows from the checkpoint given, else from the one that is staged, else both count.
+    """
+    checkpoint = _checkpoint(plan, given, home)
     shapes = set(rank_shapes(plan, checkpoint.moe if checkpoint else None))
     built = Store.of(home, plan).table(plan)
     rows: list[Row] = []
@@ -77,6 +82,12 @@ def cover(plan: Plan, given: Given, home: Home) -> Covered:
     return Covered(
         found=coverage(plan, rows, checkpoint=checkpoint, names=pinned), tables=", ".join(names) or "no table"
     )
+
+
+def _checkpoint(plan: Plan, given: Given, home: Home) -> Checkpoint | None:
+    """The checkpoint named, else the one that is staged for the plan, else none."""
+    folder = given.model or checkpoint_directory(plan.model, home)
+    return read_checkpoint(folder) if given.model or (folder / "config.json").is_file() else None
 
 
 def _in_image(plan: Plan, image: str) -> tuple[ImageTables, Plan]:
@@ -124,7 +135,7 @@ def build_table(plan: Plan, given: Given, home: Home, *, upstream: bool) -> Buil
         rows += [replace(row, where=f"{place}:{row.where.rpartition(':')[2]}") for row in found]
     names = pins.names_of(plan.engine.aiter_commit)
     table = assemble(plan, rows, names=names)
-    checkpoint = read_checkpoint(given.model) if given.model else None
+    checkpoint = _checkpoint(plan, given, home)
     written = Store.of(home, plan).write(plan, table.rows)
     return Built(path=written, table=table, found=coverage(plan, table.rows, checkpoint=checkpoint, names=names))
 

@@ -220,3 +220,11 @@ def test_a_built_table_goes_into_the_servers_image_and_the_variable_leads_to_it(
     assert path.read_bytes() in [file.content for file in artifacts.build.files]
     assert ("AITER_CONFIG_FMOE", "/opt/deploy/tables/tuned_fmoe.csv") in artifacts.command.env
     assert plan.digest != without.digest
+
+
+def test_a_staged_checkpoint_decides_the_key_without_being_named(tmp_path: Path) -> None:
+    home, plan = Home(tmp_path), glm_plan()
+    staged = home.models / plan.model.name
+    staged.mkdir(parents=True)
+    (staged / "config.json").write_text(json.dumps(CONFIG))
+    assert cover(plan, Given(), home).found.fusion.fused is True
