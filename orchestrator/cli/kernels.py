@@ -92,9 +92,12 @@ def table_command(
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Build the one merged table that the server gets, and print its path."""
+    """Build the one merged table that the server gets, and print its path.
+
+    The image's own rows are read from the profile's image, or from copies of its tables given with `--table`.
+    """
     from orchestrator.cli.kernels_view import table_text
-    from orchestrator.console import out, out_json, say, warn
+    from orchestrator.console import out, out_json, say
     from orchestrator.deploy.kernels import Given, build_table
     from orchestrator.kernels.coverage import to_dict
     from orchestrator.paths import Home
@@ -102,11 +105,6 @@ def table_command(
     plan = _plans(profile, overrides or [])[0]
     given = Given(tables=tuple(table or ()), image=image, model=model)
     built = build_table(plan, given, Home.from_environment(), upstream=upstream)
-    if not (image or table):
-        warn(
-            "the table lacks the image's own rows: with it, aiter reads none of the files that the image ships",
-            hint="name the image with `--image`",
-        )
     say(table_text(built))
     if as_json:
         origins = {origin.value: count for origin, count in built.table.origins.items()}

@@ -118,13 +118,14 @@ class Built:
 def build_table(plan: Plan, given: Given, home: Home, *, upstream: bool) -> Built:
     """Write the one table that the plan's server gets, with its companion of origins.
 
-    Rows come from the image (or, without one, from the tables given), from the store of measured rows and, where
-    `upstream`, from the pinned upstream table. Raises KernelsError for a plan that asks for no such table.
+    Rows come from the image, by default the profile's, or else from copies of its tables; from the store of measured
+    rows; and, where `upstream`, from the pinned upstream table. The server will read no other file, so a table without
+    the image's rows is not built. Raises KernelsError for a plan that asks for no such table.
     """
     require_moe(plan)
     own = [replace(row, origin=RowOrigin.IMAGE) for row in read_tables(given.tables)]
-    if given.image:
-        shipped, plan = _in_image(plan, given.image)
+    if image := given.image or (None if given.tables else plan.engine.image):
+        shipped, plan = _in_image(plan, image)
         own += shipped.rows
     pins = read_pins()
     rows = [*Store.of(home, plan).measured(), *own]

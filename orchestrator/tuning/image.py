@@ -55,7 +55,10 @@ def _engine(image: str, client: docker.DockerClient | None) -> Iterator[docker.D
     try:
         yield client or docker.from_env()
     except ImageNotFound as error:
-        raise KernelsError(f"there is no image `{image}` here", hint=f"docker pull {image}") from error
+        raise KernelsError(
+            f"there is no image `{image}` here",
+            hint=f"`docker pull {image}`, or give copies of its tables with `--table`",
+        ) from error
     except DockerException as error:
         raise HostError(f"the Docker engine does not answer: {error}", hint="docker info") from error
 

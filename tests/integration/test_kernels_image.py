@@ -67,4 +67,4 @@ def test_an_image_without_tables_and_one_that_is_not_there_are_told(engine: dock
     assert engine.containers.list(all=True, filters={"ancestor": image}) == []
     with pytest.raises(KernelsError) as caught:
         read_image("deploy-kernels-test:none", AITER)
-    assert caught.value.hint == "docker pull deploy-kernels-test:none"
+    assert caught.value.hint.startswith("`docker pull deploy-kernels-test:none`")

@@ -184,7 +184,8 @@ def test_a_table_is_built_from_files_and_leaves_them_as_they_are(tmp_path: Path)
 def test_rows_of_upstream_carry_its_commit_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upstream = table(tmp_path / "glm5.csv", line(16))
     monkeypatch.setattr("orchestrator.deploy.kernels.upstream_table", lambda *_: upstream)
-    built = build_table(glm_plan(), Given(), Home(tmp_path / "home"), upstream=True)
+    own = table(tmp_path / "own.csv")
+    built = build_table(glm_plan(), Given(tables=(own,)), Home(tmp_path / "home"), upstream=True)
     assert built.table.rows[0].where == "aiter 45458be7280c glm5_fp4_tuned_fmoe.csv:2"
 
 
