@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 from cpu_server import CpuEngine, CpuServer
+from docker_server import DockerEngine
+from standin import base_image
+from wheels import wheel
 
 from orchestrator import environments
 from orchestrator.catalog.profiles import load
@@ -59,3 +62,18 @@ def server(cpu_engine: CpuEngine) -> Iterator[CpuServer]:
         yield shared
     finally:
         shared.runtime.stop(shared.handle, grace=0)
+
+
+@pytest.fixture(scope="session")
+def docker_image() -> str:
+    """A base image with the real sources of sglang."""
+    return base_image(wheel("0.5.14"))
+
+
+@pytest.fixture
+def docker_engine(cpu_engine: CpuEngine, docker_image: str) -> Iterator[DockerEngine]:
+    """Start servers in containers; they are taken down after the test, however it ends."""
+    packages = cpu_engine.python.parent.parent / "lib/python3.11/site-packages"
+    engine = DockerEngine(home=cpu_engine.home, image=docker_image, packages=packages)
+    yield engine
+    engine.stop_all()

@@ -20,7 +20,20 @@ PACKAGE = "/sgl-workspace/sglang/python/sglang"
 AITER = "/sgl-workspace/aiter/aiter"
 COMMIT = "5ca1ab1e" * 5
 
-_SEED = ("python3", "git", "bash", "dash", "coreutils", "sed", "grep", "libgomp1", "libnuma1", "ca-certificates")
+_SEED = (
+    "python3",
+    "git",
+    "bash",
+    "dash",
+    "coreutils",
+    "sed",
+    "grep",
+    "libgomp1",
+    "libnuma1",
+    "libstdc++6",
+    "util-linux",
+    "ca-certificates",
+)
 _LEFT_OUT = ("/usr/share/doc/", "/usr/share/man/", "/usr/share/locale/", "/usr/share/perl", "/usr/share/git-core/")
 
 # Debian's Python reads .pth files here: the image's own sources come first, then the mounted packages with their .pth.

@@ -1,0 +1,75 @@
+"""Real sglang in a container: a base image made from this machine's packages, the engine's Python packages mounted."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cpu_server import CpuServer, free_port
+from standin import ENGINE_PACKAGES
+
+from orchestrator.artifacts import Artifacts, Mount
+from orchestrator.catalog.profiles import load
+from orchestrator.paths import Home
+from orchestrator.plan import Plan
+from orchestrator.render.command import server_command
+from orchestrator.render.container import container_spec
+from orchestrator.runtimes.base import Handle
+from orchestrator.runtimes.docker import DockerRuntime
+from orchestrator.secret import Secret
+from orchestrator.state import open_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class DockerEngine:
+    """What a container needs here, and every server it was used to start; `run` tells two runs of the tests apart."""
+
+    home: Home
+    image: str
+    packages: Path
+    run: int = field(default_factory=os.getpid)
+    started: list[tuple[DockerRuntime, Handle]] = field(default_factory=list)
+
+    def plan(self, *overrides: str) -> Plan:
+        """`cpu-tiny` on a free port, for docker."""
+        return replace(load("cpu-tiny", overrides=[f"server.port={free_port()}", *overrides]).plan, runtime="docker")
+
+    def artifacts(self, *overrides: str, argv: tuple[str, ...] = ()) -> Artifacts:
+        """The artifacts of `plan`; with `argv` the container runs that in place of the server."""
+        plan = self.plan(*overrides)
+        spec = container_spec(plan, self.image)
+        packages = Mount(source=str(self.packages), target=ENGINE_PACKAGES, read_only=True)
+        command = server_command(plan)
+        return Artifacts(
+            plan=plan,
+            command=replace(command, argv=argv or command.argv),
+            build=None,
+            container=replace(spec, mounts=(*spec.mounts, packages)),
+        )
+
+    def start(
+        self,
+        name: str,
+        artifacts: Artifacts,
+        *,
+        runtime: DockerRuntime | None = None,
+        secrets: Mapping[str, Secret] | None = None,
+    ) -> CpuServer:
+        """Start it under a name of this test process's own; it is not ready yet."""
+        runtime = runtime or DockerRuntime(self.home)
+        name = self.name(name)
+        run = open_run(self.home, name, artifacts.plan)
+        handle = runtime.start(artifacts, name=name, run_dir=run.path, secrets=secrets or {})
+        self.started.append((runtime, handle))
+        return CpuServer(handle=handle, runtime=runtime, plan=artifacts.plan)
+
+    def name(self, name: str) -> str:
+        """A server's name that no other run of the tests has."""
+        return f"{name}-{self.run}"
+
+    def stop_all(self) -> None:
+        """Take down what was started."""
+        while self.started:
+            runtime, handle = self.started.pop()
+            runtime.stop(handle, grace=0)
+            runtime.close()

@@ -1,0 +1,77 @@
+"""A real sglang server in a container: started, found, asked, followed, stopped, and its secrets kept."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+from docker_server import DockerEngine
+
+from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.docker import DockerRuntime
+from orchestrator.secret import Secret
+
+pytestmark = [pytest.mark.engine, pytest.mark.docker]
+
+KEY = "sk-live-0123456789abcdef"
+TOKEN = "plain-token-of-the-test"
+
+
+def docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def other(docker_engine: DockerEngine) -> Iterator[DockerRuntime]:
+    """The runtime as another terminal has it."""
+    with closing(DockerRuntime(docker_engine.home)) as runtime:
+        yield runtime
+
+
+def test_the_life_of_a_server(docker_engine: DockerEngine, other: DockerRuntime) -> None:
+    artifacts = docker_engine.artifacts("server.api_key_env=DEPLOY_TEST_KEY")
+    secrets = {"DEPLOY_TEST_KEY": Secret(KEY), "HF_TOKEN": Secret(TOKEN)}
+    server = docker_engine.start("life", artifacts, secrets=secrets)
+    name = server.handle.name
+
+    # Another terminal knows it by its labels alone.
+    assert other.find(name) == (server.handle,)
+    assert server.handle in other.find()
+    assert server.handle.plan_digest == artifacts.plan.digest
+
+    server.wait_until_ready()
+    assert server.complete().status_code == 401
+    authorised = {"Authorization": f"Bearer {KEY}"}
+    model = httpx.get(f"{server.url}/v1/models", headers=authorised, trust_env=False).json()["data"][0]
+    assert model["id"] == artifacts.plan.model.served_name
+
+    # The secrets are in the container, and in nothing that can be asked about it from outside.
+    inside = docker("exec", server.handle.identity, "sh", "-c", "cat /run/secrets/*; ls -l /run/secrets")
+    assert KEY in inside
+    assert TOKEN in inside
+    assert inside.count("-rw-------") == 2
+    assert TOKEN in docker("exec", server.handle.identity, "sh", "-c", "cat /proc/*/environ | tr '\\0' '\\n'")
+    visible = docker("inspect", server.handle.identity) + docker("top", server.handle.identity, "-eo", "pid,args")
+    assert KEY not in visible
+    assert TOKEN not in visible
+
+    # Nobody but this machine reaches the port; the checkpoint cannot be written to.
+    inspected = json.loads(docker("inspect", server.handle.identity))[0]
+    assert [b["HostIp"] for bs in inspected["HostConfig"]["PortBindings"].values() for b in bs] == ["127.0.0.1"]
+    assert not inspected["HostConfig"]["Privileged"]
+    write = ["docker", "exec", server.handle.identity, "touch", "/models/tiny/x"]
+    assert b"Read-only" in subprocess.run(write, capture_output=True, check=False).stderr
+
+    # A stop lets sglang drain and end by itself; its log outlives the container, without the key it prints.
+    assert any(KEY in line for line in other.logs(server.handle, follow=False))
+    other.stop(server.handle, grace=60)
+    assert other.state(server.handle).status is Status.ABSENT
+    assert other.find(name) == ()
+    kept = Path(server.handle.run_dir, "server.log").read_text()
+    assert "Draining requests and shutting down" in kept
+    assert KEY not in kept
+    assert list(other.logs(server.handle, follow=True)) == kept.splitlines()
+    other.stop(server.handle, grace=60)
