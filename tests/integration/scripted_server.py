@@ -44,6 +44,7 @@ class Script:
     replicas: int = 1
     pinned: list[int | None] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
+    arrived_s: list[float] = field(default_factory=list)  # on the monotonic clock, once a request is whole
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
@@ -134,6 +135,7 @@ class ScriptedServer:
         )
 
     async def _generate(self, path: str, content: bytes, writer: asyncio.StreamWriter, answer: Answer) -> None:
+        self.script.arrived_s.append(asyncio.get_running_loop().time())
         request = json.loads(content)
         self.script.bodies.append(content)
         self.script.pinned.append(request.get("routed_dp_rank"))
@@ -146,7 +148,7 @@ class ScriptedServer:
         if self.script.one_at_a_time_s:
             async with self._busy:
                 await asyncio.sleep(self.script.one_at_a_time_s)
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         await _stream(path, request, writer, answer, self.script)
 
 
