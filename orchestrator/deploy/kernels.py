@@ -177,7 +177,7 @@ def prepare_tuning(plan: Plan, given: Given, home: Home, *, hours: float, rekeye
     container = f"deploy-tune-{plan.profile}-{os.getpid()}"
     job = Job(
         argv=tuner_command(plan, image=image, folder=folder, container=container),
-        keys=_to_tune(plan, replace(given, image=None), home, rekeyed=rekeyed),
+        keys=_to_tune(plan, given, home, rekeyed=rekeyed),
         names=read_pins().names_of(plan.engine.aiter_commit),
         folder=folder,
         limits=Limits(total=hours * 3600, shutdown=120, look=5, term=20),
@@ -188,6 +188,9 @@ def prepare_tuning(plan: Plan, given: Given, home: Home, *, hours: float, rekeye
 
 
 def _to_tune(plan: Plan, given: Given, home: Home, *, rekeyed: bool) -> tuple[Key, ...]:
+    store = Store.of(home, plan)
+    if given.tables or store.table(plan).is_file():  # the table holds the image's rows
+        given = replace(given, image=None)
     found = cover(plan, given, home).found
     unmeasured = {
         bucket.key
@@ -196,7 +199,7 @@ def _to_tune(plan: Plan, given: Given, home: Home, *, rekeyed: bool) -> tuple[Ke
         for bucket in one.buckets
         if rekeyed and bucket.row and bucket.row.origin is RowOrigin.REKEYED
     }
-    measured = {row.key for row in Store.of(home, plan).measured() if not row.tag}
+    measured = {row.key for row in store.measured() if not row.tag}
     return tuple(sorted(({*found.missing, *unmeasured}) - measured))
 
 
