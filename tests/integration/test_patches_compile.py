@@ -1,0 +1,148 @@
+"""The guard before a real compiler: clang's HIP front end for gfx950, both passes, real HIP and tvm-ffi headers.
+
+The unit is the one sglang's loader hands to hipcc (tvm-ffi 0.1.9). Nothing is run on a GPU, and no code is generated:
+clang-tidy stops after semantic analysis, templates included.
+"""
+
+import shutil
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from orchestrator.catalog.patches import read_diff, read_ledger
+from tests.integration.wheels import read, unpack
+
+pytestmark = [pytest.mark.compiler, pytest.mark.wheels]
+
+CACHE = Path.home() / ".cache/deploy-tests/compiler"
+HEADERS = "28ae316c5be2d33b53fae8f2151e76a758f84aa3493abafeaef935e49cc5ba07"  # libamdhip64-dev 7.2.4-1~exp2, amd64
+CUH = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
+GUARD = next(patch for patch in read_ledger() if patch.id == "rocm-cuda-runtime-guard")
+
+UNIT = """\
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/dtype.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/function.h>
+#include "fused_metadata_copy.cuh"
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(fused_metadata_copy_multi, (FusedMetadataCopyMultiKernel<true, false>::run));
+"""
+
+
+@pytest.fixture(scope="module")
+def tools() -> Path:
+    """clang-tidy and tvm-ffi from the package index, HIP headers from Debian experimental; unpacked, not installed."""
+    tree = CACHE / "tree"
+    if not (tree / "usr/include/hip").is_dir():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        _pip("clang-tidy==22.1.8", tree)
+        _pip("apache-tvm-ffi==0.1.9", tree)
+        subprocess.run(["dpkg", "-x", str(_headers()), str(tree)], check=True)
+    return tree
+
+
+def _pip(package: str, tree: Path) -> None:
+    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tree / "python"), package]
+    if subprocess.run(argv, check=False, capture_output=True).returncode != 0:
+        pytest.skip(f"{package} cannot be had from the package index")
+
+
+def _headers() -> Path:
+    """The .deb, through apt with a source list of its own: nothing of the machine's is changed."""
+    if shutil.which("apt-get") is None:
+        pytest.skip("the HIP headers come as a Debian package, and there is no apt here")
+    apt = CACHE / "apt"
+    for folder in ("lists/partial", "cache/archives/partial"):
+        (apt / folder).mkdir(parents=True, exist_ok=True)
+    key = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    (apt / "sources.list").write_text(f"deb [signed-by={key}] {MIRROR} experimental main\n")
+    places = {"Etc::sourcelist": "sources.list", "State::lists": "lists", "Cache": "cache"}
+    options = [word for name, place in places.items() for word in ("-o", f"Dir::{name}={apt / place}")]
+    options += ["-o", "Dir::Etc::sourceparts=-", "-o", "APT::Sandbox::User=root", "-qq"]
+    for command in (["update"], ["download", "libamdhip64-dev"]):
+        subprocess.run(["apt-get", *options, *command], cwd=apt, check=False, capture_output=True)
+    for package in apt.glob("libamdhip64-dev_*.deb"):
+        if sha256(package.read_bytes()).hexdigest() == HEADERS:
+            return package
+    pytest.skip("Debian experimental no longer has libamdhip64-dev 7.2.4-1~exp2")
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """The kernels of 0.5.14 as they are."""
+    return unpack("0.5.14", tmp_path, below="jit_kernel/") / "sglang"
+
+
+def guard(sources: Path) -> None:
+    subprocess.run(["git", "apply", "-"], cwd=sources, input=read_diff(GUARD), text=True, check=True)
+
+
+def compiled(tools: Path, sources: Path, side: str) -> tuple[int, str]:
+    """Exit code and messages of one pass over the unit, with the flags sglang's JIT gives on ROCm."""
+    unit = sources / "cuda.cu"
+    unit.write_text(UNIT)
+    hip = ["-x", "hip", f"--cuda-{side}-only", "--offload-arch=gfx950", "-nogpulib"]
+    hip += [f"--rocm-path={tools}/usr", f"--hip-path={tools}/usr"]
+    flags = [
+        "-std=c++17",
+        "-O2",
+        "-fPIC",
+        "-D__HIP_PLATFORM_AMD__=1",
+        "-fno-gpu-rdc",
+        "-DUSE_ROCM",
+        "-std=c++20",
+        "-O3",
+    ]
+    folders = [tools / "python/tvm_ffi/include", tools / "usr/include", sources / "jit_kernel/include"]
+    includes = [f"-I{folder}" for folder in (*folders, (sources / CUH).parent)]
+    argv = [str(tools / "python/bin/clang-tidy"), "--quiet", "--checks=-*,misc-static-assert", str(unit), "--"]
+    done = subprocess.run(
+        [*argv, *hip, *flags, "-DHIP_FP8_TYPE_E4M3=1", *includes],
+        env={"PYTHONPATH": str(tools / "python"), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("side", ["device", "host"])
+def test_the_unpatched_kernel_does_not_compile_and_the_patched_one_does(tools: Path, sources: Path, side: str) -> None:
+    code, messages = compiled(tools, sources, side)
+    assert code != 0
+    assert "fused_metadata_copy.cuh:38:10" in messages
+    assert "'cuda_runtime.h' file not found" in messages
+
+    guard(sources)
+    code, messages = compiled(tools, sources, side)
+    assert code == 0, messages[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "side"),
+    [
+        ("#ifdef USE_ROCX", "#ifdef USE_ROCM", "device"),
+        ("threadIdx.q", "threadIdx.x", "device"),
+        ("no_such_function(", "LaunchKernel(", "host"),
+    ],
+)
+def test_what_must_not_compile_does_not(tools: Path, sources: Path, wrong: str, right: str, side: str) -> None:
+    """A proof that passes everything proves nothing: a wrong guard, a broken kernel, a broken launcher."""
+    guard(sources)
+    text = (sources / CUH).read_text()
+    assert right in text
+    (sources / CUH).write_text(text.replace(right, wrong))
+
+    code, _ = compiled(tools, sources, side)
+
+    assert code != 0
+
+
+def test_the_upstream_file_compiles_too(tools: Path, sources: Path) -> None:
+    (sources / CUH).write_text(read("0.5.15.post1", CUH))
+
+    assert compiled(tools, sources, "device")[0] == 0
