@@ -20,6 +20,7 @@ from orchestrator.kernels.keys import Key
 from orchestrator.kernels.names import KernelNames, Verdict
 from orchestrator.kernels.rows import Row, RowOrigin, read_rows, write_untuned
 from orchestrator.plan import Plan
+from orchestrator.shell import ProgramMissingError
 from orchestrator.shell import run as run_program
 from orchestrator.tuning.files import write_atomic
 from orchestrator.tuning.store import Provenance, Store
@@ -83,7 +84,8 @@ def in_container(name: str) -> Runner:
         try:
             return watch(argv, log=log, limits=limits, finished=finished)
         finally:
-            run_program(["docker", "rm", "--force", name], timeout=60)
+            with contextlib.suppress(ProgramMissingError):
+                run_program(["docker", "rm", "--force", name], timeout=60)
 
     return run
 

@@ -10,6 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from orchestrator.errors import HostError
+
 
 class Ending(StrEnum):
     """How a watched program ended."""
@@ -45,11 +47,17 @@ class Runner(Protocol):
 
 
 def watch(argv: Sequence[str], *, log: Path, limits: Limits, finished: Callable[[], bool]) -> Ended:
-    """The Runner that starts a process. Nothing of it is left, however this function is left."""
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            list(argv), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    """The Runner that starts a process. Nothing of it is left, however this function is left.
+
+    Raises HostError where there is no such program.
+    """
+    try:
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                list(argv), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+    except FileNotFoundError as error:
+        raise HostError(f"`{argv[0]}` is not on the PATH") from error
     try:
         return _wait(process, limits, finished)
     finally:

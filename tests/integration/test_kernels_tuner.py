@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from kernel_samples import FUSED_TP8, every_bucket
 
+from orchestrator.errors import HostError
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.tuning.pins import read_pins
 from orchestrator.tuning.store import Provenance, Store
@@ -85,3 +86,9 @@ def test_ctrl_c_ends_the_tuner_and_keeps_what_is_finished(tmp_path: Path) -> Non
     timer.join()
     assert measured(tmp_path) == [1, 2]
     assert not (tmp_path / "work" / "tuned.csv").exists()
+
+
+def test_a_tuner_that_cannot_be_started_is_told(tmp_path: Path) -> None:
+    limits = Limits(total=1, shutdown=1, look=0.1, term=1)
+    with pytest.raises(HostError, match="`no-such-program` is not on the PATH"):
+        watch(("no-such-program",), log=tmp_path / "log", limits=limits, finished=lambda: False)
