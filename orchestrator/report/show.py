@@ -3,7 +3,7 @@
 from orchestrator.console import table
 from orchestrator.report.compare import Comparison, Row
 from orchestrator.report.document import Report
-from orchestrator.report.render import count, plain, seconds, share, usd
+from orchestrator.report.render import ABSENT, count, plain, seconds, share, usd
 
 
 def comparison_text(report: Report) -> str:
@@ -35,19 +35,22 @@ def _header(index: int, comparison: Comparison) -> str:
 
 
 def _rates(report: Report, rates: list[float]) -> str:
-    table_rows = {line.rate_rps: line for line in report.published.rates}
+    """One line a rate; the published figures stand in it where a result may be set beside them."""
     measured = [(_letter(i), {row.rate_rps: row for row in c.rows}) for i, c in enumerate(report.comparisons) if c.rows]
-    header = ["rps", "tok/s published", *(f"tok/s {letter}" for letter, _ in measured)]
-    header += ["TTFT p95 published", *(f"TTFT p95 {letter}" for letter, _ in measured)]
-    header += [f"success {letter}" for letter, _ in measured] + [f"$/M {letter}" for letter, _ in measured]
+    beside = any(row.output_tok_s.published is not None for _, rows in measured for row in rows.values())
+    published = {line.rate_rps: line for line in report.published.rates if beside}
+    letters = [letter for letter, _ in measured]
+    header = ["rps", *(["tok/s published"] if beside else []), *(f"tok/s {letter}" for letter in letters)]
+    header += [*(["TTFT p95 published"] if beside else []), *(f"TTFT p95 {letter}" for letter in letters)]
+    header += [f"success {letter}" for letter in letters] + [f"$/M {letter}" for letter in letters]
     lines = []
     for rate in rates:
-        line, rows = table_rows.get(rate), [by_rate.get(rate) for _, by_rate in measured]
-        cells = [plain(rate), count(line.output_tok_s) if line else "-", *(_tok_s(row) for row in rows)]
-        cells += [seconds(line.ttft_p95_s) if line else "-", *(_ttft(row) for row in rows)]
+        line, rows = published.get(rate), [by_rate.get(rate) for _, by_rate in measured]
+        cells = [plain(rate), *([count(line.output_tok_s if line else None)] if beside else []), *map(_tok_s, rows)]
+        cells += [*([seconds(line.ttft_p95_s if line else None)] if beside else []), *map(_ttft, rows)]
         cells += [share(row.success_share.measured if row else None) for row in rows]
         cells += [usd(row.usd_per_million if row else None) for row in rows]
-        lines.append(["-" if cell == "not measured" else cell for cell in cells])
+        lines.append(["-" if cell == ABSENT else cell for cell in cells])
     return table(header, lines)
 
 

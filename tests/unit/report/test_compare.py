@@ -8,8 +8,10 @@ from measured_samples import b200, marked, point, single_stream, tp4dp2, tp8
 from orchestrator.bench.result import MarkKind, Result
 from orchestrator.errors import UsageError
 from orchestrator.report.compare import Comparison, Verdict, compare, judge
+from orchestrator.report.document import build
 from orchestrator.report.prices import PriceBook, parse_prices, usd_per_million_tokens
 from orchestrator.report.published import Prices, load_all, load_published, of_kind
+from orchestrator.report.show import comparison_text
 
 PUBLISHED = load_published("wafer-glm52")
 TCO = PriceBook(given={}, published=of_kind(load_all(), Prices))
@@ -68,6 +70,18 @@ def test_another_workload_is_another_measurement() -> None:
     comparison = compared(other)
     assert [reason.kind for reason in comparison.reasons] == ["another-workload"]
     assert all(row.output_tok_s.published is None for row in comparison.rows)
+
+
+def test_a_terminal_shows_no_published_rates_beside_another_workload() -> None:
+    result = tp4dp2()
+    other = replace(result, run=replace(result.run, workload_name="smoke-tiny"))
+    everything = load_all()
+    shown = {
+        text: comparison_text(build((text_result,), published=PUBLISHED, everything=everything, prices=TCO))
+        for text, text_result in (("same", result), ("other", other))
+    }
+    assert "tok/s published" in shown["same"]
+    assert "tok/s published" not in shown["other"]
 
 
 def test_another_machine_is_another_measurement() -> None:

@@ -1,0 +1,94 @@
+"""The real lm-evaluation-harness against a model that adds two numbers and errs on purpose."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from orchestrator.deploy.bench import Target, url_target
+from orchestrator.deploy.evals import run_eval
+from orchestrator.errors import BenchError
+from orchestrator.scores import Outcome, judge
+
+pytestmark = pytest.mark.skipif(
+    find_spec("lm_eval") is None, reason="lm-evaluation-harness is not installed: pip install 'deploy-sglang[eval]'"
+)
+
+SUMS = [(number, 2 * number + 1) for number in range(12)]
+
+
+@contextmanager
+def adding_model(*wrong: int) -> Iterator[Target]:
+    """An endpoint that answers `a + b`, and one more where `a` is in `wrong`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer({"data": [{"id": "adder"}]})
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+            a, b = map(int, re.findall(r"\d+", asked.rpartition("Question:")[2]))
+            text = f" It is so.\n#### {a + b + (a in wrong)}"
+            self._answer({"choices": [{"index": 0, "text": text, "finish_reason": "stop"}], "usage": {}})
+
+        def _answer(self, document: object) -> None:
+            body = json.dumps(document).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the standard library's
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield url_target(f"http://127.0.0.1:{server.server_port}", gpus=None, api_key_env=None)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    lines = [json.dumps({"question": f"What is {a} + {b}?", "answer": f"#### {a + b}"}) for a, b in SUMS]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines[:6]) + "\n")
+    (tmp_path / "test.jsonl").write_text("\n".join(lines) + "\n")
+    return tmp_path / "test.jsonl"
+
+
+def ask(target: Target, questions: Path, *, limit: int | None = None) -> Outcome:
+    return run_eval(target, suite="gsm8k", limit=limit, data=questions, command="deploy eval", say=lambda _: None)
+
+
+def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(questions: Path) -> None:
+    with adding_model(3) as good, adding_model(3, 5, 8) as worse:
+        before, after = ask(good, questions), ask(worse, questions)
+    assert before.score == pytest.approx(11 / 12)
+    assert after.score == pytest.approx(9 / 12)
+    assert before.model == "adder"
+    judgement = judge(before, after)
+    assert (judgement.lost, judgement.gained, judgement.p_value) == (2, 0, 0.5)
+    assert not judgement.apart
+
+
+def test_a_limit_is_kept(questions: Path) -> None:
+    with adding_model() as target:
+        assert len(ask(target, questions, limit=5).items) == 5
+
+
+def test_questions_that_cannot_be_read_are_an_error_with_the_harness_s_last_words(questions: Path) -> None:
+    questions.write_text("no JSON\n")
+    with adding_model() as target, pytest.raises(BenchError) as caught:
+        ask(target, questions)
+    assert "exit code 1" in caught.value.message
+    assert "Error" in caught.value.details
