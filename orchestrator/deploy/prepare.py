@@ -15,6 +15,7 @@ from orchestrator.host.gpu_checks import VRAM_IN_USE
 from orchestrator.host.report import Level
 from orchestrator.images.client import find_docker
 from orchestrator.images.overlay import write_overlay
+from orchestrator.images.receipt import PRESENT, Receipt
 from orchestrator.paths import Home, data_root
 from orchestrator.plan import Plan
 from orchestrator.render.container import overlay_path
@@ -32,9 +33,12 @@ def prepare(artifacts: Artifacts, home: Home, inputs: Mapping[str, bytes] | None
         argv = (interpreter(plan, home), *artifacts.command.argv[1:])
         artifacts = replace(artifacts, command=replace(artifacts.command, argv=argv))
     _checkpoint(plan, home)
+    receipt = None
     if plan.runtime == "docker":
         built = build_image(find_docker(), plan, inputs=inputs)
         note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")
+        receipt = built.receipt
+    _overlay(plan, home, receipt)
     return artifacts
 
 
@@ -62,13 +66,24 @@ def interpreter(plan: Plan, home: Home) -> str:
 
 
 def _checkpoint(plan: Plan, home: Home) -> None:
-    """The checkpoint is there and whole; with a config patch its overlay is written anew."""
+    """The checkpoint is there and whole."""
     directory = checkpoint_directory(plan.model, home)
     if plan.model.source.kind == "generated":
         python = Path(interpreter(plan, home))
         environments.generate_model(plan.model, python=python, images_root=IMAGES, home=home, progress=Progress())
     else:
         note(f"checkpoint {directory}: {verify(directory, plan.model, speculative=needs_mtp(plan))}")
-    if (overlay := overlay_path(plan)) is not None:
-        expansion = write_overlay(directory, (home.root / overlay).parent)
-        note(f"config overlay: {expansion.reason}")
+
+
+def _overlay(plan: Plan, home: Home, receipt: Receipt | None) -> None:
+    """With a config patch the checkpoint's overlay is written anew; unpatched where the image turned out to hold it.
+
+    The plan goes by the engine's version, and a dated image may hold newer sources under an older one.
+    """
+    if (overlay := overlay_path(plan)) is None:
+        return
+    ids = [patch.id for patch in plan.patches if patch.kind == "config"]
+    present = receipt is not None and all(receipt.state(patch) == PRESENT for patch in ids)
+    directory = checkpoint_directory(plan.model, home)
+    expansion = write_overlay(directory, (home.root / overlay).parent, needed=not present)
+    note(f"config overlay: {expansion.reason}")

@@ -6,20 +6,25 @@ import struct
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from orchestrator.errors import WeightsError
 from orchestrator.patches import Expansion, expand_exclude
 
+_UPSTREAM: Final = "the engine's sources expand the exclude list themselves; the config is left as it is"
 
-def write_overlay(checkpoint: Path, overlay: Path) -> Expansion:
+
+def write_overlay(checkpoint: Path, overlay: Path, *, needed: bool = True) -> Expansion:
     """Make `overlay` the checkpoint with an expanded exclude list, and say what was added.
+
+    Where it is not `needed`, because the engine's sources do the same, the config stays as it is.
 
     A server is given the whole directory, or the original with `overlay/config.json` mounted over its own. It is made
     beside an older one and then takes its place. Raises WeightsError for a checkpoint that cannot be read.
     """
     checkpoint = checkpoint.absolute()
     config = _read_json(checkpoint / "config.json")
-    expansion = expand_exclude(config, layer_dtypes(checkpoint, f"model.layers.{config.get('num_hidden_layers')}."))
+    expansion = _expand(checkpoint, config) if needed else Expansion(config=config, added=(), reason=_UPSTREAM)
     overlay.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{overlay.name}-", dir=overlay.parent))
     try:
@@ -32,6 +37,10 @@ def write_overlay(checkpoint: Path, overlay: Path) -> Expansion:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return expansion
+
+
+def _expand(checkpoint: Path, config: Mapping[str, object]) -> Expansion:
+    return expand_exclude(config, layer_dtypes(checkpoint, f"model.layers.{config.get('num_hidden_layers')}."))
 
 
 def layer_dtypes(checkpoint: Path, prefix: str) -> dict[str, str]:

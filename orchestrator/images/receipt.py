@@ -8,6 +8,7 @@ from orchestrator.errors import BuildError
 from orchestrator.images.client import Docker
 
 RECEIPT_LABEL: Final = "deploy.receipt"
+PRESENT: Final = "present upstream"  # the applier's word for sources that hold a fix already
 BASE_LABEL: Final = "deploy.base"  # id of the base image that was built on
 
 

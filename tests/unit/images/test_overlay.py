@@ -52,6 +52,13 @@ def test_the_original_is_never_touched(checkpoint: Path, tmp_path: Path) -> None
     assert json.loads((checkpoint / "config.json").read_text()) == CONFIG
 
 
+def test_for_sources_that_do_it_themselves_the_config_stays_as_it_is(checkpoint: Path, tmp_path: Path) -> None:
+    expansion = write_overlay(checkpoint, tmp_path / "overlay", needed=False)
+
+    assert expansion.added == ()
+    assert json.loads((tmp_path / "overlay/config.json").read_text()) == CONFIG
+
+
 def test_an_overlay_is_replaced_whole_and_leaves_nothing_beside_it(checkpoint: Path, tmp_path: Path) -> None:
     write_overlay(checkpoint, tmp_path / "overlays/glm")
     (checkpoint / "tokenizer.json").unlink()
