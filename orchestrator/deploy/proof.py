@@ -1,6 +1,7 @@
 """Waiting for a server and proving it, with what each part needs to know put together."""
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 
 import httpx
@@ -19,9 +20,13 @@ _ANSWER_SECONDS = 25.0  # sglang gives its own health request 20 s
 
 
 def answers(handle: Handle) -> bool:
-    """Whether the server generates a token when asked for its health; open without an API key."""
+    """Whether the server generates a token when asked for its health, which needs no API key.
+
+    A 503 is asked about once more: it may have met the end of another request (see `smoke.probe.Probe.health`).
+    """
     try:
-        return httpx.get(f"{handle.url}/health", timeout=_ANSWER_SECONDS, trust_env=False).status_code == httpx.codes.OK
+        with httpx.Client(timeout=_ANSWER_SECONDS, trust_env=False) as client:
+            return any(client.get(f"{handle.url}/health").is_success for _ in range(2))
     except httpx.HTTPError:
         return False
 
@@ -52,6 +57,12 @@ def prove(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None) -
     return smoke.run(target, faults=lambda: faults(runtime.logs(handle, follow=False)))
 
 
+def key_of(handle: Handle) -> Secret | None:
+    """The API key of a server that is up, from the variable its plan names."""
+    plan = read_plan(RunDir(Path(handle.run_dir)))
+    return api_key(plan.server.api_key_env) if plan else None
+
+
 def prove_again(servers: Fleet, name: str) -> SmokeReport:
     """The smoke test of a server that is up, by the plan it was started with.
 
@@ -74,6 +85,9 @@ def faults(log: Iterable[str]) -> tuple[str, ...]:
     return diagnose(log).degraded
 
 
-def explain_failure(log: Iterable[str]) -> str:
-    """What the log gives away about a failure, for people."""
-    return diagnose(log).to_text()
+def explain_failure(runtime: Runtime, handle: Handle) -> str:
+    """What the log, and the runtime, give away about a failure; nothing known is said to be so."""
+    findings = diagnose(
+        chain(runtime.logs(handle, follow=False), filter(None, [runtime.state(handle).detail]))
+    ).findings
+    return "\n\n".join(found.to_text() for found in findings) or "diagnosis: no known signature in the log"

@@ -77,7 +77,7 @@ def up(order: Order, home: Home) -> Up:
             require_machine(plan, home, host=order.host)
             return _bring_up(artifacts, servers, name=name, order=order, key=key)
         except DeployError as error:
-            if way_back:
+            if way_back is not None:
                 error.hint = f"{error.hint}; the old server is down, this brings it back: {way_back}".lstrip("; ")
             raise
 
@@ -107,7 +107,7 @@ def _make_room(servers: Fleet, name: str) -> str | None:
     for handle in servers.find(name):
         runtime = servers.runtime(handle)
         if runtime.state(handle).status is Status.RUNNING:
-            note(f"stopping `{name}`, which runs another plan")
+            note(f"stopping `{name}` to replace it")
             way_back = _recorded_command(servers.home, name)
         runtime.stop(handle, grace=grace_of(servers, name))
     return way_back
@@ -134,11 +134,13 @@ def _bring_up(artifacts: Artifacts, servers: Fleet, *, name: str, order: Order, 
 
 def _undo(error: DeployError | KeyboardInterrupt, servers: Fleet, name: str, *, keep: bool) -> DeployError:
     """Take the server down, and say what its log gives away about the failure."""
-    failure = Interrupted("interrupted") if isinstance(error, KeyboardInterrupt) else error
     handles = servers.find(name)
-    if not isinstance(error, KeyboardInterrupt):
-        for handle in handles:
-            failure.details += explain_failure(servers.runtime(handle).logs(handle, follow=False))
+    if isinstance(error, KeyboardInterrupt):
+        failure: DeployError = Interrupted("interrupted", hint="" if handles else "nothing was started")
+    else:
+        failure = error
+        told = [explain_failure(servers.runtime(handle), handle) for handle in handles]
+        failure.details = "\n\n".join(filter(None, [failure.details, *told]))
     if keep and handles:
         failure.hint = f"`{name}` is kept: `deploy logs {name}`, then `deploy down {name}`"
         return failure

@@ -144,8 +144,13 @@ class Probe:
         return self._client.send(request).status_code
 
     def health(self) -> int:
-        """The status code of `/health`, for which the server generates a token."""
-        return self._client.get("/health").status_code
+        """The status code of `/health`, for which the server generates a token; asked again where it is not 200.
+
+        A health request that meets the end of another one waits for an output that never comes (sglang 0.5.14,
+        managers/scheduler.py:1633), so a single 503 says nothing of the server.
+        """
+        first = self._client.get("/health").status_code
+        return first if first == httpx.codes.OK else self._client.get("/health").status_code
 
     def metric(self, name: str) -> float | None:
         """The sum of a metric over its labels, None where the server does not export it."""

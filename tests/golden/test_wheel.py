@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.deploy.artifacts import render_artifacts, rendered_files
 from orchestrator.catalog.profiles import load
+from orchestrator.deploy.artifacts import render_artifacts, rendered_files
 from orchestrator.paths import data_root
 
 
@@ -25,7 +25,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def deploy(site: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     program = f"import sys; sys.path.insert(0, {str(site)!r}); from orchestrator.cli.main import main; main()"
-    return subprocess.run([sys.executable, "-c", program, *words], cwd=site.parent, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=site.parent, capture_output=True, text=True, check=False
+    )
 
 
 def test_the_wheel_renders_as_the_repository_does(installed: Path, tmp_path: Path) -> None:

@@ -1,0 +1,34 @@
+# Two commands do all the set-up: `make demo` and `make test`. Everything else is what they are made of.
+PYTHON ?= python3
+VENV := .venv
+DEPLOY := $(VENV)/bin/deploy
+
+.PHONY: demo test check unit integration golden bench down clean
+
+demo: $(VENV)/ready ## a real sglang server on this machine's CPU: up, proven, one streamed answer, down
+	$(DEPLOY) up --profile cpu-tiny
+	$(DEPLOY) ask cpu-tiny "Once upon a time" --tokens 48
+	$(DEPLOY) down cpu-tiny
+
+test: $(VENV)/test ## format, lint, types, unit, golden, integration; installs what the tests need where it can
+	.ci/services $(VENV)/bin/python -m pytest tests
+
+check: $(VENV)/ready ## format, lint, types: seconds
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+$(VENV)/test: check
+
+unit golden integration: $(VENV)/ready ## one kind of tests
+	$(VENV)/bin/python -m pytest tests/$@
+
+down: ## stop every server of this checkout
+	$(DEPLOY) down --all
+
+clean: ## remove the virtual environment; what servers need stays in the tool's home
+	rm -rf $(VENV)
+
+$(VENV)/ready: pyproject.toml
+	.ci/venv $(PYTHON) $(VENV)
+	touch $@

@@ -1,0 +1,45 @@
+#!/bin/sh
+set -eu
+DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
+docker run --detach --init --name deploy-b200-tp8 \
+  --label deploy.name=b200-tp8 \
+  --label deploy.plan=b2dc10e06ce5dd0bff0856a021e48705bd98777dccbbf19bf6baf42cff27c9d7 \
+  --label deploy.profile=b200-tp8 \
+  --label deploy.url=http://127.0.0.1:30000 \
+  --label deploy.version=0.1.0 \
+  --gpus all \
+  --ipc host \
+  --ulimit memlock=-1:-1 \
+  --ulimit stack=67108864:67108864 \
+  --restart on-failure:3 \
+  --stop-timeout 300 \
+  --publish 127.0.0.1:30000:30000 \
+  --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-nvfp4,target=/models/glm-5.2-nvfp4,readonly \
+  --mount type=volume,source=deploy-cache-3c3f1c8045b5-sm100-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-3c3f1c8045b5-sm100-triton,target=/root/.triton \
+  --env PYTHONUNBUFFERED=1 \
+  --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
+  --env TORCH_CUDA_ARCH_LIST=10.0 \
+  deploy/b200-tp8:c496c81f4317 \
+  python3 -m sglang.launch_server \
+  --model-path /models/glm-5.2-nvfp4 \
+  --served-model-name glm-5.2 \
+  --host 0.0.0.0 \
+  --port 30000 \
+  --tp-size 8 \
+  --bf16-gemm-backend cutedsl \
+  --chunked-prefill-size 8192 \
+  --enable-cache-report \
+  --enable-metrics \
+  --kv-cache-dtype fp8_e4m3 \
+  --max-prefill-tokens 8192 \
+  --mem-fraction-static 0.83 \
+  --quantization modelopt_fp4 \
+  --reasoning-parser glm45 \
+  --speculative-algorithm EAGLE \
+  --speculative-eagle-topk 1 \
+  --speculative-num-draft-tokens 6 \
+  --speculative-num-steps 5 \
+  --tool-call-parser glm47 \
+  --trust-remote-code \
+  --watchdog-timeout 1800

@@ -1,0 +1,33 @@
+#!/bin/sh
+# cpu-tiny: the embedded default, a tiny random model on a real sglang server on this machine's CPU
+#
+# inferred   --attention-backend torch_native
+# inferred   --device cpu
+# inferred   --disable-overlap-schedule
+# inferred   --enable-cache-report
+# inferred   --enable-metrics
+# inferred   --grammar-backend llguidance
+# inferred   --max-total-tokens 65536
+# inferred   --mem-fraction-static 0.3
+# inferred   --sleep-on-idle
+# inferred   SGLANG_USE_CPU_ENGINE=1
+# inferred   TORCHDYNAMO_DISABLE=1
+set -eu
+cd "${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
+export SGLANG_USE_CPU_ENGINE=1
+export TORCHDYNAMO_DISABLE=1
+exec python3 -m sglang.launch_server \
+  --model-path models/tiny \
+  --served-model-name tiny \
+  --host 127.0.0.1 \
+  --port 30010 \
+  --tp-size 1 \
+  --attention-backend torch_native \
+  --device cpu \
+  --disable-overlap-schedule \
+  --enable-cache-report \
+  --enable-metrics \
+  --grammar-backend llguidance \
+  --max-total-tokens 65536 \
+  --mem-fraction-static 0.3 \
+  --sleep-on-idle

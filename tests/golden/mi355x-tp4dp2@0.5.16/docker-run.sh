@@ -1,0 +1,55 @@
+#!/bin/sh
+set -eu
+DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
+docker run --detach --init --name deploy-mi355x-tp4dp2 \
+  --label deploy.name=mi355x-tp4dp2 \
+  --label deploy.plan=fd7ecfb2663b4aea9db274374bbc4d6dbcb455395b094cc0a78ab39378e2e07f \
+  --label deploy.profile=mi355x-tp4dp2 \
+  --label deploy.url=http://127.0.0.1:30000 \
+  --label deploy.version=0.1.0 \
+  --device /dev/kfd \
+  --device /dev/dri \
+  --group-add "$(getent group video | cut -d: -f3)" \
+  --group-add "$(getent group render | cut -d: -f3)" \
+  --ipc host \
+  --shm-size 17179869184 \
+  --security-opt seccomp=unconfined \
+  --cap-add SYS_PTRACE \
+  --restart on-failure:3 \
+  --stop-timeout 300 \
+  --publish 127.0.0.1:30000:30000 \
+  --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
+  --mount type=volume,source=deploy-cache-9e933b19651f-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-9e933b19651f-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-9e933b19651f-gfx950-triton,target=/root/.triton \
+  --env PYTHONUNBUFFERED=1 \
+  --env SAFETENSORS_FAST_GPU=1 \
+  --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
+  --env SGLANG_USE_AITER=1 \
+  deploy/mi355x-tp4dp2:cb71ff62a930 \
+  python3 -m sglang.launch_server \
+  --model-path /models/glm-5.2-mxfp4 \
+  --served-model-name glm-5.2 \
+  --host 0.0.0.0 \
+  --port 30000 \
+  --tp-size 4 \
+  --dp-size 2 \
+  --chunked-prefill-size 32768 \
+  --cuda-graph-max-bs-decode 80 \
+  --dsa-decode-backend tilelang \
+  --dsa-prefill-backend tilelang \
+  --enable-aiter-allreduce-fusion \
+  --enable-cache-report \
+  --enable-metrics \
+  --kv-cache-dtype fp8_e4m3 \
+  --load-balance-method round_robin \
+  --max-running-requests 80 \
+  --mem-fraction-static 0.85 \
+  --reasoning-parser glm45 \
+  --speculative-algorithm EAGLE \
+  --speculative-eagle-topk 1 \
+  --speculative-num-draft-tokens 6 \
+  --speculative-num-steps 5 \
+  --tool-call-parser glm47 \
+  --trust-remote-code \
+  --watchdog-timeout 1800

@@ -1,0 +1,53 @@
+#!/bin/sh
+set -eu
+DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
+docker run --detach --init --name deploy-mi355x-tp8 \
+  --label deploy.name=mi355x-tp8 \
+  --label deploy.plan=5e2886cd6ca988bbef747764060744bf906a1af5f79ab9eb5ead686dda56a68d \
+  --label deploy.profile=mi355x-tp8 \
+  --label deploy.url=http://127.0.0.1:30000 \
+  --label deploy.version=0.1.0 \
+  --device /dev/kfd \
+  --device /dev/dri \
+  --group-add "$(getent group video | cut -d: -f3)" \
+  --group-add "$(getent group render | cut -d: -f3)" \
+  --ipc host \
+  --shm-size 17179869184 \
+  --security-opt seccomp=unconfined \
+  --cap-add SYS_PTRACE \
+  --restart on-failure:3 \
+  --stop-timeout 300 \
+  --publish 127.0.0.1:30000:30000 \
+  --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
+  --mount type=volume,source=deploy-cache-77d7f42c3f6b-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-77d7f42c3f6b-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-77d7f42c3f6b-gfx950-triton,target=/root/.triton \
+  --env PYTHONUNBUFFERED=1 \
+  --env SAFETENSORS_FAST_GPU=1 \
+  --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
+  --env SGLANG_USE_AITER=1 \
+  deploy/mi355x-tp8:dc2d26c82658 \
+  python3 -m sglang.launch_server \
+  --model-path /models/glm-5.2-mxfp4 \
+  --served-model-name glm-5.2 \
+  --host 0.0.0.0 \
+  --port 30000 \
+  --tp-size 8 \
+  --chunked-prefill-size 131072 \
+  --cuda-graph-max-bs-decode 16 \
+  --dsa-decode-backend tilelang \
+  --dsa-prefill-backend tilelang \
+  --enable-aiter-allreduce-fusion \
+  --enable-cache-report \
+  --enable-metrics \
+  --kv-cache-dtype fp8_e4m3 \
+  --max-running-requests 16 \
+  --mem-fraction-static 0.8 \
+  --reasoning-parser glm45 \
+  --speculative-algorithm EAGLE \
+  --speculative-eagle-topk 1 \
+  --speculative-num-draft-tokens 6 \
+  --speculative-num-steps 5 \
+  --tool-call-parser glm47 \
+  --trust-remote-code \
+  --watchdog-timeout 1800

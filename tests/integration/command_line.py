@@ -1,0 +1,85 @@
+"""`deploy` as a user runs it: a process with an environment, exit code, stdout and stderr."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.paths import Home
+
+PATIENCE = 180  # seconds for a line that has to come
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Runs `deploy` with a home of the test's own."""
+
+    home: Home
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self, *words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+        """Run to the end."""
+        return subprocess.run(
+            self.argv(*words), env=self._env(environ), capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+
+    @contextmanager
+    def running(self, *words: str, **environ: str) -> Iterator["Running"]:
+        """Run in the background; killed at the end, if it is still there."""
+        with subprocess.Popen(
+            self.argv(*words), env=self._env(environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                yield Running(process)
+            finally:
+                process.kill()
+
+    def argv(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "orchestrator", *words]
+
+    def _env(self, more: Mapping[str, str]) -> dict[str, str]:
+        return {**os.environ, "DEPLOY_HOME": str(self.home.root), **self.environ, **more}
+
+
+@dataclass(frozen=True)
+class Running:
+    """A `deploy` command in the background."""
+
+    process: "subprocess.Popen[str]"
+
+    def wait_for(self, pattern: str) -> str:
+        """The first line of stderr that matches."""
+        assert self.process.stderr is not None
+        seen = []
+        deadline = time.monotonic() + PATIENCE
+        for line in self.process.stderr:
+            seen.append(line)
+            if re.search(pattern, line):
+                return line
+            assert time.monotonic() < deadline, f"no line with {pattern!r} in time"
+        raise AssertionError(f"ended without a line with {pattern!r}:\n{''.join(seen)}")
+
+    def end(self, number: signal.Signals) -> tuple[int, str]:
+        """Send a signal; the exit code and what was said from here on."""
+        self.process.send_signal(number)
+        _, said = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, said
+
+
+def processes_with(text: str) -> list[str]:
+    """Command lines of this machine's processes that hold `text` (zombies have none)."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if text in line and str(os.getpid()) != path.parent.name:
+            found.append(line)
+    return found

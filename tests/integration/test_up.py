@@ -1,0 +1,193 @@
+"""`deploy up` with the real server: the whole line, and every way it can fail. Nothing is left behind."""
+
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from command_line import CommandLine, processes_with
+from cpu_server import CpuEngine, free_port
+
+from orchestrator.paths import Home
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def deploy(engine_home: Home, cpu_engine: CpuEngine) -> Iterator[CommandLine]:
+    """`deploy`, whose servers are all taken down after the test."""
+    assert cpu_engine.python.exists()
+    command = CommandLine(engine_home)
+    yield command
+    for server in json.loads(command.run("status", "--json").stdout):
+        if server["name"] != "shared":
+            command.run("down", server["name"])
+
+
+def up(name: str, port: int, *more: str) -> list[str]:
+    return ["up", "--profile", "cpu-tiny", "--name", name, "--set", f"server.port={port}", *more]
+
+
+def is_clean(deploy: CommandLine, name: str, port: int) -> None:
+    """No record, no process, no port of that server is left."""
+    assert name not in [server["name"] for server in json.loads(deploy.run("status", "--json").stdout)]
+    assert not processes_with(f"--port {port}")
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_the_whole_line(deploy: CommandLine) -> None:
+    """Up, again, with another plan, replaced, asked, down."""
+    port = free_port()
+    first = deploy.run(*up("line", port, "--json"))
+    assert first.returncode == 0, first.stderr
+    result = json.loads(first.stdout)
+    assert result["url"] == f"http://127.0.0.1:{port}"
+    verdicts = {check["name"]: check["verdict"] for check in result["smoke"]["checks"]}
+    assert verdicts["prefix cached"] == verdicts["stream agrees"] == verdicts["malformed refused"] == "passed"
+    assert verdicts["drafts accepted"] == "not applicable"
+
+    again = deploy.run(*up("line", port))
+    assert (again.returncode, "is already up" in again.stderr) == (0, True)
+
+    other = deploy.run(*up("line", port, "--set", "flags.max-total-tokens=32768"))
+    assert other.returncode == 6
+    assert "- flags.max-total-tokens: 65536\n+ flags.max-total-tokens: 32768" in other.stderr
+    assert "--replace" in other.stderr
+
+    answer = deploy.run("ask", "line", "Once upon a time", "--tokens", "12")
+    assert answer.returncode == 0
+    assert answer.stdout.strip()
+
+    smoke = deploy.run("smoke", "line", "--json")
+    assert (smoke.returncode, json.loads(smoke.stdout)["ok"]) == (0, True)
+
+    replaced = deploy.run(*up("line", port, "--set", "flags.max-total-tokens=32768", "--replace"))
+    assert replaced.returncode == 0, replaced.stderr
+    assert httpx.get(f"http://127.0.0.1:{port}/server_info").json()["max_total_tokens"] == 32768
+
+    run = Path(json.loads(deploy.run("status", "line", "--json").stdout)[0]["run_dir"])
+    assert {"plan.json", "server.sh", "server.log", "smoke.json", "up.json"} <= {path.name for path in run.iterdir()}
+    assert deploy.run("down", "line").returncode == 0
+    is_clean(deploy, "line", port)
+
+
+def test_a_replacement_that_fails_says_how_to_bring_the_old_one_back(deploy: CommandLine) -> None:
+    port = free_port()
+    assert deploy.run(*up("old", port)).returncode == 0
+    failed = deploy.run(*up("old", port, "--set", "flags.dtype=float8", "--replace"))
+    assert failed.returncode == 3  # refused by the plan: the old one still runs
+    assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=30).status_code == 200
+    failed = deploy.run(*up("old", port, "--set", "env.SGLANG_USE_CPU_ENGINE=0", "--replace"))
+    assert failed.returncode == 7
+    assert f"deploy up --profile cpu-tiny --name old --set server.port={port}" in failed.stderr.splitlines()[-1]
+    is_clean(deploy, "old", port)
+
+
+def test_a_server_that_dies_while_loading(deploy: CommandLine) -> None:
+    port = free_port()
+    failed = deploy.run(*up("dying", port, "--set", "env.SGLANG_USE_CPU_ENGINE=0"))
+    assert failed.returncode == 7, failed.stderr
+    assert "exited" in failed.stderr
+    assert "Traceback" in failed.stderr.partition("error:")[2], "the server's own last lines are shown"
+    is_clean(deploy, "dying", port)
+
+
+def test_keep_leaves_a_failed_server_to_be_looked_at(deploy: CommandLine) -> None:
+    port = free_port()
+    failed = deploy.run(*up("kept", port, "--set", "env.SGLANG_USE_CPU_ENGINE=0", "--keep"))
+    assert failed.returncode == 7
+    assert "deploy logs kept" in failed.stderr
+    [server] = json.loads(deploy.run("status", "kept", "--json").stdout)
+    assert server["status"] == "exited"
+    assert deploy.run("logs", "kept").stdout
+    assert deploy.run("down", "kept").returncode == 0
+    is_clean(deploy, "kept", port)
+
+
+@pytest.mark.parametrize("stage", ["started `", "connecting ranks", "smoke 4/"])
+def test_ctrl_c_at_every_stage(deploy: CommandLine, stage: str) -> None:
+    port = free_port()
+    with deploy.running(*up("stopped", port)) as command:
+        command.wait_for(stage)
+        code, said = command.end(signal.SIGINT)
+    assert code == 130, said
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    is_clean(deploy, "stopped", port)
+
+
+def test_two_at_once_and_a_killed_command_line(deploy: CommandLine) -> None:
+    """The second is refused; a server whose command was killed is found again, and taken down by its name."""
+    port = free_port()
+    with deploy.running(*up("twin", port)) as first:
+        first.wait_for("connecting ranks")
+        second = deploy.run(*up("twin", port))
+        assert second.returncode == 6
+        assert f"pid {first.process.pid}" in second.stderr
+        first.process.send_signal(signal.SIGKILL)
+        first.process.wait()
+    [server] = json.loads(deploy.run("status", "twin", "--json").stdout)
+    assert server["status"] == "running"
+    assert deploy.run("down", "twin").returncode == 0
+    is_clean(deploy, "twin", port)
+
+
+def test_a_server_killed_while_serving(deploy: CommandLine) -> None:
+    port = free_port()
+    assert deploy.run(*up("killed", port)).returncode == 0
+    log = deploy.run("logs", "killed").stdout
+    assert "fired up" in log
+    [server] = [line for line in processes_with(f"--port {port}") if "launch_server" in line][:1]
+    assert server
+    deploy_kill(port)
+    [status] = json.loads(deploy.run("status", "killed", "--json").stdout)
+    assert (status["status"], status["health"]) == ("exited", "")
+    smoke = deploy.run("smoke", "killed")
+    assert smoke.returncode == 8
+    assert deploy.run("down", "killed").returncode == 0
+    is_clean(deploy, "killed", port)
+
+
+def deploy_kill(port: int) -> None:
+    """SIGKILL to the server's main process, as the kernel's OOM killer would."""
+    import os
+    import time
+
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        words = path.read_bytes().split(b"\0")
+        if b"sglang.launch_server" in words and str(port).encode() in words:
+            os.kill(int(path.parent.name), signal.SIGKILL)
+    time.sleep(2)
+
+
+def test_a_taken_port_names_its_holder(deploy: CommandLine) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", free_port()))
+        holder.listen()
+        refused = deploy.run(*up("late", holder.getsockname()[1]))
+    assert refused.returncode == 4
+    assert f"pid {__import__('os').getpid()}" in refused.stderr
+    assert "late" not in deploy.run("status").stdout
+
+
+def test_an_api_key_is_needed_and_shown_nowhere(deploy: CommandLine) -> None:
+    port, key = free_port(), "wJ4-an-API-key-of-the-test"
+    unset = deploy.run(*up("locked", port, "--set", "server.api_key_env=THE_KEY"))
+    assert unset.returncode == 2
+    assert "export THE_KEY" in unset.stderr
+
+    done = deploy.run(*up("locked", port, "--set", "server.api_key_env=THE_KEY"), THE_KEY=key)
+    assert done.returncode == 0, done.stderr
+    assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code == 401
+    run = Path(json.loads(deploy.run("status", "locked", "--json").stdout)[0]["run_dir"])
+    shown = [done.stdout, done.stderr, deploy.run("logs", "locked").stdout, *processes_with("sglang")]
+    written = [path.read_text(errors="replace") for path in run.rglob("*") if path.is_file()]
+    assert not any(key in text for text in (*shown, *written))
+    assert any("api_key='[REDACTED]'" in text for text in written), "the log shows that there was one"
+    smoke = deploy.run("smoke", "locked", THE_KEY=key)
+    assert smoke.returncode == 0, smoke.stderr
+    assert "key required       passed" in smoke.stdout
