@@ -77,10 +77,15 @@ def _bar(row: LayoutRow) -> Bar:
 def _lines(
     report: Report, published: Callable[[PublishedRate], float | None], measured: Callable[[Row], float | None]
 ) -> tuple[Line, ...]:
-    """The published series once, and one series a result; a series without a point is left out."""
-    table = tuple((line.rate_rps, figure) for line in report.published.rates if (figure := published(line)) is not None)
+    """The published series and one a result; where none measured the published workload, those of other workloads."""
+    wanted = report.published.workload.name
+    same = [comparison.result.run.workload_name == wanted for comparison in report.comparisons]
+    rates = report.published.rates if any(same) else ()
+    table = tuple((line.rate_rps, figure) for line in rates if (figure := published(line)) is not None)
     series = [Line(label="published", points=table, colour=None)]
     for index, comparison in enumerate(report.comparisons):
+        if any(same) and not same[index]:
+            continue
         points = tuple((row.rate_rps, figure) for row in comparison.rows if (figure := measured(row)) is not None)
         series.append(Line(label=_short(comparison, report), points=points, colour=index))
     return tuple(line for line in series if line.points)

@@ -137,7 +137,7 @@ def find_reasons(result: Result, published: Published) -> tuple[Reason, ...]:
     reasons = [Reason(kind=mark.kind.value, detail=mark.detail, point=mark.point) for mark in result.marks]
     wanted = (published.workload.name, published.single_stream.workload)
     if result.run.workload_name not in wanted:
-        detail = f"measured `{result.run.workload_name}`, published `{published.workload.name}`"
+        detail = f"measured {result.run.workload_name}, published {published.workload.name}"
         reasons.append(Reason(kind="another-workload", detail=detail))
     where = result.run.provenance
     systems = {layout.system for layout in published.layouts}
@@ -158,10 +158,10 @@ def system_name(result: Result) -> str:
 
 
 def layout_name(result: Result) -> str:
-    """The layout as the field writes it, `TP8` or `TP4×DP2`, from the plan; else what the endpoint is called."""
+    """The layout as the field writes it, `TP8` or `TP4×DP2`, from the plan; else the name of the server or model."""
     layout = (result.run.provenance.plan or {}).get("layout")
     if not isinstance(layout, dict):
-        return result.run.provenance.name or "unknown layout"
+        return result.run.provenance.name or result.run.endpoint.served_model
     dp = f"×DP{layout['dp']}" if layout["dp"] != 1 else ""
     return f"TP{layout['tp']}{dp}"
 

@@ -9,6 +9,7 @@ import pytest
 from measured_samples import b200, marked, single_stream, tp4dp2, tp8
 
 from orchestrator.bench.result import MarkKind, Result
+from orchestrator.report.charts import line_charts
 from orchestrator.report.document import Report, build
 from orchestrator.report.prices import PriceBook
 from orchestrator.report.published import Prices, load_all, load_published, of_kind
@@ -76,12 +77,19 @@ def test_what_was_not_measured_is_said_and_never_zero() -> None:
     result = tp4dp2()
     bare = replace(result, points=(replace(result.points[0], window=None, energy=None, latency=None),), knee_rps=None)
     page, text = to_html(report(bare)), to_markdown(report(bare))
-    assert "not measured, and not published" in page  # the plot of energy
+    assert "no figure was measured" in page  # the plot of energy
     assert "| 0.5 | not measured / 449 | not measured / 0.59 |" in text
     assert not re.search(r"[| ]0(\.0+)? /", text)
     row = json.loads(to_json(report(bare)))["comparisons"][0]["rows"][0]
     assert "measured" not in row["output_tok_s"]
     assert "joules_per_output_token" not in row
+
+
+def test_another_workload_is_not_drawn_beside_the_published_one() -> None:
+    result = tp8()
+    other = replace(result, run=replace(result.run, workload_name="smoke-tiny"))
+    assert [line.label for line in line_charts(report(other))[0].lines] == ["TP8 †"]
+    assert [line.label for line in line_charts(report(other, tp4dp2()))[0].lines] == ["published", "TP4×DP2"]
 
 
 def test_layouts_and_systems_stand_beside_each_other() -> None:
