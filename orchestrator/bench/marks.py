@@ -12,10 +12,10 @@ _SIMULATED: Final = "SGLANG_SIMULATE_ACC"
 
 
 def marks(
-    points: Sequence[Point], workload: Workload, provenance: Provenance, *, overridden: Sequence[str]
+    points: Sequence[Point], workload: Workload, provenance: Provenance, *, ending: Ending, overridden: Sequence[str]
 ) -> tuple[Mark, ...]:
     """Every mark of a result, those of the whole first; `overridden` names what the command line changed."""
-    return (*_of_the_server(provenance), *_of_the_run(overridden), *_of_points(points, workload))
+    return (*_of_the_server(provenance), *_of_the_run(ending, overridden), *_of_points(points, workload))
 
 
 def _of_the_server(provenance: Provenance) -> Iterator[Mark]:
@@ -24,12 +24,15 @@ def _of_the_server(provenance: Provenance) -> Iterator[Mark]:
         if str(variable["name"]).startswith(_SIMULATED):
             detail = f"`{variable['name']}` fakes how many drafted tokens are accepted"
             yield Mark(kind=MarkKind.SIMULATED_ACCEPTANCE, detail=detail)
-    gate = provenance.kernel_gate
-    if gate is not None and gate.get("passed") is not True:
-        yield Mark(kind=MarkKind.KERNEL_MISS, detail="the kernel gate did not pass: untuned kernels were in use")
+    misses = (provenance.kernel_gate or {}).get("misses")
+    if isinstance(misses, list | tuple) and misses:
+        detail = f"{len(misses)} MoE shapes found no tuned row: untuned kernels were in use"
+        yield Mark(kind=MarkKind.KERNEL_MISS, detail=detail)
 
 
-def _of_the_run(overridden: Sequence[str]) -> Iterator[Mark]:
+def _of_the_run(ending: Ending, overridden: Sequence[str]) -> Iterator[Mark]:
+    if ending is not Ending.COMPLETE:
+        yield Mark(kind=MarkKind.INCOMPLETE, detail=f"{ending.value} before every point was measured")
     if overridden:
         named = ", ".join(f"`{name}`" for name in overridden)
         yield Mark(kind=MarkKind.CHANGED_WORKLOAD, detail=f"changed on the command line: {named}")

@@ -45,6 +45,7 @@ class Order:
     overridden: tuple[str, ...]  # options that changed the workload
     command: str
     provenance: Provenance
+    kernel_gate: Callable[[], dict[str, object] | None]  # looked at again: large shapes are looked up late
     price: Price | None
     read_energy: Reader | None
     directory: Path
@@ -141,7 +142,7 @@ async def _all_points(order: Order, setting: Setting, result: Result) -> Result:
     try:
         async for point, drive, warmup in _points(setting, result.points):
             run = replace(result.run, warmup=warmup, ended_at=_now())
-            result = _with(order, replace(result, run=run), (*result.points, point))
+            result = _with(order, replace(result, run=run, points=(*result.points, point)))
             _write_samples(result, drive, order.directory / f"requests-{point.label}.jsonl")
             _write(result, order.directory)
             ending = point.ending
@@ -152,24 +153,22 @@ async def _all_points(order: Order, setting: Setting, result: Result) -> Result:
     except BenchError as error:
         if not result.points:
             raise
-        result = replace(result, ending=Ending.ENDPOINT_DIED)
-        _write(result, order.directory)
+        _write(_with(order, replace(result, ending=Ending.ENDPOINT_DIED)), order.directory)
         raise BenchError(
             f"the measurement ended early: {error.message}", where=error.where, hint=error.hint, details=error.details
         ) from error
-    result = replace(result, ending=ending)
+    result = _with(order, replace(result, ending=ending))
     _write(result, order.directory)
     return result
 
 
-def _with(order: Order, result: Result, points: tuple[Point, ...]) -> Result:
-    points = tuple(sorted(points, key=lambda point: point.offered_rps or 0.0))
-    return replace(
-        result,
-        points=points,
-        knee_rps=knee(points),
-        marks=marks(points, order.workload, order.provenance, overridden=order.overridden),
-    )
+def _with(order: Order, result: Result) -> Result:
+    """`result` with its points in order, and what follows from them."""
+    points = tuple(sorted(result.points, key=lambda point: point.offered_rps or 0.0))
+    provenance = replace(result.run.provenance, kernel_gate=order.kernel_gate())
+    found = marks(points, order.workload, provenance, ending=result.ending, overridden=order.overridden)
+    run = replace(result.run, provenance=provenance)
+    return replace(result, run=run, points=points, knee_rps=knee(points), marks=found)
 
 
 async def _points(setting: Setting, kept: tuple[Point, ...]) -> AsyncIterator[tuple[Point, Drive, str]]:

@@ -36,6 +36,7 @@ def bench(
     """Measure a served model: open-loop load, the field's figures, the knee."""
     import shlex
     import sys
+    from contextlib import ExitStack
 
     from orchestrator.bench.measurement import UnwrittenError
     from orchestrator.bench.result import Ending, to_json
@@ -46,24 +47,25 @@ def bench(
     from orchestrator.paths import Home
 
     _check(api, arrivals)
-    if is_url(target):
-        found = url_target(target, gpus=gpus, api_key_env=api_key_env)
-    else:
-        with fleet(Home.from_environment(), host) as servers:
-            found = server_target(servers, target)
-    sitting = Sitting(
-        target=found,
-        workload=workload,
-        changes=Changes(rates_rps=_rates(rates), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed),
-        api=api,
-        usd_per_gpu_hour=price,
-        directory=output,
-        resume=resume,
-        command=shlex.join(["deploy", *sys.argv[1:]]),
-    )
+    changes = Changes(rates_rps=_rates(rates), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed)
     progress = Progress()
     try:
-        result, directory = run_bench(sitting, lambda text, far: progress.update(text, transient=far))
+        with ExitStack() as stack:
+            if is_url(target):
+                found = url_target(target, gpus=gpus, api_key_env=api_key_env)
+            else:
+                found = server_target(stack.enter_context(fleet(Home.from_environment(), host)), target)
+            sitting = Sitting(
+                target=found,
+                workload=workload,
+                changes=changes,
+                api=api,
+                usd_per_gpu_hour=price,
+                directory=output,
+                resume=resume,
+                command=shlex.join(["deploy", *sys.argv[1:]]),
+            )
+            result, directory = run_bench(sitting, lambda text, far: progress.update(text, transient=far))
     except UnwrittenError as error:
         out(to_json(error.result))
         raise BenchError(

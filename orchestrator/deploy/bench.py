@@ -13,8 +13,10 @@ from orchestrator.bench.result import RESULT_FILE, Price, Provenance, Result, lo
 from orchestrator.bench.workload import Workload, load_workload
 from orchestrator.deploy.servers import Fleet, api_key
 from orchestrator.errors import UsageError
+from orchestrator.kernels.coverage import applies_to
+from orchestrator.kernels.gate import gate
 from orchestrator.secret import Secret
-from orchestrator.state import RunDir
+from orchestrator.state import RunDir, read_plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,7 @@ class Target:
     url: str
     key: Secret | None
     provenance: Provenance
+    kernel_gate: Callable[[], dict[str, object] | None]  # what the server's log says by now of its tuned kernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,8 @@ def is_url(target: str) -> bool:
 
 def url_target(url: str, *, gpus: int | None, api_key_env: str | None) -> Target:
     """Any endpoint that speaks the API."""
-    return Target(url=url, key=api_key(api_key_env), provenance=Provenance(gpus=gpus))
+    provenance = Provenance(gpus=gpus)
+    return Target(url=url, key=api_key(api_key_env), provenance=provenance, kernel_gate=lambda: None)
 
 
 def server_target(servers: Fleet, name: str) -> Target:
@@ -75,12 +79,18 @@ def server_target(servers: Fleet, name: str) -> Target:
         plan_digest=handle.plan_digest,
         image_digest=_text(_part(plan, "engine").get("image_digest")),
         patch_receipt=run.read("patches.json") or None,
-        kernel_gate=run.read("kernels.json") or None,
         host=run.read("host.json") or None,
         gpu=_text(hardware.get("name")),
         gpus=_gpus(hardware, layout),
     )
-    return Target(url=handle.url, key=api_key(_text(key_env)), provenance=provenance)
+    known = read_plan(run)
+
+    def look() -> dict[str, object] | None:
+        if known is None or not applies_to(known):
+            return None
+        return gate(servers.runtime(handle).logs(handle, follow=False)).to_dict()
+
+    return Target(url=handle.url, key=api_key(_text(key_env)), provenance=provenance, kernel_gate=look)
 
 
 def bench(sitting: Sitting, say: Callable[[str, str], None]) -> tuple[Result, Path]:
@@ -96,6 +106,7 @@ def bench(sitting: Sitting, say: Callable[[str, str], None]) -> tuple[Result, Pa
         overridden=overridden,
         command=sitting.command,
         provenance=sitting.target.provenance,
+        kernel_gate=sitting.target.kernel_gate,
         price=_price(sitting.usd_per_gpu_hour),
         read_energy=_energy_reader(sitting.target),
         directory=directory,

@@ -40,6 +40,7 @@ def order(server: ScriptedServer, directory: Path, *, workload: Workload = WORKL
         overridden=(),
         command="deploy bench",
         provenance=Provenance(gpus=8),
+        kernel_gate=lambda: None,
         price=None,
         read_energy=None,
         directory=directory,

@@ -194,7 +194,7 @@ def test_a_share_from_cache_is_measured_or_absent() -> None:
 
 def found(samples: list[Sample], workload: Workload = WORKLOAD, **provenance: object) -> set[MarkKind]:
     behind = Provenance(**provenance)  # type: ignore[arg-type]
-    return {mark.kind for mark in marks([point(samples)], workload, behind, overridden=())}
+    return {mark.kind for mark in marks([point(samples)], workload, behind, ending=Ending.COMPLETE, overridden=())}
 
 
 def test_a_clean_result_has_no_mark() -> None:
@@ -208,16 +208,20 @@ def test_what_makes_a_result_not_comparable_is_marked() -> None:
     assert found([replace(sample, cached_tokens=30) for sample in steady()]) == {MarkKind.UNMET_HIT_SHARE}
     assert found([replace(sample, **none) for sample in steady()]) == {MarkKind.UNMET_HIT_SHARE}
     assert found([request(i, at=float(i), late=0.06) for i in range(50)]) == {MarkKind.CLIENT_LAGGED}
-    assert found(steady(), kernel_gate={"passed": False}) == {MarkKind.KERNEL_MISS}
+    assert found(steady(), kernel_gate={"hits": [], "misses": [["256", "8192"]]}) == {MarkKind.KERNEL_MISS}
+    assert found(steady(), kernel_gate={"hits": [["256", "8192"]], "misses": []}) == set()
     env = [{"name": "SGLANG_SIMULATE_ACC_LEN", "value": "3.61"}]
     assert found(steady(), plan={"env": env}) == {MarkKind.SIMULATED_ACCEPTANCE}
     blind = [point([replace(sample, **none) for sample in steady()], reports_cache=False)]
-    assert [mark.kind for mark in marks(blind, WORKLOAD, Provenance(), overridden=())] == [MarkKind.UNKNOWN_HIT_SHARE]
+    assert [mark.kind for mark in marks(blind, WORKLOAD, Provenance(), ending=Ending.COMPLETE, overridden=())] == [
+        MarkKind.UNKNOWN_HIT_SHARE
+    ]
 
 
 def test_marks_name_their_point_and_what_was_changed() -> None:
     cut = replace(point(steady()), ending=Ending.INTERRUPTED)
-    assert marks([cut], WORKLOAD, Provenance(), overridden=("requests",)) == (
+    assert marks([cut], WORKLOAD, Provenance(), ending=Ending.INTERRUPTED, overridden=("requests",)) == (
+        Mark(kind=MarkKind.INCOMPLETE, detail="interrupted before every point was measured"),
         Mark(kind=MarkKind.CHANGED_WORKLOAD, detail="changed on the command line: `requests`"),
         Mark(kind=MarkKind.INCOMPLETE, detail="interrupted after 100 requests", point="1"),
     )

@@ -1,0 +1,100 @@
+"""From a server's name to what is known of it, and from options to the workload that is run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kernel_samples import MISS
+
+from orchestrator.bench.workload import load_workload
+from orchestrator.catalog.profiles import load
+from orchestrator.deploy.bench import Changes, change, is_url, server_target, url_target
+from orchestrator.deploy.servers import Fleet
+from orchestrator.errors import UsageError
+from orchestrator.paths import Home
+from orchestrator.runtimes.base import Handle
+
+
+class OneServer:
+    """A runtime that has one server."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+
+    def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+        return (self.handle,)
+
+    def logs(self, _handle: Handle, *, follow: bool) -> Iterator[str]:
+        assert not follow
+        yield MISS
+
+
+def fleet_with(profile: str, folder: Path) -> Fleet:
+    plan = load(profile).plan
+    (folder / "plan.json").write_text(plan.to_json())
+    handle = Handle(
+        runtime=plan.runtime,
+        name="mine",
+        profile=profile,
+        plan_digest=plan.digest,
+        url="http://127.0.0.1:30000",
+        run_dir=str(folder),
+        identity="1",
+    )
+    return Fleet(Home(folder), {plan.runtime: OneServer(handle)})  # type: ignore[dict-item]
+
+
+def changes(**given: object) -> Changes:
+    nothing: dict[str, object] = dict.fromkeys(("rates_rps", "requests", "duration_s", "arrivals", "seed"))
+    return Changes(**{**nothing, **given})  # type: ignore[arg-type]
+
+
+def test_a_servers_result_carries_its_plan_and_the_gpus_it_occupies(tmp_path: Path) -> None:
+    target = server_target(fleet_with("mi355x-tp4dp2", tmp_path), "mine")
+    assert target.url == "http://127.0.0.1:30000"
+    assert target.provenance.plan_digest == load("mi355x-tp4dp2").plan.digest
+    assert (target.provenance.profile, target.provenance.gpus) == ("mi355x-tp4dp2", 8)
+
+
+def test_the_kernel_gate_is_looked_at_when_it_is_asked_for(tmp_path: Path) -> None:
+    gate = server_target(fleet_with("mi355x-tp4dp2", tmp_path), "mine").kernel_gate()
+    assert gate is not None
+    assert len(gate["misses"]) == 1  # type: ignore[arg-type]
+
+
+def test_a_cpu_has_no_gpus_and_no_kernel_gate(tmp_path: Path) -> None:
+    target = server_target(fleet_with("cpu-tiny", tmp_path), "mine")
+    assert target.provenance.gpus == 0
+    assert target.kernel_gate() is None
+
+
+def test_any_endpoint_can_be_measured_by_its_url() -> None:
+    assert is_url("http://node:30000")
+    assert not is_url("glm52")
+    assert url_target("http://node:30000", gpus=8, api_key_env=None).provenance.gpus == 8
+
+
+def test_other_rates_leave_the_workload_comparable_and_do_not_climb() -> None:
+    workload, overridden = change(load_workload("wafer-20k-1k"), changes(rates_rps=(2.4, 2.0)))
+    assert (workload.rates_rps, workload.climb, overridden) == ((2.0, 2.4), None, ())
+
+
+def test_fewer_requests_are_named() -> None:
+    workload, overridden = change(load_workload("wafer-20k-1k"), changes(requests=20))
+    assert (workload.requests, overridden) == (20, ("requests",))
+    workload, overridden = change(load_workload("wafer-20k-1k"), changes(duration_s=60.0))
+    assert (workload.requests_at(0.5), workload.requests_at(2.25), overridden) == (30, 135, ("duration_s",))
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("wafer-20k-1k", {"requests": 10, "duration_s": 10.0}),
+        ("wafer-20k-1k", {"requests": 1}),
+        ("wafer-20k-1k", {"rates_rps": (0.0, 1.0)}),
+        ("single-stream-10k-1.5k", {"rates_rps": (1.0,)}),
+    ],
+)
+def test_what_does_not_fit_the_workload_is_refused(name: str, given: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        change(load_workload(name), changes(**given))
