@@ -1,0 +1,78 @@
+"""What `deploy up` adds to a start: the same server command started by hand and polled, side by side in one run.
+
+    python tests/benchmarks/up_overhead.py [ROUNDS]
+
+By hand: the rendered command is executed, and `/health` polled every 0.1 s until it answers 200. `deploy up`: from the
+command's first moment to the line that says ready; the smoke test that follows is shown apart. The two alternate, so
+that whatever else the machine does meets both. Needs the environment of `cpu-tiny` (`make demo` builds it).
+"""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import httpx
+
+PORT = 21877
+SET = ["--set", f"server.port={PORT}"]
+DEPLOY = [sys.executable, "-m", "orchestrator"]
+
+
+def by_hand(run_dir: str) -> float:
+    """Seconds from starting the rendered command, as the run directory keeps it, to a 200 from /health."""
+    start = time.perf_counter()
+    nowhere = subprocess.DEVNULL
+    process = subprocess.Popen(["sh", f"{run_dir}/server.sh"], stdout=nowhere, stderr=nowhere, start_new_session=True)
+    try:
+        while not answers():
+            time.sleep(0.1)
+        return time.perf_counter() - start
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def answers() -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{PORT}/health", timeout=30, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def by_deploy() -> tuple[float, float, str]:
+    """Seconds to ready, seconds to proven, and the run directory."""
+    start, ready = time.perf_counter(), 0.0
+    with subprocess.Popen([*DEPLOY, "up", "--profile", "cpu-tiny", *SET], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("ready after"):
+                ready = time.perf_counter() - start
+    done = time.perf_counter() - start
+    [server] = json.loads(
+        subprocess.run([*DEPLOY, "status", "cpu-tiny", "--json"], capture_output=True, check=True).stdout
+    )
+    subprocess.run([*DEPLOY, "down", "cpu-tiny"], check=True, capture_output=True)
+    return ready, done, server["run_dir"]
+
+
+def main(rounds: int) -> None:
+    _, _, run_dir = by_deploy()  # builds what is missing, and warms the file cache for both
+    hand, ready, proven = [], [], []
+    for _ in range(rounds):
+        hand.append(by_hand(run_dir))
+        seconds, done, _ = by_deploy()
+        ready.append(seconds)
+        proven.append(done)
+    median = statistics.median
+    print(f"by hand, polled        {median(hand):6.2f} s   {[round(each, 1) for each in hand]}")
+    print(f"deploy up, to ready    {median(ready):6.2f} s   {[round(each, 1) for each in ready]}")
+    print(f"deploy up, to proven   {median(proven):6.2f} s")
+    print(f"ratio to ready         {median(ready) / median(hand):6.3f}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)

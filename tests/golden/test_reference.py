@@ -1,0 +1,108 @@
+"""The README's reference tables are generated from the code. `UPDATE_GOLDEN=1 pytest tests/golden` writes them anew."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+import typing
+from collections.abc import Callable, Iterator
+
+import pytest
+from pydantic import BaseModel
+
+from orchestrator import errors
+from orchestrator.catalog.patches import read_ledger
+from orchestrator.paths import data_root
+from orchestrator.profile import schema
+
+README = data_root() / "README.md"
+
+
+def table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def exit_codes() -> str:
+    """One row a class of failure."""
+    classes = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, errors.DeployError)]
+    rows = sorted({(each.exit_code, each.__name__, (each.__doc__ or "").partition("\n")[0]) for each in classes})
+    return table(("code", "class", "when"), ((str(code), f"`{name}`", text) for code, name, text in rows))
+
+
+def commands() -> str:
+    """One row a command, from its own help."""
+    return table(("command", "what it does"), _commands(()))
+
+
+def _commands(group: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    text = _help(group)
+    for name in re.findall(r"^  ([a-z]+)  ", text.partition("Commands:")[2], re.MULTILINE):
+        words = (*group, name)
+        page = _help(words)
+        if "Commands:" in page:
+            yield from _commands(words)
+        else:
+            usage = re.search(r"Usage: \S+ (.*?)\n\n", page, re.DOTALL)
+            summary = page.partition("\n\n")[2].partition("\n\n")[0]
+            assert usage
+            yield f"`deploy {' '.join(usage[1].split())}`", " ".join(summary.split())
+
+
+def _help(words: tuple[str, ...]) -> str:
+    argv = [sys.executable, "-m", "orchestrator", *words, "--help"]
+    return subprocess.run(argv, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"}).stdout
+
+
+def profile_keys() -> str:
+    """One row a key of a profile."""
+    return table(("key", "default", "meaning"), _keys(schema.Profile, ""))
+
+
+def _keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, ...]]:
+    for name, field in model.model_fields.items():
+        inner = _section(field.annotation)
+        if inner is not None:
+            yield from _keys(inner, f"{prefix}{name}.")
+            continue
+        default = "required" if field.is_required() else _default(field.default)
+        yield f"`{prefix}{name}`", default, field.description or ""
+
+
+def _default(value: object) -> str:
+    shown = value.value if isinstance(value, schema.Setting) else value
+    return "" if shown in (None, "", [], {}) else f"`{str(shown).lower() if isinstance(shown, bool) else shown}`"
+
+
+def _section(annotation: object) -> type[BaseModel] | None:
+    """The model of a section; a setting is a value, not a section."""
+    for part in (annotation, *typing.get_args(annotation)):
+        if isinstance(part, type) and issubclass(part, BaseModel) and not issubclass(part, schema.Setting):
+            return part
+    return None
+
+
+def patches() -> str:
+    """One row a patch of the ledger."""
+    rows = (
+        (f"`{patch.id}`", patch.apply.kind, patch.title, patch.applies.engine or "any", patch.upstream.reference)
+        for patch in read_ledger()
+    )
+    return table(("patch", "kind", "what it mends", "sglang", "upstream"), rows)
+
+
+SECTIONS = {"exit codes": exit_codes, "commands": commands, "profile keys": profile_keys, "patches": patches}
+
+
+@pytest.mark.parametrize("section", sorted(SECTIONS))
+def test_the_readme_says_what_the_code_does(section: str) -> None:
+    generate: Callable[[], str] = SECTIONS[section]
+    pattern = re.compile(rf"(<!-- {section} -->\n).*?(\n<!-- /{section} -->)", re.DOTALL)
+    text = README.read_text()
+    assert pattern.search(text), f"the README has no section between `<!-- {section} -->` marks"
+    expected = pattern.sub(lambda match: f"{match[1]}{generate()}{match[2]}", text)
+    if os.environ.get("UPDATE_GOLDEN"):
+        README.write_text(expected)
+        return
+    assert text == expected, "UPDATE_GOLDEN=1 pytest tests/golden writes the tables anew"
