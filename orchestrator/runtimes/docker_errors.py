@@ -14,8 +14,12 @@ from docker.errors import APIError, DockerException
 from orchestrator.artifacts import Artifacts, ContainerSpec
 from orchestrator.errors import DeployError, HostError, NameTakenError, StartError
 
-# runc names a limit by its number (setrlimit(2)).
-_LIMITS: Final = {getattr(resource, name): name for name in dir(resource) if name.startswith("RLIMIT_")}
+# runc names a limit by its number (setrlimit(2)). OFILE is BSD's name of NOFILE.
+_LIMITS: Final = {
+    getattr(resource, name): name.removeprefix("RLIMIT_").lower()
+    for name in dir(resource)
+    if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"
+}
 
 
 @contextmanager
@@ -65,7 +69,7 @@ def _device(match: re.Match[str], refusal: Refusal) -> DeployError:
 
 
 def _limit(match: re.Match[str], refusal: Refusal) -> DeployError:
-    name = _LIMITS.get(int(match["number"]), match["number"]).removeprefix("RLIMIT_").lower()
+    name = _LIMITS.get(int(match["number"]), match["number"])
     asked = next((f" to {limit.hard}" for limit in refusal.spec.needs.ulimits if limit.name == name), "")
     return HostError(
         f"the Docker daemon is not permitted to set the limit `{name}`{asked}",

@@ -80,6 +80,12 @@ def test_a_limit_is_named_with_what_was_asked_and_where() -> None:
     assert error.where == "profiles/hardware/b200.yaml: container.ulimits"
 
 
+@pytest.mark.parametrize(("number", "name"), [(3, "stack"), (7, "nofile"), (8, "memlock"), (99, "99")])
+def test_limits_are_numbered_as_linux_numbers_them(number: int, name: str) -> None:
+    error = told(f"{SHIM}error setting rlimit type {number}: operation not permitted")
+    assert error.message == f"the Docker daemon is not permitted to set the limit `{name}`"
+
+
 def test_words_that_are_not_known_are_shown_as_they_are() -> None:
     assert "something new" in told("something new").details
 

@@ -1,0 +1,214 @@
+"""What goes wrong in Docker, each with the real daemon: the cause is named, and nothing is left behind."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cpu_server import CpuServer
+from docker_server import DockerEngine
+
+from orchestrator.artifacts import Artifacts
+from orchestrator.errors import DeployError, HostError, NameTakenError, StartError
+from orchestrator.plan import ContainerNeeds, Ulimit
+from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.docker import DockerRuntime
+
+pytestmark = [pytest.mark.engine, pytest.mark.docker]
+
+SLEEP = ("sleep", "600")
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def containers(engine: DockerEngine, name: str) -> list[str]:
+    """The states of the containers of a server, running or not, as the docker command sees them."""
+    command = ["docker", "ps", "--all", "--filter", f"label=deploy.name={engine.name(name)}", "--format", "{{.State}}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+def needing(artifacts: Artifacts, **needs: object) -> Artifacts:
+    spec = artifacts.container
+    assert spec is not None
+    changed: ContainerNeeds = replace(spec.needs, **needs)  # type: ignore[arg-type]
+    return replace(artifacts, container=replace(spec, needs=changed))
+
+
+def refused(engine: DockerEngine, artifacts: Artifacts, kind: type[DeployError]) -> DeployError:
+    """Start what cannot be started; the error, once it is sure that no container stayed."""
+    with pytest.raises(kind) as caught:
+        engine.start("refused", artifacts)
+    assert containers(engine, "refused") == []
+    return caught.value
+
+
+def test_a_device_of_the_hardware_is_missing(docker_engine: DockerEngine) -> None:
+    artifacts = needing(docker_engine.artifacts(argv=SLEEP), devices=("/dev/no-such-gpu",))
+    assert refused(docker_engine, artifacts, HostError).message == "this host has no device `/dev/no-such-gpu`"
+
+
+def test_a_limit_may_not_be_raised(docker_engine: DockerEngine) -> None:
+    beyond = Ulimit(name="nofile", soft=2**31 - 1, hard=2**31 - 1)  # above the kernel's fs.nr_open, for root too
+    error = refused(docker_engine, needing(docker_engine.artifacts(argv=SLEEP), ulimits=(beyond,)), HostError)
+    assert error.message.startswith("the Docker daemon is not permitted to set the limit `nofile`")
+
+
+def test_a_port_is_taken_by_a_process(docker_engine: DockerEngine) -> None:
+    artifacts = docker_engine.artifacts(argv=SLEEP)
+    with socket.create_server(("127.0.0.1", artifacts.plan.server.port)):
+        error = refused(docker_engine, artifacts, HostError)
+    assert error.message.startswith(f"port {artifacts.plan.server.port} is taken by `")
+    assert f"pid {os.getpid()}" in error.message
+
+
+def test_a_port_is_taken_by_another_container(docker_engine: DockerEngine) -> None:
+    artifacts = docker_engine.artifacts(argv=SLEEP)
+    holder = docker_engine.start("holder", artifacts)
+    error = refused(docker_engine, artifacts, HostError)
+    assert f"is taken by container `deploy-{holder.handle.name}`" in error.message
+
+
+def test_a_checkpoint_is_not_there(docker_engine: DockerEngine) -> None:
+    artifacts = docker_engine.artifacts(argv=SLEEP)
+    spec = artifacts.container
+    assert spec is not None
+    moved = replace(spec, mounts=(replace(spec.mounts[0], source="/no/such/checkpoint"),))
+    error = refused(docker_engine, replace(artifacts, container=moved), HostError)
+    assert error.message == "`/no/such/checkpoint` does not exist on the Docker host"
+
+
+def test_the_image_is_not_there(docker_engine: DockerEngine) -> None:
+    artifacts = docker_engine.artifacts(argv=SLEEP)
+    spec = artifacts.container
+    assert spec is not None
+    missing = replace(artifacts, container=replace(spec, image="deploy/never-built:1"))
+    assert "deploy/never-built:1" in refused(docker_engine, missing, StartError).message
+
+
+def test_the_daemon_cannot_be_reached() -> None:
+    argv = [sys.executable, "-m", "orchestrator", "cache", "ls", "--host", "unix:///no/such.sock"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == HostError.exit_code
+    assert "error: the Docker daemon at `unix:///no/such.sock` does not answer" in done.stderr
+
+
+def test_two_starts_at_once_are_one_server(docker_engine: DockerEngine) -> None:
+    artifacts, ends = docker_engine.artifacts(argv=SLEEP), list[object]()
+
+    def start() -> None:
+        try:
+            ends.append(docker_engine.start("twice", artifacts))
+        except DeployError as error:
+            ends.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {type(end) for end in ends} == {CpuServer, NameTakenError}
+    assert containers(docker_engine, "twice") == ["running"]
+
+
+def test_a_container_is_removed_behind_our_back(docker_engine: DockerEngine) -> None:
+    server = docker_engine.start("removed", docker_engine.artifacts(argv=SLEEP))
+    subprocess.run(["docker", "rm", "--force", server.handle.identity], capture_output=True, check=True)
+    assert server.runtime.state(server.handle).status is Status.ABSENT
+    assert server.runtime.find(server.handle.name) == ()
+    assert list(server.runtime.logs(server.handle, follow=True)) == []
+    server.runtime.stop(server.handle, grace=1)
+
+
+def _start_and_hang(engine: DockerEngine, artifacts: Artifacts) -> None:
+    """Start up to the moment before the container runs."""
+    from docker.models.containers import Container
+
+    Container.start = lambda *_, **__: time.sleep(600)  # type: ignore[method-assign, assignment, misc]
+    engine.start("killed", artifacts)
+
+
+@pytest.fixture
+def killed_start(docker_engine: DockerEngine) -> Iterator[Artifacts]:
+    """A start whose process was killed between `create` and `start`."""
+    artifacts = docker_engine.artifacts(argv=SLEEP)
+    starter = multiprocessing.get_context("fork").Process(target=_start_and_hang, args=(docker_engine, artifacts))
+    name = docker_engine.name("killed")
+    starter.start()
+    wait_for(lambda: containers(docker_engine, "killed") == ["created"])
+    assert starter.pid is not None
+    with closing(DockerRuntime(docker_engine.home)) as runtime:
+        with pytest.raises(NameTakenError):  # it may yet finish what it has begun
+            runtime.start(artifacts, name=name, run_dir=Path("/tmp"), secrets={})
+        os.kill(starter.pid, signal.SIGKILL)
+        starter.join()
+        yield artifacts
+        for handle in runtime.find(name):
+            runtime.stop(handle, grace=0)
+
+
+def test_the_next_start_replaces_one_that_was_killed(docker_engine: DockerEngine, killed_start: Artifacts) -> None:
+    docker_engine.start("killed", killed_start)
+    assert containers(docker_engine, "killed") == ["running"]
+
+
+@pytest.mark.usefixtures("killed_start")
+def test_a_start_that_was_killed_is_shown_and_can_be_taken_down(docker_engine: DockerEngine) -> None:
+    with closing(DockerRuntime(docker_engine.home)) as runtime:
+        (handle,) = runtime.find(docker_engine.name("killed"))
+        state = runtime.state(handle)
+        assert (state.status, state.exit_code, state.detail) == (Status.EXITED, None, "created and never started")
+        runtime.stop(handle, grace=1)
+    assert containers(docker_engine, "killed") == []
+
+
+def test_a_server_that_does_not_end_is_killed_after_its_grace(docker_engine: DockerEngine) -> None:
+    deaf = ("sh", "-c", "trap '' TERM; while true; do sleep 0.1; done")
+    server = docker_engine.start("deaf", docker_engine.artifacts(argv=deaf))
+    server.runtime.stop(server.handle, grace=1)
+    assert containers(docker_engine, "deaf") == []
+
+
+def test_a_stop_by_hand_is_not_a_failure(docker_engine: DockerEngine) -> None:
+    server = docker_engine.start("by-hand", docker_engine.artifacts(argv=SLEEP))
+    subprocess.run(["docker", "stop", "--time", "0", server.handle.identity], capture_output=True, check=True)
+    state = server.runtime.state(server.handle)
+    assert (state.status, state.exit_code, state.restarts) == (Status.EXITED, 143, 0)
+    assert state.detail.startswith("stopped by a command")
+
+
+def test_a_server_that_exits_while_loading_is_started_again_up_to_the_limit(docker_engine: DockerEngine) -> None:
+    artifacts = docker_engine.artifacts()
+    argv = (*artifacts.command.argv, "--no-such-option")
+    server = docker_engine.start("bad-flag", replace(artifacts, command=replace(artifacts.command, argv=argv)))
+    lines = list(server.runtime.logs(server.handle, follow=True))
+    assert sum("unrecognized arguments: --no-such-option" in line for line in lines) == 4
+    state = server.runtime.state(server.handle)
+    assert (state.status, state.exit_code, state.restarts) == (Status.EXITED, 2, 3)
+    assert state.detail == "the restart limit is reached (restarted 3 of 3 times), last exit code 2"
+
+
+def test_a_server_whose_scheduler_is_killed_serves_again(docker_engine: DockerEngine) -> None:
+    server = docker_engine.start("crash", docker_engine.artifacts())
+    server.wait_until_ready()
+    listed = ["docker", "top", server.handle.identity, "-eo", "pid,args"]
+    processes = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
+    (scheduler,) = [line.split()[0] for line in processes if "sglang::scheduler" in line]
+    os.kill(int(scheduler), signal.SIGKILL)
+    wait_for(lambda: server.runtime.state(server.handle).restarts == 1)
+    server.wait_until_ready()
+    assert server.complete().status_code == 200
+    assert server.runtime.state(server.handle).detail == "restarted 1 of 3 times"
