@@ -166,7 +166,7 @@ def _follow(
 def step_in(line: str) -> str | None:
     """The build step that a line of the log begins, `[3/4] RUN …`, else None."""
     step = _STEP.match(line)
-    return f"[{step['at'] or step['step']}] {step['what']}" if step else None
+    return f"[{step['at'] or step['step']}] {' '.join(step['what'].split())}" if step else None
 
 
 _FITS: Final = "`deploy patches check --image BASE` shows every patch; a newer engine may hold the fix"
