@@ -67,7 +67,10 @@ def ensure_image(docker: Docker, engine: Engine, context: BuildContext, options:
             hint="pin it (`image_digest` in the engine's file), or build on the new one with `--no-cache`",
         )
     if fresh:
+        replaced = image_id(docker, options.tag)
         _build(docker, context, options, base=base)
+        if replaced is not None:
+            docker.run("image", "rm", replaced)  # docker refuses while a container or another name holds it
     return Built(
         tag=options.tag,
         image_id=image_id(docker, options.tag) or "",

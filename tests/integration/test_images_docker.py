@@ -106,12 +106,14 @@ def test_an_unchanged_build_is_no_build(image: str, base: str, tmp_path: Path) -
 
 def test_the_classic_builder_makes_the_same_image(docker: Docker, base: str, image: str) -> None:
     classic = dataclasses.replace(docker, builder="classic")
+    replaced = docker.run("image", "inspect", "--format", "{{.Id}}", image).stdout.strip()
     plan = on_base(load("mi355x-tp8").plan, base)
 
     built = build_image(classic, plan, no_cache=True)
 
     assert (built.built, built.tag, built.builder) == (True, image, "classic")
     assert built.receipt == read_receipt(docker, image)
+    assert not docker.run("image", "inspect", replaced).ok, "the image it replaced lies about without a name"
 
 
 def test_newer_sources_under_the_old_version_hold_the_fix(docker: Docker) -> None:
