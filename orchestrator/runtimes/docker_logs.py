@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -69,6 +68,5 @@ def _runs_again(container: Container, run: str) -> bool:
 
 
 def _lines(container: Container, *, follow: bool, since: float | None) -> Iterator[str]:
-    with closing(container.logs(stream=True, follow=follow, since=since)) as stream:
-        for line in split_lines(stream):
-            yield line.decode(errors="replace")
+    for line in split_lines(container.logs(stream=True, follow=follow, since=since)):
+        yield line.decode(errors="replace")
