@@ -16,9 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.artifacts import ContextFile
-from orchestrator.errors import HostError, NameTakenError
+from orchestrator.errors import BenchError, HostError, NameTakenError
+from orchestrator.files import write_whole
 from orchestrator.paths import Home
 from orchestrator.plan import Plan
+from orchestrator.results import RESULT_FILE, Result, from_json
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,7 @@ def write_files(folder: Path, files: Iterable[ContextFile]) -> None:
     """Write files below `folder`, each by a rename. Raises HostError where the disk does not take them."""
     try:
         for file in files:
-            target = folder / file.path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            beside = target.with_name(f".{target.name}.{os.getpid()}")
-            try:
-                beside.write_bytes(file.content)
-                beside.chmod(0o755 if file.executable else 0o644)
-                beside.replace(target)
-            finally:
-                beside.unlink(missing_ok=True)
+            write_whole(folder / file.path, file.content, mode=0o755 if file.executable else 0o644)
     except OSError as error:
         raise HostError(
             f"cannot write below `{folder}`: {error.strerror}", hint="free disk space, or set DEPLOY_HOME"
@@ -125,3 +119,13 @@ def read_plan(run: RunDir | None) -> Plan | None:
         return Plan.from_json((run.path / "plan.json").read_bytes())
     except (OSError, ValueError):
         return None
+
+
+def load_result(path: Path) -> Result:
+    """A measurement, from its file or the directory that holds it. Raises BenchError for one that cannot be read."""
+    file = path / RESULT_FILE if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"cannot read the result: {error.strerror}", where=str(file)) from error
+    return from_json(text, where=str(file))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from orchestrator.bench.result import ServerCounts
+from orchestrator.results import ServerCounts
 
 _LINE: Final = re.compile(r"^(sglang:\w+)(?:\{([^}]*)\})?\s+(\S+)$", re.MULTILINE)
 _OTHER_RANK: Final = re.compile(r'\btp_rank="(?!0")')

@@ -13,7 +13,7 @@ from typing import Final
 
 from orchestrator.bench.answer import Answer
 from orchestrator.bench.connection import Connections
-from orchestrator.bench.result import Ending
+from orchestrator.results import Ending
 
 Request = tuple[bytes, ...]
 

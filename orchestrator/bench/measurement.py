@@ -15,7 +15,12 @@ from orchestrator.bench.endpoint import check_fits, probe
 from orchestrator.bench.marks import marks
 from orchestrator.bench.point import Setting, run_closed, run_open, warm_up
 from orchestrator.bench.power import Reader
-from orchestrator.bench.result import (
+from orchestrator.bench.steady import knee
+from orchestrator.bench.workload import Workload
+from orchestrator.errors import BenchError, UsageError
+from orchestrator.files import write_whole
+from orchestrator.results import (
+    RESULT_FILE,
     SCHEMA,
     Ending,
     EndpointFacts,
@@ -24,12 +29,8 @@ from orchestrator.bench.result import (
     Provenance,
     Result,
     Run,
-    save,
-    write_whole,
+    to_json,
 )
-from orchestrator.bench.steady import knee
-from orchestrator.bench.workload import Workload
-from orchestrator.errors import BenchError, UsageError
 from orchestrator.secret import Secret
 
 
@@ -199,7 +200,7 @@ async def _points(setting: Setting, kept: tuple[Point, ...]) -> AsyncIterator[tu
 
 def _write(result: Result, directory: Path) -> None:
     try:
-        save(result, directory)
+        write_whole(directory / RESULT_FILE, to_json(result))
     except OSError as error:
         raise UnwrittenError(result, error) from error
 

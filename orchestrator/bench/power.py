@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.bench.result import Energy
+from orchestrator.results import Energy
 from orchestrator.shell import ProgramMissingError, Result, run
 
 _AMD_SMI: Final = ("amd-smi", "metric", "--energy", "--json")

@@ -20,8 +20,8 @@ from statistics import median
 from typing import Final
 
 from orchestrator.bench.drive import Sample
-from orchestrator.bench.result import Point
 from orchestrator.bench.workload import Limits
+from orchestrator.results import Point
 
 REALISED_AT_LEAST: Final = 0.97
 GROWTH_AT_MOST: Final = 0.03

@@ -39,12 +39,12 @@ def bench(
     from contextlib import ExitStack
 
     from orchestrator.bench.measurement import UnwrittenError
-    from orchestrator.bench.result import Ending, to_json
     from orchestrator.bench.show import result_text
     from orchestrator.deploy.bench import Changes, Sitting, is_url, server_target, url_target
     from orchestrator.deploy.bench import bench as run_bench
     from orchestrator.deploy.servers import fleet
     from orchestrator.paths import Home
+    from orchestrator.results import Ending, to_json
 
     _check(api, arrivals)
     changes = Changes(rates_rps=_rates(rates), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed)

@@ -1,12 +1,14 @@
 """`deploy up`, `status`, `logs`, `smoke`, `down`: the life of a server."""
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
 from orchestrator.cli.options import HostOption, Json, NameArgument, ProfileOption, SetOption
 from orchestrator.console import note, out, out_json, say
 from orchestrator.errors import UsageError
+
+StrictKernels: TypeAlias = Annotated[bool, typer.Option("--strict-kernels", help="an untuned MoE kernel is a failure")]
 
 
 def register(app: typer.Typer) -> None:
@@ -22,9 +24,7 @@ def up(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be started, and stop")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="stop a server of that name first")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="leave a server that failed, to look at it")] = False,
-    strict_kernels: Annotated[
-        bool, typer.Option("--strict-kernels", help="an untuned MoE kernel is a failure")
-    ] = False,
+    strict_kernels: StrictKernels = False,
     timeout: Annotated[float | None, typer.Option(help="seconds; default: as long as the start moves on")] = None,
     host: HostOption = None,
     set_: SetOption = None,
@@ -124,14 +124,16 @@ def logs(
             out(redact(line))
 
 
-def smoke(name: NameArgument, *, host: HostOption = None, json: Json = False) -> None:
+def smoke(
+    name: NameArgument, *, strict_kernels: StrictKernels = False, host: HostOption = None, json: Json = False
+) -> None:
     """Prove a running server: features that are silently absent turn a check red."""
     from orchestrator.deploy.proof import prove_again
     from orchestrator.deploy.servers import fleet
     from orchestrator.paths import Home
 
     with fleet(Home.from_environment(), host) as servers:
-        report = prove_again(servers, name)
+        report = prove_again(servers, name, strict_kernels=strict_kernels)
     if json:
         out_json(report.to_dict())
     else:

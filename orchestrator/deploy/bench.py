@@ -9,14 +9,14 @@ from pathlib import Path
 from orchestrator.bench.connection import Address
 from orchestrator.bench.measurement import Order, measure
 from orchestrator.bench.power import Reader, read_energy
-from orchestrator.bench.result import RESULT_FILE, Price, Provenance, Result, load
 from orchestrator.bench.workload import Workload, load_workload
 from orchestrator.deploy.servers import Fleet, api_key
 from orchestrator.errors import UsageError
 from orchestrator.kernels.coverage import applies_to
 from orchestrator.kernels.gate import gate
+from orchestrator.results import RESULT_FILE, Price, Provenance, Result
 from orchestrator.secret import Secret
-from orchestrator.state import RunDir, read_plan
+from orchestrator.state import RunDir, load_result, read_plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ def change(workload: Workload, changes: Changes) -> tuple[Workload, tuple[str, .
 
 
 def _earlier(directory: Path, *, resume: bool) -> Result | None:
-    there = load(directory) if (directory / RESULT_FILE).exists() else None
+    there = load_result(directory) if (directory / RESULT_FILE).exists() else None
     if there is not None and there.points and not resume:
         raise UsageError("there is a result already", where=str(directory), hint="continue it with --resume")
     if there is None and resume:

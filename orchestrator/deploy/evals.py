@@ -5,12 +5,12 @@ from pathlib import Path
 
 import httpx
 
-from orchestrator.bench.result import write_whole
 from orchestrator.deploy.bench import Target
 from orchestrator.errors import BenchError
 from orchestrator.evals.harness import Order, evaluate, harness_directory
 from orchestrator.evals.outcome import file_name, load, to_json
 from orchestrator.evals.suites import find_suite
+from orchestrator.files import write_whole
 from orchestrator.report.published import Published, PublishedEval, load_all, of_kind
 from orchestrator.scores import Judgement, Outcome, judge, judge_independent
 

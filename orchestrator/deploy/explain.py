@@ -7,7 +7,6 @@ from orchestrator.catalog.profiles import Loaded
 from orchestrator.console import table
 from orchestrator.profile.document import Data, KeyPath
 
-
 _WIDEST = 64  # characters of a value in the table
 
 

@@ -23,8 +23,8 @@ from orchestrator.render.container import overlay_path
 IMAGES = data_root() / "images"
 
 
-def prepare(artifacts: Artifacts, home: Home, inputs: Mapping[str, bytes] | None = None) -> Artifacts:
-    """Make everything a start needs, while whatever runs goes on running.
+def prepare(artifacts: Artifacts, home: Home, *, host: str | None, inputs: Mapping[str, bytes]) -> Artifacts:
+    """Make everything a start needs, while whatever runs goes on running; the image on `host`, if that is a far one.
 
     Raises BuildError or WeightsError. The artifacts come back with the interpreter they will really use.
     """
@@ -32,10 +32,10 @@ def prepare(artifacts: Artifacts, home: Home, inputs: Mapping[str, bytes] | None
     if plan.runtime == "process":
         argv = (interpreter(plan, home), *artifacts.command.argv[1:])
         artifacts = replace(artifacts, command=replace(artifacts.command, argv=argv))
-    _checkpoint(plan, home)
+    _checkpoint(plan, home, host)
     receipt = None
     if plan.runtime == "docker":
-        built = build_image(find_docker(), plan, inputs=inputs)
+        built = build_image(find_docker(host), plan, inputs=inputs)
         note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")
         receipt = built.receipt
     _overlay(plan, home, receipt)
@@ -65,8 +65,11 @@ def interpreter(plan: Plan, home: Home) -> str:
     return str(made.python)
 
 
-def _checkpoint(plan: Plan, home: Home) -> None:
-    """The checkpoint is there and whole."""
+def _checkpoint(plan: Plan, home: Home, host: str | None) -> None:
+    """The checkpoint is there and whole, as far as it is on this machine."""
+    if host is not None:
+        warn(f"the checkpoint on {host} is not looked at", hint="`deploy stage` on that machine verifies it")
+        return
     directory = checkpoint_directory(plan.model, home)
     if plan.model.source.kind == "generated":
         python = Path(interpreter(plan, home))

@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 
 from orchestrator import health, smoke
+from orchestrator.deploy.gate import kernel_gate
 from orchestrator.deploy.servers import Fleet, api_key
 from orchestrator.diagnose import diagnose
 from orchestrator.errors import StartError
@@ -63,10 +64,10 @@ def key_of(handle: Handle) -> Secret | None:
     return api_key(plan.server.api_key_env) if plan else None
 
 
-def prove_again(servers: Fleet, name: str) -> SmokeReport:
-    """The smoke test of a server that is up, by the plan it was started with.
+def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeReport:
+    """The smoke test of a server that is up, by the plan it was started with, and another look at its kernels.
 
-    Raises StartError where this machine does not know that plan.
+    Raises StartError where this machine does not know that plan, KernelsError on a miss where `strict_kernels`.
     """
     handle = servers.one(name)
     runtime, run = servers.runtime(handle), RunDir(Path(handle.run_dir))
@@ -77,6 +78,7 @@ def prove_again(servers: Fleet, name: str) -> SmokeReport:
         )
     report = prove(handle, runtime, plan=plan, key=api_key(plan.server.api_key_env))
     run.save("smoke.json", report.to_dict())
+    kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=strict_kernels)
     return report
 
 

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.bench.result import RESULT_FILE, load, write_whole
 from orchestrator.errors import UsageError
 from orchestrator.evals.outcome import load as load_outcome
+from orchestrator.files import write_whole
 from orchestrator.report.document import Report, build
 from orchestrator.report.prices import PriceBook, parse_prices
 from orchestrator.report.published import Prices, load_all, load_published, of_kind
 from orchestrator.report.render import to_html, to_json, to_markdown
+from orchestrator.results import RESULT_FILE
 from orchestrator.scores import Outcome
+from orchestrator.state import load_result
 
 
 def find_results(paths: Sequence[Path]) -> tuple[Path, ...]:
@@ -42,7 +44,7 @@ def make_report(
     evals: tuple[tuple[Outcome | None, Outcome], ...] = (),
 ) -> Report:
     """Read the results and set them beside the published figures of that name."""
-    measured = tuple(load(path) for path in results)
+    measured = tuple(load_result(path) for path in results)
     return build(
         measured,
         published=load_published(published),

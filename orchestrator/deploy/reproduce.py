@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.bench.result import RESULT_FILE, write_whole
 from orchestrator.bench.workload import Workload, load_workload
 from orchestrator.console import say
 from orchestrator.errors import DeployError, UsageError
+from orchestrator.files import write_whole
 from orchestrator.report.published import Published, ReproduceRun
+from orchestrator.results import RESULT_FILE
 
 STATE_FILE: Final = "reproduce.json"
 STAGES: Final = ("preflight", "stage", "build", "up", "smoke", "bench", "report", "down")

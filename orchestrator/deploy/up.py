@@ -71,7 +71,7 @@ def up(order: Order, home: Home) -> Up:
     with fleet(home, order.host) as servers, claim(home, name):
         if (running := _already_up(servers, name, plan=plan, order=order)) is not None:
             return running
-        artifacts = prepare(render_artifacts(plan, inputs), home, inputs)
+        artifacts = prepare(render_artifacts(plan, inputs), home, host=order.host, inputs=inputs)
         way_back = _make_room(servers, name)
         try:
             require_machine(plan, home, host=order.host)

@@ -8,9 +8,9 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from orchestrator.bench.result import Point, Result
 from orchestrator.report.prices import PriceBook, usd_per_million_tokens
 from orchestrator.report.published import Published, PublishedRate
+from orchestrator.results import Point, Result
 
 
 class Verdict(StrEnum):

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from orchestrator.bench.result import Result
 from orchestrator.errors import UsageError
 from orchestrator.report.compare import Comparison, compare
 from orchestrator.report.prices import PriceBook, usd_per_million_tokens
 from orchestrator.report.published import Prices, Published, PublishedEval, PublishedLayout, Reference, of_kind
+from orchestrator.results import Result
 from orchestrator.scores import Judgement, Outcome, judge, judge_independent
 
 

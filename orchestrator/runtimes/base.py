@@ -1,4 +1,4 @@
-"""What a runtime is: five verbs over the one thing it starts, and a close. The registry stands in `orchestrator.runtimes`."""
+"""What a runtime is: five verbs over the one thing it starts. The registry stands in `orchestrator.runtimes`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -39,9 +39,8 @@ def main(rounds: int) -> None:
     medians = {name: statistics.median(seconds) for name, seconds in taken.items()}
     python, bare = medians["python -c pass"], medians["bare typer + pydantic, run"]
     for name, seconds in medians.items():
-        print(
-            f"{name:30} {seconds * 1000:7.0f} ms  {seconds / python:5.1f} x python  {seconds / bare:5.2f} x bare program"
-        )
+        ratios = f"{seconds / python:5.1f} x python  {seconds / bare:5.2f} x bare program"
+        print(f"{name:30} {seconds * 1000:7.0f} ms  {ratios}")
 
 
 if __name__ == "__main__":

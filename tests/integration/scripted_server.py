@@ -8,6 +8,7 @@ import asyncio
 import json
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,11 +54,12 @@ class Script:
 class ScriptedServer:
     """Serves a script on a free port of the loopback interface, on a thread of its own."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, *, tls: ssl.SSLContext | None = None) -> None:
         self.script = script
+        self._tls = tls
         self._loop = asyncio.new_event_loop()
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._socket.getsockname()[1]}"
         self._busy = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -73,7 +75,7 @@ class ScriptedServer:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._server = self._loop.run_until_complete(
-            asyncio.start_server(self._connection, sock=self._socket, limit=1 << 24)
+            asyncio.start_server(self._connection, sock=self._socket, limit=1 << 24, ssl=self._tls)
         )
         self._loop.run_forever()
         self._server.close()
@@ -220,9 +222,9 @@ async def _send(writer: asyncio.StreamWriter, text: str, *, split_s: float = 0.0
 
 
 @contextmanager
-def scripted(script: Script) -> Iterator[ScriptedServer]:
+def scripted(script: Script, *, tls: ssl.SSLContext | None = None) -> Iterator[ScriptedServer]:
     """A scripted server for the length of a test."""
-    server = ScriptedServer(script)
+    server = ScriptedServer(script, tls=tls)
     server.start()
     try:
         yield server

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -13,10 +14,11 @@ import pytest
 from scripted_server import Answer, Script, ScriptedServer, scripted
 
 from orchestrator.bench.measurement import Order, UnwrittenError, measure
-from orchestrator.bench.result import Ending, MarkKind, Point, Provenance, Result, Spread, load
 from orchestrator.bench.workload import Workload, load_workload
 from orchestrator.errors import BenchError, UsageError
+from orchestrator.results import Ending, MarkKind, Point, Provenance, Result, Spread
 from orchestrator.secret import Secret
+from orchestrator.state import load_result
 
 TOKENS = 6
 WORKLOAD = load_workload("smoke-tiny").model_copy(
@@ -219,7 +221,7 @@ def test_a_server_that_dies_ends_the_run_with_what_was_measured_and_resume_goes_
     assert result.ending is Ending.ENDPOINT_DIED
     assert [point.ending for point in result.points] == [Ending.COMPLETE, Ending.ENDPOINT_DIED]
     assert result.points[1].requests < 30
-    assert load(tmp_path) == result
+    assert load_result(tmp_path) == result
     with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
         again = order(server, tmp_path, workload=workload)
         earlier = replace(result, run=replace(result.run, endpoint=replace(result.run.endpoint, url=server.url)))
@@ -262,6 +264,32 @@ def test_the_key_is_sent_and_written_nowhere(tmp_path: Path) -> None:
     assert "never-to-be-stored" not in written  # the server's own key, which /server_info shows in clear
 
 
+def test_one_request_at_a_time(tmp_path: Path) -> None:
+    """0.3 s to the first token and 0.1 s for each of five others: 6 tokens in 0.8 s."""
+    workload = load_workload("single-stream-10k-1.5k").model_copy(update={"output_tokens": TOKENS, "requests": 4})
+    result = bench(Script(answer=lambda _: Answer(ttft_s=0.3, itl_s=0.1)), tmp_path, workload=workload)
+    point = only(result)
+    assert (point.label, point.concurrency, point.offered_rps, point.sustained) == ("closed-1", 1, None, None)
+    assert ttft(point).max == pytest.approx(0.3, rel=0.02)
+    assert point.full_run is not None
+    assert point.full_run.output_tok_per_s == pytest.approx(6 / 0.8, rel=0.02)
+    assert result.marks == ()
+
+
+def test_an_endpoint_behind_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days=1", "-subj=/CN=127.0.0.1"]
+    made += ["-addext=subjectAltName=IP:127.0.0.1", f"-out={certificate}", f"-keyout={key}"]
+    subprocess.run(made, check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    with scripted(Script(answer=lambda _: Answer(cached_tokens=300)), tls=tls) as server:
+        result = measure(order(server, tmp_path / "out"), lambda _text, _far: None)
+    assert result.run.endpoint.url.startswith("https://")
+    assert result.marks == ()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_keeps_and_reports_what_is_finished(tmp_path: Path, number: signal.Signals) -> None:
     workload, kept_in = tmp_path / "two-rates.yaml", tmp_path / "out"
@@ -281,4 +309,4 @@ def test_an_interrupted_run_keeps_and_reports_what_is_finished(tmp_path: Path, n
     assert "Traceback" not in err
     assert "--resume" in err
     assert "NOT COMPARABLE (incomplete at 11)" in out
-    assert [point.ending for point in load(kept_in).points] == [Ending.COMPLETE, Ending.INTERRUPTED]
+    assert [point.ending for point in load_result(kept_in).points] == [Ending.COMPLETE, Ending.INTERRUPTED]

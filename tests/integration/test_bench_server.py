@@ -11,9 +11,10 @@ from cpu_server import CpuServer
 
 from orchestrator.bench.counters import histogram_bucket
 from orchestrator.bench.measurement import Order, measure
-from orchestrator.bench.result import Latency, MarkKind, Point, Provenance, load
 from orchestrator.bench.workload import Workload, load_workload
 from orchestrator.environments import Environment
+from orchestrator.results import Latency, MarkKind, Point, Provenance
+from orchestrator.state import load_result
 
 pytestmark = pytest.mark.engine
 
@@ -40,7 +41,7 @@ def bench(server: CpuServer, directory: Path, *, workload: Workload = WORKLOAD, 
     )
     result = measure(order, lambda _text, _far: None)
     assert {mark.kind for mark in result.marks} <= {MarkKind.CLIENT_LAGGED}  # two cores, and the server is on them
-    assert load(directory) == result
+    assert load_result(directory) == result
     return result.points[0]
 
 

@@ -8,10 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from measured_samples import b200, marked, single_stream, tp4dp2, tp8
+from measured_samples import b200, marked, save, single_stream, tp4dp2, tp8
 
-from orchestrator.bench.result import MarkKind, Result, save
 from orchestrator.deploy.report import find_results, make_report, write_report
+from orchestrator.results import MarkKind, Result
 
 pytestmark = pytest.mark.browser
 

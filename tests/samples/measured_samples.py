@@ -1,8 +1,11 @@
 """Made-up results for the tests of reports: the shape of a real run, figures near the published ones."""
 
 from dataclasses import replace
+from pathlib import Path
 
-from orchestrator.bench.result import (
+from orchestrator.files import write_whole
+from orchestrator.results import (
+    RESULT_FILE,
     Cache,
     Ending,
     EndpointFacts,
@@ -18,6 +21,7 @@ from orchestrator.bench.result import (
     ServerCounts,
     Spread,
     Throughput,
+    to_json,
 )
 
 DP2 = {
@@ -151,3 +155,8 @@ def single_stream() -> Result:
 def marked(result: Result, *kinds: MarkKind) -> Result:
     """The same result with marks that forbid a comparison."""
     return replace(result, marks=tuple(Mark(kind=kind, detail="as the server's own log says") for kind in kinds))
+
+
+def save(result: Result, directory: Path) -> Path:
+    """Write a result as `deploy bench` does."""
+    return write_whole(directory / RESULT_FILE, to_json(result))

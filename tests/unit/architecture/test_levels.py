@@ -13,7 +13,7 @@ LEVELS = {
     0: ("errors", "secret", "nearest"),
     1: ("profile", "plan", "artifacts", "patches", "kernels", "results", "scores"),
     2: ("planner", "render"),
-    3: ("runtimes.base", "shell", "paths", "console"),
+    3: ("runtimes.base", "shell", "paths", "files", "console"),
     4: (
         "catalog", "host", "checkpoint", "images", "environments", "runtimes", "health", "smoke", "bench", "diagnose",
         "state", "tuning", "report", "evals",
@@ -21,7 +21,19 @@ LEVELS = {
     5: ("deploy",),
     6: ("cli", "__main__"),
 }  # fmt: skip
-PURE = ("profile", "plan", "artifacts", "patches", "kernels", "planner", "render", "errors", "nearest")
+PURE = (
+    "profile",
+    "plan",
+    "artifacts",
+    "results",
+    "scores",
+    "patches",
+    "kernels",
+    "planner",
+    "render",
+    "errors",
+    "nearest",
+)
 IMPURE_IMPORTS = {"os", "subprocess", "socket", "time", "httpx", "docker", "datetime", "random", "tempfile", "shutil"}
 
 

@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from measured_samples import save
 
-from orchestrator.bench.result import (
+from orchestrator.bench.show import result_text
+from orchestrator.errors import BenchError
+from orchestrator.results import (
     SCHEMA,
     Ending,
     EndpointFacts,
@@ -17,12 +20,9 @@ from orchestrator.bench.result import (
     Result,
     Run,
     from_json,
-    load,
-    save,
     to_json,
 )
-from orchestrator.bench.show import result_text
-from orchestrator.errors import BenchError
+from orchestrator.state import load_result
 
 POINT = Point(
     label="2",
@@ -61,8 +61,8 @@ RESULT = Result(
 
 
 def test_written_and_read_again_it_is_the_same(tmp_path: Path) -> None:
-    assert load(save(RESULT, tmp_path)) == RESULT
-    assert load(tmp_path) == RESULT
+    assert load_result(save(RESULT, tmp_path)) == RESULT
+    assert load_result(tmp_path) == RESULT
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 

@@ -8,13 +8,13 @@ from html.parser import HTMLParser
 import pytest
 from measured_samples import b200, marked, single_stream, tp4dp2, tp8
 
-from orchestrator.bench.result import MarkKind, Result
 from orchestrator.report.charts import line_charts
 from orchestrator.report.document import Report, build
 from orchestrator.report.prices import PriceBook
 from orchestrator.report.published import Prices, load_all, load_published, of_kind
 from orchestrator.report.render import seconds, share, to_html, to_json, to_markdown
 from orchestrator.report.show import comparison_text
+from orchestrator.results import MarkKind, Result
 from orchestrator.scores import Item, Outcome
 
 

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from measured_samples import marked, single_stream, tp4dp2, tp8
+from measured_samples import marked, save, single_stream, tp4dp2, tp8
 
-from orchestrator.bench.result import MarkKind, save
 from orchestrator.cli.report import compare, report
 from orchestrator.cli.reproduce import reproduce
 from orchestrator.errors import BenchError, UsageError
 from orchestrator.evals.outcome import to_json
+from orchestrator.results import MarkKind
 from orchestrator.scores import Item, Outcome
 
 

@@ -4,10 +4,8 @@ Every figure carries its unit in its name: `_s` seconds, `_rps` requests per sec
 `_share` a part of 1. What could not be measured is absent (None), never zero.
 """
 
-import os
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -266,33 +264,3 @@ def from_json(text: str, *, where: str) -> Result:
     except ValidationError as error:
         problems = [Problem(e["msg"].lower(), ".".join(str(part) for part in e["loc"])) for e in error.errors()[:10]]
         raise BenchError("not a result of `deploy bench`, or a damaged one", where=where, problems=problems) from error
-
-
-def load(path: Path) -> Result:
-    """Read `path`, a result file or a directory that holds one."""
-    file = path / RESULT_FILE if path.is_dir() else path
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BenchError(f"cannot read the result: {error.strerror}", where=str(file)) from error
-    return from_json(text, where=str(file))
-
-
-def save(result: Result, directory: Path) -> Path:
-    """Write `result.json` into `directory`, whole or not at all. Raises OSError."""
-    return write_whole(directory / RESULT_FILE, to_json(result))
-
-
-def write_whole(path: Path, text: str) -> Path:
-    """Write `text` to `path` through a temporary file beside it, so that a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
