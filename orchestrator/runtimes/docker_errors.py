@@ -124,7 +124,9 @@ def _gpus(_: re.Match[str], refusal: Refusal) -> DeployError:
 
 def _capabilities(_: re.Match[str], refusal: Refusal) -> DeployError:
     asked = ", ".join(refusal.spec.needs.cap_add)
-    return HostError(f"the Docker daemon is not permitted to grant {asked}", where=f"{refusal.hardware}: cap_add")
+    return HostError(
+        f"the Docker daemon is not permitted to grant {asked}", where=f"{refusal.hardware}: container.cap_add"
+    )
 
 
 def _disk(_: re.Match[str], refusal: Refusal) -> DeployError:
