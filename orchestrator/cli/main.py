@@ -46,7 +46,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
-        app()
+        app(prog_name="deploy")
     except DeployError as error:
         show_error(error)
         sys.exit(error.exit_code)

@@ -45,7 +45,7 @@ def run(
 def _carry_out(probe: Probe, *, shown: Progress, clock: Callable[[], float]) -> Iterator[Check]:
     silent = ""
     for number, (name, check) in enumerate(CHECKS, start=1):
-        shown.update(f"smoke {number}/{len(CHECKS)}: {name}")
+        shown.update("smoke test", transient=f"{number}/{len(CHECKS)}: {name}")
         begun = clock()
         finding, silent = (failed(f"not tried: {silent}"), silent) if silent else _try(name, check, probe)
         yield _done(name, finding, target=probe.target, seconds=clock() - begun)

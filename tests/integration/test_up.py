@@ -108,7 +108,7 @@ def test_keep_leaves_a_failed_server_to_be_looked_at(deploy: CommandLine) -> Non
     is_clean(deploy, "kept", port)
 
 
-@pytest.mark.parametrize("stage", ["started `", "connecting ranks", "smoke 4/"])
+@pytest.mark.parametrize("stage", ["started `", "connecting ranks", "smoke test"])
 def test_ctrl_c_at_every_stage(deploy: CommandLine, stage: str) -> None:
     port = free_port()
     with deploy.running(*up("stopped", port)) as command:
