@@ -3,7 +3,7 @@
 It has the same paths (`/sgl-workspace/sglang/python/sglang`, a git repository; `/sgl-workspace/aiter`), the real
 sources of a sglang wheel in their place, and Debian's Python, git and shell. What sglang imports besides is not in it:
 mount the site-packages of the CPU engine read-only at `ENGINE_PACKAGES`, and the container serves real sglang from
-those sources.
+those sources. `engine_image` has those packages inside, and is complete.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import os
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 ENGINE_PACKAGES = "/opt/engine/site-packages"
@@ -35,6 +35,7 @@ _SEED = (
     "ca-certificates",
 )
 _LEFT_OUT = ("/usr/share/doc/", "/usr/share/man/", "/usr/share/locale/", "/usr/share/perl", "/usr/share/git-core/")
+_UNUSED = ("sglang", "pip", "torch/include", "torch/bin", "torch/share")
 
 # Debian's Python reads .pth files here: the image's own sources come first, then the mounted packages with their .pth.
 _PATHS = f"/sgl-workspace/sglang/python\n/sgl-workspace/aiter\nimport site; site.addsitedir('{ENGINE_PACKAGES}')\n"
@@ -49,12 +50,41 @@ def base_image(wheel: Path, *, replaced: Mapping[str, bytes] | None = None, dock
     Made once (4 s, 200 MB) and found again by its contents.
     """
     packages = _closure(_SEED)
-    told = [
-        wheel.name,
-        *packages,
-        *(f"{name}={hashlib.sha256(data).hexdigest()}" for name, data in (replaced or {}).items()),
-    ]
-    tag = f"deploy-standin/rocm:{hashlib.sha256(chr(10).join(sorted(told)).encode()).hexdigest()[:12]}"
+    changes = (f"{name}={hashlib.sha256(data).hexdigest()}" for name, data in (replaced or {}).items())
+
+    def fill(tar: tarfile.TarFile) -> None:
+        _add_system(tar, packages)
+        _add_wheel(tar, wheel, replaced or {})
+        _add_paths(tar)
+
+    return _imported("deploy-standin/rocm", [wheel.name, *packages, *changes], fill, docker=docker)
+
+
+def engine_image(packages: Path, *, docker: str = "docker") -> str:
+    """The tag of a stand-in that serves without a mount: the site-packages of an engine environment are in it.
+
+    Its sglang stands in the image's own place. Made once a requirement digest (1.6 GB) and found again.
+    """
+    system, environment = _closure(_SEED), packages.resolve().parents[2].name
+
+    def fill(tar: tarfile.TarFile) -> None:
+        _add_system(tar, system)
+        tar.add(packages / "sglang", arcname=PACKAGE.lstrip("/"))
+        tar.add(packages, arcname=ENGINE_PACKAGES.lstrip("/"), filter=_is_used)
+        _add_paths(tar)
+
+    return _imported("deploy-standin/engine", [environment, *system], fill, docker=docker)
+
+
+def _is_used(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """What a server imports: neither the second copy of sglang nor headers and programs for building against torch."""
+    inside = entry.name.removeprefix(f"{ENGINE_PACKAGES}/".lstrip("/"))
+    return None if inside in _UNUSED else entry
+
+
+def _imported(repository: str, told: list[str], fill: Callable[[tarfile.TarFile], None], *, docker: str) -> str:
+    """The tag of an image that is known by what it is made of, `told`; made of the tar that `fill` writes."""
+    tag = f"{repository}:{hashlib.sha256(chr(10).join(sorted(told)).encode()).hexdigest()[:12]}"
     if subprocess.run([docker, "image", "inspect", tag], capture_output=True, check=False).returncode == 0:
         return tag
     path = "ENV PATH=/usr/local/bin:/usr/bin:/usr/sbin"
@@ -63,8 +93,7 @@ def base_image(wheel: Path, *, replaced: Mapping[str, bytes] | None = None, dock
     ) as process:
         assert process.stdin is not None
         with tarfile.open(fileobj=process.stdin, mode="w|") as tar:
-            _add_system(tar, packages)
-            _add_sources(tar, wheel, replaced or {})
+            fill(tar)
     assert process.returncode == 0, "docker import failed"
     return tag
 
@@ -84,12 +113,16 @@ def _add_system(tar: tarfile.TarFile, packages: list[str]) -> None:
         tar.add(path, arcname=path.lstrip("/"), recursive=False)
 
 
-def _add_sources(tar: tarfile.TarFile, wheel: Path, replaced: Mapping[str, bytes]) -> None:
+def _add_wheel(tar: tarfile.TarFile, wheel: Path, replaced: Mapping[str, bytes]) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if name.startswith("sglang/") and not name.endswith("/"):
                 inner = name.removeprefix("sglang/")
                 _add(tar, f"{PACKAGE}/{inner}", replaced.get(inner) or archive.read(name))
+
+
+def _add_paths(tar: tarfile.TarFile) -> None:
+    """What stands beside sglang's sources, and where Python finds them."""
     for name, content in _AITER.items():
         _add(tar, f"{AITER}/{name}", content)
     _add(tar, "/usr/local/lib/python3.11/dist-packages/standin.pth", _PATHS.encode())
