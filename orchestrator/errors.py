@@ -7,6 +7,7 @@
     ├── ProfileError         3   a profile, or a plan that its rules refuse
     ├── HostError            4   the machine is not ready: GPUs, devices, ports, disk, docker
     │   └── WeightsError     4   a checkpoint that is missing, incomplete or altered
+    │       └── NoWeightsError 4 a checkpoint that is not there at all
     ├── BuildError           5   an image or an environment that cannot be built
     │   └── PatchError       5   a required patch that neither applies nor is present
     ├── StartError           6   the server was not started, or exited at once
@@ -77,6 +78,10 @@ class HostError(DeployError):
 
 class WeightsError(HostError):
     """A checkpoint that is missing, incomplete or altered."""
+
+
+class NoWeightsError(WeightsError):
+    """A checkpoint that is not there at all."""
 
 
 class BuildError(DeployError):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.checkpoint.inspect import Wanted, inspect
 from orchestrator.checkpoint.receipt import Receipt, Stamps, read_receipt, stamps, write_receipt
-from orchestrator.errors import WeightsError
+from orchestrator.errors import NoWeightsError, WeightsError
 from orchestrator.paths import Home
 from orchestrator.plan import Model, Plan
 
@@ -42,7 +42,8 @@ def verify(directory: Path, model: Model, *, speculative: bool) -> Verified:
     """Verify a checkpoint, fast where its receipt says that nothing has changed since the last time.
 
     Tokenizer, index and every shard's header are read, not the weights themselves: a byte that was changed inside a
-    tensor shows only in the file's time. Raises WeightsError with everything that is wrong.
+    tensor shows only in the file's time. Raises WeightsError with everything that is wrong, and NoWeightsError where
+    there is no checkpoint at all.
     """
     layer = model.mtp_layer if speculative else None
     receipt = read_receipt(directory)
@@ -97,12 +98,12 @@ def _verified(directory: Path, receipt: Receipt, *, from_receipt: bool) -> Verif
 def _stamps(directory: Path, model: Model) -> Stamps:
     try:
         return stamps(directory)
-    except FileNotFoundError as error:
-        message = f"there is no checkpoint of `{model.name}`"
-        raise WeightsError(message, where=str(directory), hint=_stage(model)) from error
     except OSError as error:
+        if not directory.exists():
+            message = f"there is no checkpoint of `{model.name}`"
+            raise NoWeightsError(message, where=str(directory), hint=_stage(model)) from error
         message = f"the checkpoint of `{model.name}` cannot be read: {error.strerror}"
-        raise WeightsError(message, where=str(directory)) from error
+        raise WeightsError(message, where=str(error.filename)) from error
 
 
 def _stage(model: Model) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from orchestrator.errors import WeightsError
+from orchestrator.errors import NoWeightsError, WeightsError
 from orchestrator.host.gpus import GIB, gib
 from orchestrator.host.ports import plan_ports, port_holder
 from orchestrator.host.report import Finding, fail, info, warn
@@ -168,17 +168,23 @@ def image(subject: Subject) -> Iterator[Finding]:
 
 
 def checkpoint(subject: Subject) -> Iterator[Finding]:
-    """The checkpoint is whole; where it is not and its repository is gated, there is a token to fetch it with."""
+    """The checkpoint is whole, or can still be fetched: the way to a server begins with this check, and stages later.
+
+    Where its repository is gated, there is a token to fetch it with.
+    """
     plan, verify = subject.plan, subject.probe.checkpoint
     if verify is None:
         return
+    on_hub = plan.model.source.kind == "hub"
     try:
         found = verify()
     except WeightsError as error:
-        first = error.problems[0].message if error.problems else error.message
-        more = f", and {len(error.problems) - 1} more" if len(error.problems) > 1 else ""
-        yield fail("checkpoint", first + more, "whole", f"`deploy stage --profile {plan.profile}`")
-        if plan.model.gated and plan.model.source.kind == "hub":
+        if on_hub and isinstance(error, NoWeightsError):
+            level, found = warn, "not staged yet"
+        else:
+            level, found = fail, _first(error)
+        yield level("checkpoint", found, "whole", f"`deploy stage --profile {plan.profile}`")
+        if plan.model.gated and on_hub:
             yield _variable("token", "HF_TOKEN", subject, f"a token that may read {plan.model.source.location}")
     else:
         yield info("checkpoint", found, "whole")
@@ -211,6 +217,12 @@ def bound_cpus(gpu: int, tp: int, cores: int, cpus: int) -> frozenset[int]:
 
 def _gpus(plan: Plan) -> range:
     return range(plan.layout.gpus)
+
+
+def _first(error: WeightsError) -> str:
+    """What is wrong, with the first of many problems for all of them."""
+    first = error.problems[0].message if error.problems else error.message
+    return f"{first}, and {len(error.problems) - 1} more" if len(error.problems) > 1 else first
 
 
 def _variable(check: str, name: str, subject: Subject, what: str) -> Finding:

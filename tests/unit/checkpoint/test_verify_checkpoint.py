@@ -13,7 +13,7 @@ from plan_samples import flag, model, plan_of
 
 from orchestrator.checkpoint.receipt import read_receipt, receipt_path
 from orchestrator.checkpoint.verify import needs_mtp, verify
-from orchestrator.errors import WeightsError
+from orchestrator.errors import NoWeightsError, WeightsError
 
 INDEX = "model.safetensors.index.json"
 SECOND = "model-00002-of-00003.safetensors"
@@ -108,12 +108,21 @@ def test_a_plan_needs_the_mtp_layer_when_it_drafts_with_it() -> None:
 
 def test_a_checkpoint_that_is_not_there_and_one_that_went_away(tmp_path: Path) -> None:
     directory = tmp_path / "small"
-    with pytest.raises(WeightsError, match="there is no checkpoint of `small`"):
+    with pytest.raises(NoWeightsError, match="there is no checkpoint of `small`"):
         verify(directory, model(str(directory)), speculative=True)
     verify(write_checkpoint(directory), model(str(directory)), speculative=True)
     shutil.rmtree(directory)
-    with pytest.raises(WeightsError, match="there is no checkpoint of `small`"):
+    with pytest.raises(NoWeightsError, match="there is no checkpoint of `small`"):
         verify(directory, model(str(directory)), speculative=True)
+
+
+def test_a_shard_that_leads_nowhere_is_not_taken_for_no_checkpoint(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "small")
+    (directory / "lost.safetensors").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(WeightsError, match="cannot be read: No such file") as caught:
+        verify(directory, model(str(directory)), speculative=True)
+    assert not isinstance(caught.value, NoWeightsError)
+    assert caught.value.where.endswith("lost.safetensors")
 
 
 def test_a_share_that_takes_no_receipt_is_verified_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

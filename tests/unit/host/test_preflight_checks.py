@@ -8,7 +8,7 @@ import pytest
 from machine_samples import runner_of, sections
 from plan_samples import plan_of
 
-from orchestrator.errors import HostError, Problem, WeightsError
+from orchestrator.errors import HostError, NoWeightsError, Problem, WeightsError
 from orchestrator.host.gpu_checks import carries, image_toolkit
 from orchestrator.host.machine_checks import bound_cpus
 from orchestrator.host.preflight import preflight
@@ -204,6 +204,23 @@ def test_the_checkpoint_and_the_token_to_fetch_it_with() -> None:
     assert only(report, "token").mend == "`export HF_TOKEN=…`"
     whole = look("mi355x-healthy", gated, checkpoint=lambda: "92 shards")
     assert whole.ready
+
+
+def test_a_checkpoint_that_can_still_be_fetched_is_no_fault() -> None:
+    """A fresh node is asked before anything is downloaded to it."""
+
+    def nothing() -> str:
+        raise NoWeightsError("there is no checkpoint of `glm-5.2-mxfp4`")
+
+    plan = plan_of("mi355x-tp8")
+    fresh = only(look("mi355x-healthy", plan, checkpoint=nothing), "checkpoint")
+    assert (fresh.level, fresh.found) == (Level.WARN, "not staged yet")
+    assert fresh.mend == "`deploy stage --profile mi355x-tp8`"
+    gated = replace(plan, model=replace(plan.model, gated=True))
+    assert only(look("mi355x-healthy", gated, checkpoint=nothing), "token").level is Level.FAIL
+    share = replace(plan, model=replace(plan.model, source=replace(plan.model.source, kind="directory")))
+    unmounted = only(look("mi355x-healthy", share, checkpoint=nothing), "checkpoint")
+    assert (unmounted.level, unmounted.found) == (Level.FAIL, "there is no checkpoint of `glm-5.2-mxfp4`")
 
 
 def test_an_api_key_that_is_named_must_be_there() -> None:

@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
 
 import pytest
 from plan_samples import plan_of
 
-from orchestrator.deploy.readiness import far_host, image_digests
+from orchestrator.deploy.readiness import far_host, image_digests, inspect_host
 from orchestrator.errors import UsageError
+from orchestrator.host.subject import Probe
 from orchestrator.host.survey import Runner
+from orchestrator.paths import Home
 from orchestrator.shell import Result
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -39,6 +43,22 @@ def test_an_image_that_does_not_exist_and_a_registry_that_is_silent() -> None:
     assert image_digests(docker({"manifest": (1, "no such manifest: docker.io/x:y")}), "x:y") == frozenset()
     with pytest.raises(OSError, match="no such host"):
         image_digests(docker({"manifest": (1, "lookup registry-1.docker.io: no such host")}), "x:y")
+
+
+def test_room_is_asked_for_what_is_still_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fresh node needs room for the whole checkpoint, one that was staged in part for the rest."""
+    monkeypatch.setattr("orchestrator.deploy.readiness.preflight", lambda _plan, probe: probe)
+    plan, home = plan_of("mi355x-tp8", runtime="process"), Home(tmp_path)
+
+    def room() -> list[tuple[str, int]]:
+        probe = cast("Probe", inspect_host(plan, home, environ={}))
+        return [(space.directory, space.size) for space in probe.spaces]
+
+    staged = home.models / plan.model.name
+    assert room() == [(str(staged), plan.model.weight_bytes)]
+    staged.mkdir(parents=True)
+    (staged / "model-00001-of-00092.safetensors").write_bytes(b"x" * 4096)
+    assert room() == [(str(staged), plan.model.weight_bytes - 4096)]
 
 
 def test_the_machine_is_where_docker_runs() -> None:
