@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.errors import HostError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
@@ -24,8 +26,12 @@ class Result:
         return self.code == 0
 
 
-class ProgramMissingError(Exception):
-    """The program is not on the PATH."""
+class ProgramMissingError(HostError):
+    """A program that is not on the PATH, or that this user may not execute."""
+
+    def __init__(self, program: str) -> None:
+        """`program` is the first word of the argv."""
+        super().__init__(f"there is no program `{program}` on this machine", hint=f"install it: `command -v {program}`")
 
 
 def quote(argv: Sequence[str]) -> str:
@@ -59,11 +65,19 @@ def run(
             timeout=timeout,
             check=False,
         )
-    except FileNotFoundError as error:
+    except (FileNotFoundError, PermissionError) as error:
         raise ProgramMissingError(argv[0]) from error
     except subprocess.TimeoutExpired as error:
         return Result(argv=tuple(argv), code=124, stdout=_text(error.stdout), stderr=_text(error.stderr))
     return Result(argv=tuple(argv), code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+def attempt(argv: Sequence[str], *, timeout: float) -> Result:
+    """As `run`, but a program that is missing is a result with exit code 127, as it is in a shell."""
+    try:
+        return run(argv, timeout=timeout)
+    except ProgramMissingError as error:
+        return Result(argv=tuple(argv), code=127, stdout="", stderr=error.message)
 
 
 def follow(
@@ -90,7 +104,7 @@ def follow(
             text=True,
             errors="replace",
         )
-    except FileNotFoundError as error:
+    except (FileNotFoundError, PermissionError) as error:
         raise ProgramMissingError(argv[0]) from error
     with program:
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from orchestrator.errors import HostError
-from orchestrator.shell import ProgramMissingError, Result, run
+from orchestrator.shell import Result, attempt
 
 Runner = Callable[[Sequence[str]], Result]  # runs a program on the machine in question, to its end
 
@@ -76,11 +76,8 @@ class Survey:
 
 
 def local(argv: Sequence[str]) -> Result:
-    """The runner of this machine; a program that is missing ends with 127, as it does in a shell."""
-    try:
-        return run(argv, timeout=150)
-    except ProgramMissingError:
-        return Result(argv=tuple(argv), code=127, stdout="", stderr=f"{argv[0]}: not found")
+    """The runner of this machine."""
+    return attempt(argv, timeout=150)
 
 
 def over_ssh(url: str) -> Runner:

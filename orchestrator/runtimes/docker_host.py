@@ -11,8 +11,8 @@ import docker
 from orchestrator.artifacts import ContainerSpec
 from orchestrator.paths import Home
 from orchestrator.runtimes.docker_errors import daemon_errors
-from orchestrator.runtimes.tunnel import FarHost, Tunnel, local_run
-from orchestrator.shell import Result
+from orchestrator.runtimes.tunnel import FarHost, Tunnel
+from orchestrator.shell import Result, attempt
 
 
 class DockerHost:
@@ -77,4 +77,4 @@ class DockerHost:
         return Tunnel.open(FarHost.parse(self._url)) if self._url.startswith("ssh://") else None
 
     def _run(self, argv: Sequence[str]) -> Result:
-        return self._tunnel.run(argv) if self._tunnel is not None else local_run(argv)
+        return self._tunnel.run(argv) if self._tunnel is not None else attempt(argv, timeout=60)

@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from orchestrator.errors import HostError, UsageError
-from orchestrator.shell import ProgramMissingError, Result, quote, run
+from orchestrator.shell import Result, quote, run
 
 _READY: Final = "deploy-home="
 _FAR_COMMAND: Final = (
@@ -114,14 +114,6 @@ class Tunnel:
     def _ask(self, *options: str, command: str = "", stdin: str | None = None) -> Result:
         argv = _ssh(self._far, self._folder, *options)
         return run([*argv, command] if command else argv, stdin=stdin, timeout=60)
-
-
-def local_run(argv: Sequence[str]) -> Result:
-    """Run a short program on this machine; a missing one is a result with exit code 127, as a shell has it."""
-    try:
-        return run(argv, timeout=60)
-    except ProgramMissingError:
-        return Result(argv=tuple(argv), code=127, stdout="", stderr=f"{argv[0]}: not found")
 
 
 def _ssh(far: FarHost, folder: Path, *options: str) -> list[str]:

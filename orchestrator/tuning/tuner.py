@@ -20,8 +20,7 @@ from orchestrator.kernels.keys import Key
 from orchestrator.kernels.names import KernelNames, Verdict
 from orchestrator.kernels.rows import Row, RowOrigin, read_rows, write_untuned
 from orchestrator.plan import Plan
-from orchestrator.shell import ProgramMissingError
-from orchestrator.shell import run as run_program
+from orchestrator.shell import attempt
 from orchestrator.tuning.files import write_atomic
 from orchestrator.tuning.store import Provenance, Store
 from orchestrator.tuning.watch import Ended, Ending, Limits, Runner, watch
@@ -84,8 +83,7 @@ def in_container(name: str) -> Runner:
         try:
             return watch(argv, log=log, limits=limits, finished=finished)
         finally:
-            with contextlib.suppress(ProgramMissingError):
-                run_program(["docker", "rm", "--force", name], timeout=60)
+            attempt(["docker", "rm", "--force", name], timeout=60)
 
     return run
 
