@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import Json, ProfileOption, SetOption
+from orchestrator.cli.options import GiveOption, Json, ProfileOption, SetOption, named_files
 from orchestrator.console import note, out, out_json, say, table
 from orchestrator.errors import UsageError
 
@@ -31,7 +31,7 @@ def build(
     *,
     set_: SetOption = None,
     base_image: Annotated[str | None, typer.Option(help="build on this image: NAME:TAG, NAME:TAG@sha256:…")] = None,
-    give: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="a file for a patch: moe-table=F")] = None,
+    give: GiveOption = None,
     tag: Annotated[str | None, typer.Option(help="a further name for the image, such as registry/name:tag")] = None,
     push: Annotated[bool, typer.Option("--push", help="push the image under the name of `--tag`")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="build anew, even where the image exists")] = False,
@@ -40,25 +40,24 @@ def build(
     metadata_file: Annotated[Path | None, typer.Option(help="write image, digest and receipt here, as JSON")] = None,
     json: Json = False,
 ) -> None:
-    """Build a profile's image, prove the patches in it, and print its name."""
+    """Build a profile's image, as `up` does, prove the patches in it, and print its name."""
     from dataclasses import asdict
 
-    from orchestrator.catalog.images import input_digests, read_inputs
-    from orchestrator.catalog.profiles import load
     from orchestrator.deploy.images import build_image, on_base
+    from orchestrator.deploy.kernels import planned
     from orchestrator.images.build import push as push_image
     from orchestrator.images.build import tag_image
     from orchestrator.images.client import find_docker
     from orchestrator.images.metadata import write_metadata
+    from orchestrator.paths import Home
 
     if push and tag is None:
         raise UsageError("`--push` needs a name to push", hint="give one with `--tag registry/name:tag`")
-    inputs = read_inputs(_files("--give", give))
-    plan = load(profile, overrides=set_ or (), inputs=input_digests(inputs)).plan
+    plan, inputs = planned(profile, set_ or (), Home.from_environment(), given=named_files("--give", give))
     plan = on_base(plan, base_image) if base_image else plan
     docker = find_docker()
     built = build_image(
-        docker, plan, inputs=inputs, secrets=_files("--secret", secret), network=network, no_cache=no_cache
+        docker, plan, inputs=inputs, secrets=named_files("--secret", secret), network=network, no_cache=no_cache
     )
     if tag:
         tag_image(docker, built.tag, tag)
@@ -164,17 +163,6 @@ def _checker() -> "Checker":
     ledger = read_ledger()
     diffs = {patch.id: text for patch in ledger if (text := read_diff(patch)) is not None}
     return Checker(applier=applier_path(), patches=ledger, diffs=diffs)
-
-
-def _files(option: str, pairs: list[str] | None) -> dict[str, Path]:
-    """`NAME=FILE` options as a mapping. Raises UsageError for one of another form, or a file that is not there."""
-    files = {}
-    for pair in pairs or ():
-        name, equals, path = pair.partition("=")
-        if not (name and equals and Path(path).is_file()):
-            raise UsageError(f"`{option} {name}=…` needs the path of a file", hint=f"`{option} NAME=FILE`")
-        files[name] = Path(path)
-    return files
 
 
 def _summary(receipt: "Receipt") -> str:

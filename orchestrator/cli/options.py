@@ -1,15 +1,33 @@
 """Options that more than one command takes, each described once."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
+from orchestrator.errors import UsageError
+
 ProfileOption: TypeAlias = Annotated[str, typer.Option("--profile", "-p", help="a profile's name, or a profile file")]
 SetOption: TypeAlias = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override one value, such as layout.tp=4")
+]
+GiveOption: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--give", metavar="NAME=FILE", help="a file for a patch, such as moe-table=FILE")
 ]
 NameArgument: TypeAlias = Annotated[str, typer.Argument(help="the server's name, by default its profile's")]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
 HostOption: TypeAlias = Annotated[
     str | None, typer.Option("--host", metavar="URL", help="Docker host, such as ssh://user@node; default: DOCKER_HOST")
 ]
+
+
+def named_files(option: str, pairs: Sequence[str] | None) -> dict[str, Path]:
+    """`NAME=FILE` options as a mapping. Raises UsageError for one of another form, or a file that is not there."""
+    files = {}
+    for pair in pairs or ():
+        name, equals, path = pair.partition("=")
+        if not (name and equals and Path(path).is_file()):
+            raise UsageError(f"`{option} {name}=…` needs the path of a file", hint=f"`{option} NAME=FILE`")
+        files[name] = Path(path)
+    return files

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.options import Json, ProfileOption, SetOption
+from orchestrator.cli.options import GiveOption, Json, ProfileOption, SetOption, named_files
 from orchestrator.console import out, out_json, say
 
 if TYPE_CHECKING:
@@ -63,13 +63,16 @@ def render(
     profile: ProfileOption,
     output: Annotated[Path | None, typer.Option(help="write the files there instead of printing them")] = None,
     set_: SetOption = None,
+    give: GiveOption = None,
 ) -> None:
-    """Render the server command, the image's build context and the `docker run` line; starts nothing."""
-    from orchestrator.catalog.profiles import load
-    from orchestrator.deploy.artifacts import render_artifacts, rendered_files
+    """Render the server command, the image's build context and the `docker run` line; starts nothing.
+
+    Files come from the profile and the options alone: a table that this machine holds is named with `--give`.
+    """
+    from orchestrator.deploy.artifacts import plan_given, render_artifacts, rendered_files
     from orchestrator.state import write_files
 
-    files = rendered_files(render_artifacts(load(profile, overrides=set_ or ()).plan))
+    files = rendered_files(render_artifacts(*plan_given(profile, set_ or (), named_files("--give", give))))
     if output is None:
         for file in files:
             out(f"==> {file.path} <==\n{file.content.decode(errors='replace')}")

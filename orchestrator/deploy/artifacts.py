@@ -1,14 +1,22 @@
 """Everything that is rendered from one plan."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from orchestrator.artifacts import Artifacts, BuildContext, ContextFile
-from orchestrator.catalog.images import image_sources
+from orchestrator.catalog.images import image_sources, input_digests, read_inputs
+from orchestrator.catalog.profiles import load
 from orchestrator.plan import Plan
 from orchestrator.render.command import server_command
 from orchestrator.render.container import container_spec, docker_run_line
 from orchestrator.render.dockerfile import build_context
 from orchestrator.render.files import files
+
+
+def plan_given(profile: str, overrides: Sequence[str], files: Mapping[str, Path]) -> tuple[Plan, dict[str, bytes]]:
+    """A profile's plan, decided with files that its patches are given, and their contents; both by input name."""
+    inputs = read_inputs(files)
+    return load(profile, overrides=overrides, inputs=input_digests(inputs)).plan, inputs
 
 
 def render_artifacts(plan: Plan, inputs: Mapping[str, bytes] | None = None) -> Artifacts:

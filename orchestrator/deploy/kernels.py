@@ -2,16 +2,18 @@
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.catalog.images import input_digests, read_inputs
 from orchestrator.catalog.profiles import load
 from orchestrator.checkpoint.verify import checkpoint_directory
 from orchestrator.console import warn
-from orchestrator.errors import HostError, KernelsError, UsageError
+from orchestrator.deploy.artifacts import plan_given
+from orchestrator.errors import DeployError, HostError, KernelsError, UsageError
+from orchestrator.images.base import ensure_base
+from orchestrator.images.client import find_docker
 from orchestrator.kernels.coverage import Coverage, applies_to, coverage, rank_shapes
 from orchestrator.kernels.fusion import Checkpoint
 from orchestrator.kernels.keys import Key
@@ -19,6 +21,7 @@ from orchestrator.kernels.rows import Row, RowOrigin
 from orchestrator.kernels.table import Table, assemble
 from orchestrator.paths import Home
 from orchestrator.plan import Plan
+from orchestrator.render.dockerfile import base_reference
 from orchestrator.tuning.checkpoint import read_checkpoint
 from orchestrator.tuning.files import read_tables
 from orchestrator.tuning.image import ImageTables, read_digest, read_image
@@ -32,14 +35,18 @@ _GPU_DEVICE = Path("/dev/kfd")
 _IMAGE_INPUT = "moe-table"  # as patches/aiter-fp4-moe-table asks for it
 
 
-def planned(profile: str, overrides: Sequence[str], home: Home) -> tuple[Plan, dict[str, bytes]]:
-    """A profile's plan, and what its image is given: the table that `deploy kernels table` built for it, if it did."""
+def planned(
+    profile: str, overrides: Sequence[str], home: Home, *, given: Mapping[str, Path] | None = None
+) -> tuple[Plan, dict[str, bytes]]:
+    """A profile's plan and what its image is given, by input name: what `build` and `up` agree on.
+
+    That is what the user gives, and the table that `deploy kernels table` built for the profile, where it did and the
+    user gives none.
+    """
     plan = load(profile, overrides=overrides).plan
     table = Store.of(home, plan).table(plan)
-    if not (applies_to(plan) and table.is_file()):
-        return plan, {}
-    inputs = read_inputs({_IMAGE_INPUT: table})
-    return load(profile, overrides=overrides, inputs=input_digests(inputs)).plan, inputs
+    built = {_IMAGE_INPUT: table} if applies_to(plan) and table.is_file() else {}
+    return plan_given(profile, overrides, {**built, **(given or {})})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +125,14 @@ class Built:
 def build_table(plan: Plan, given: Given, home: Home, *, upstream: bool) -> Built:
     """Write the one table that the plan's server gets, with its companion of origins.
 
-    Rows come from the image, by default the profile's, or else from copies of its tables; from the store of measured
-    rows; and, where `upstream`, from the pinned upstream table. The server will read no other file, so a table without
-    the image's rows is not built. Raises KernelsError for a plan that asks for no such table.
+    Rows come from the image, by default the profile's (pulled where it is missing), or else from copies of its tables;
+    from the store of measured rows; and, where `upstream`, from the pinned upstream table. The server will read no
+    other file, so a table without the image's rows is not built. Raises KernelsError for a plan that asks for no such
+    table, BuildError for an image that cannot be pulled.
     """
     require_moe(plan)
     own = [replace(row, origin=RowOrigin.IMAGE) for row in read_tables(given.tables)]
-    if image := given.image or (None if given.tables else plan.engine.image):
+    if image := given.image or (None if given.tables else _own_image(plan)):
         shipped, plan = _in_image(plan, image)
         own += shipped.rows
     pins = read_pins()
@@ -139,6 +147,16 @@ def build_table(plan: Plan, given: Given, home: Home, *, upstream: bool) -> Buil
     checkpoint = _checkpoint(plan, given, home)
     written = Store.of(home, plan).write(plan, table.rows)
     return Built(path=written, table=table, found=coverage(plan, table.rows, checkpoint=checkpoint, names=names))
+
+
+def _own_image(plan: Plan) -> str:
+    """The image the plan's own is built on, pulled where it is missing."""
+    try:
+        ensure_base(find_docker(), plan.engine)
+    except DeployError as error:
+        error.hint = f"{error.hint}; or give copies of its tables with `--table`"
+        raise
+    return base_reference(plan.engine)
 
 
 def require_moe(plan: Plan) -> None:
