@@ -77,7 +77,7 @@ def server_target(servers: Fleet, name: str) -> Target:
         profile=handle.profile,
         plan=plan or None,
         plan_digest=handle.plan_digest,
-        image_digest=_text(_part(plan, "engine").get("image_digest")),
+        image_digest=_text(run.read("image.json").get("id")),
         patch_receipt=run.read("patches.json") or None,
         host=run.read("host.json") or None,
         gpu=_text(hardware.get("name")),

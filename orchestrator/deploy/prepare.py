@@ -1,7 +1,7 @@
 """Before a start: what the server runs in, the checkpoint, the machine."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from orchestrator import environments
@@ -12,7 +12,8 @@ from orchestrator.deploy.images import build_image
 from orchestrator.deploy.readiness import inspect_host, wait_until_drained
 from orchestrator.errors import BuildError
 from orchestrator.host.gpu_checks import VRAM_IN_USE
-from orchestrator.host.report import Level
+from orchestrator.host.report import Level, PreflightReport
+from orchestrator.images.build import Built
 from orchestrator.images.client import find_docker
 from orchestrator.images.overlay import write_overlay
 from orchestrator.images.receipt import PRESENT, Receipt
@@ -23,26 +24,40 @@ from orchestrator.render.container import overlay_path
 IMAGES = data_root() / "images"
 
 
-def prepare(artifacts: Artifacts, home: Home, *, host: str | None, inputs: Mapping[str, bytes]) -> Artifacts:
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """The artifacts with the interpreter they will really use, and the image, for the docker runtime."""
+
+    artifacts: Artifacts
+    image: Built | None
+
+    def records(self) -> dict[str, object]:
+        """What a run directory keeps of it, by file name."""
+        if self.image is None:
+            return {}
+        image = {"tag": self.image.tag, "id": self.image.image_id}
+        return {"image.json": image, "patches.json": asdict(self.image.receipt)}
+
+
+def prepare(artifacts: Artifacts, home: Home, *, host: str | None, inputs: Mapping[str, bytes]) -> Prepared:
     """Make everything a start needs, while whatever runs goes on running; the image on `host`, if that is a far one.
 
-    Raises BuildError or WeightsError. The artifacts come back with the interpreter they will really use.
+    Raises BuildError or WeightsError.
     """
     plan = artifacts.plan
     if plan.runtime == "process":
         argv = (interpreter(plan, home), *artifacts.command.argv[1:])
         artifacts = replace(artifacts, command=replace(artifacts.command, argv=argv))
     _checkpoint(plan, home, host)
-    receipt = None
+    built = None
     if plan.runtime == "docker":
         built = build_image(find_docker(host), plan, inputs=inputs)
         note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")
-        receipt = built.receipt
-    _overlay(plan, home, receipt)
-    return artifacts
+    _overlay(plan, home, built.receipt if built else None)
+    return Prepared(artifacts=artifacts, image=built)
 
 
-def require_machine(plan: Plan, home: Home, *, host: str | None) -> None:
+def require_machine(plan: Plan, home: Home, *, host: str | None) -> PreflightReport:
     """The machine passes preflight, and the GPUs have drained of whoever used them last. Raises HostError."""
     report = inspect_host(plan, home, host=host)
     for finding in report.findings:
@@ -50,6 +65,7 @@ def require_machine(plan: Plan, home: Home, *, host: str | None) -> None:
             warn(f"{finding.check}: {finding.found}; needed: {finding.needed}", hint=finding.mend)
     report.require(but={VRAM_IN_USE})  # that one is waited for
     wait_until_drained(plan, host=host)
+    return report
 
 
 def interpreter(plan: Plan, home: Home) -> str:

@@ -1,5 +1,6 @@
 """`deploy up`: from a profile to a running, proven server; on any failure, back to how it was."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from orchestrator.artifacts import Artifacts
@@ -71,11 +72,17 @@ def up(order: Order, home: Home) -> Up:
     with fleet(home, order.host) as servers, claim(home, name):
         if (running := _already_up(servers, name, plan=plan, order=order)) is not None:
             return running
-        artifacts = prepare(render_artifacts(plan, inputs), home, host=order.host, inputs=inputs)
+        prepared = prepare(render_artifacts(plan, inputs), home, host=order.host, inputs=inputs)
         way_back = _make_room(servers, name)
         try:
-            require_machine(plan, home, host=order.host)
-            return _bring_up(artifacts, servers, name=name, order=order, key=key)
+            machine = require_machine(plan, home, host=order.host)
+            records = {
+                **prepared.records(),
+                "host.json": machine.to_dict(),
+                "up.json": {"command": order.command(name)},
+            }
+            start = Start(name=name, order=order, artifacts=prepared.artifacts, records=records, key=key)
+            return _bring_up(start, servers)
         except DeployError as error:
             if way_back is not None:
                 error.hint = f"{error.hint}; the old server is down, this brings it back: {way_back}".lstrip("; ")
@@ -113,22 +120,35 @@ def _make_room(servers: Fleet, name: str) -> str | None:
     return way_back
 
 
-def _bring_up(artifacts: Artifacts, servers: Fleet, *, name: str, order: Order, key: Secret | None) -> Up:
-    plan, runtime = artifacts.plan, servers.runtimes[artifacts.plan.runtime]
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One start: what is started, under which name, and what its run directory keeps of the way here."""
+
+    name: str
+    order: Order
+    artifacts: Artifacts
+    records: Mapping[str, object]
+    key: Secret | None
+
+
+def _bring_up(start: Start, servers: Fleet) -> Up:
+    name, plan, key = start.name, start.artifacts.plan, start.key
+    runtime = servers.runtimes[plan.runtime]
     run = open_run(servers.home, name, plan)
-    run.write(rendered_files(artifacts, name))
-    run.save("up.json", {"command": order.command(name)})
+    run.write(rendered_files(start.artifacts, name))
+    for file, record in start.records.items():
+        run.save(file, record)
     secrets = {plan.server.api_key_env: key} if plan.server.api_key_env and key else {}
     try:
-        handle = runtime.start(artifacts, name=name, run_dir=run.path, secrets=secrets)
+        handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=secrets)
         say(f"started `{name}`; log: {run.log}")
-        ready = await_ready(handle, runtime, plan=plan, key=key, timeout=order.timeout)
+        ready = await_ready(handle, runtime, plan=plan, key=key, timeout=start.order.timeout)
         report = prove(handle, runtime, plan=plan, key=key)
         run.save("smoke.json", report.to_dict())
         report.require()
-        kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=order.strict_kernels)
+        kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=start.order.strict_kernels)
     except (DeployError, KeyboardInterrupt) as error:
-        raise _undo(error, servers, name, keep=order.keep) from error
+        raise _undo(error, servers, name, keep=start.order.keep) from error
     return Up(handle=handle, smoke=report, seconds=ready.seconds)
 
 
