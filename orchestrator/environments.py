@@ -25,6 +25,7 @@ from typing import Final
 from orchestrator import shell
 from orchestrator.console import Progress
 from orchestrator.errors import BuildError
+from orchestrator.files import write_whole
 from orchestrator.paths import Home
 from orchestrator.plan import Model
 
@@ -131,9 +132,7 @@ def _build(folder: Path, recipe: _Recipe, progress: Progress) -> None:
         shutil.copy(file, folder / "lib" / f"python{_python_version()}" / "site-packages")
     facts = {"requirements": recipe.requirements.name, "installer": installer, "python": platform.python_version()}
     seconds = round(time.monotonic() - began, 1)
-    beside = folder / f"{_MARKER}.part"
-    beside.write_text(json.dumps({**facts, "digest": recipe.digest, "seconds": seconds}, indent=2) + "\n")
-    beside.replace(folder / _MARKER)
+    write_whole(folder / _MARKER, json.dumps({**facts, "digest": recipe.digest, "seconds": seconds}, indent=2) + "\n")
     progress.update(f"{name}: built in {seconds:.0f} s with {installer}")
 
 

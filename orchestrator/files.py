@@ -5,15 +5,19 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
-    """Write `path` through a file beside it, so that a reader never sees half of it. Raises OSError."""
+    """Write `path` through a file beside it: a reader sees the old content or the new, and a failure leaves the old.
+
+    No one whom `mode` shuts out can read it at any moment. Raises OSError.
+    """
+    data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with beside.open("wb") as stream:
-            stream.write(content.encode() if isinstance(content, str) else content)
+        with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
+            stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        beside.chmod(mode)
+        beside.chmod(mode)  # whatever the umask took away
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

@@ -8,10 +8,10 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
+from orchestrator.files import write_whole
 from orchestrator.plan import Model
 
 Stamps = Mapping[str, tuple[int, int]]  # relative path -> size in bytes, mtime in ns
@@ -48,16 +48,10 @@ def read_receipt(directory: Path) -> Receipt | None:
     return None
 
 
-def write_receipt(directory: Path, receipt: Receipt) -> bool:
-    """Write it whole or not at all; False where the place cannot be written (a read-only share)."""
-    path = receipt_path(directory)
-    try:
-        with NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            json.dump(receipt.__dict__, file, indent=1, sort_keys=True)
-    except OSError:
-        return False
-    Path(file.name).replace(path)
-    return True
+def write_receipt(directory: Path, receipt: Receipt) -> None:
+    """Write it, except where the place cannot be written (a read-only share): the checkpoint is verified each time."""
+    with suppress(OSError):
+        write_whole(receipt_path(directory), json.dumps(asdict(receipt), indent=1, sort_keys=True) + "\n")
 
 
 def stamps(directory: Path) -> dict[str, tuple[int, int]]:

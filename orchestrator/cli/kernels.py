@@ -1,140 +1,139 @@
 """`deploy kernels`: are the tuned MoE kernels there, do they fit, are they used."""
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from orchestrator.cli.options import Json, ProfileOption, SetOption
+from orchestrator.console import Progress, note, out, out_json, say
+from orchestrator.errors import KernelsError, UsageError
+
 if TYPE_CHECKING:
-    from orchestrator.deploy.kernels import Covered
+    from collections.abc import Sequence
+
     from orchestrator.kernels.gate import GateReport
     from orchestrator.plan import Plan
 
-group = typer.Typer(no_args_is_help=True, help="Tuned MoE kernels: coverage, tables, tuning, and what a log says.")
-
-ProfileOption = Annotated[str, typer.Option("--profile", "-p", help="Name of a profile, or a profile file.")]
-AnyProfileOption = Annotated[
-    str | None, typer.Option("--profile", "-p", help="Name of a profile, or a file; default: all that ship.")
+TableOption: TypeAlias = Annotated[
+    list[Path] | None, typer.Option("--table", metavar="FILE", help="a tuned table in CSV, in the order given")
 ]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a value of the profile: key=value.")]
-TableOption = Annotated[
-    list[Path] | None, typer.Option("--table", help="Tuned table in CSV, in the order given; may be repeated.")
+ImageOption: TypeAlias = Annotated[str | None, typer.Option("--image", help="read the tables that this image ships")]
+ModelOption: TypeAlias = Annotated[
+    Path | None, typer.Option("--model", metavar="DIR", help="a checkpoint: its config decides which key is looked up")
 ]
-ImageOption = Annotated[str | None, typer.Option("--image", help="Read the tables that this image ships.")]
-ModelOption = Annotated[
-    Path | None, typer.Option("--model", help="Checkpoint directory: its config decides which key is looked up.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group to the program."""
+    """Add this group's commands."""
+    group = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        help="Tuned MoE kernels: coverage, tables, tuning, and what a log says.",
+    )
+    for command in (coverage, table, tune, log):
+        group.command()(command)
     app.add_typer(group, name="kernels")
 
 
-@group.command("coverage")
-def coverage_command(
-    profile: AnyProfileOption = None,
-    overrides: SetOption = None,
-    table: TableOption = None,
+def coverage(
+    *,
+    profile: Annotated[
+        str | None, typer.Option("--profile", "-p", help="a profile's name, or a profile file; default: all that ship")
+    ] = None,
+    tables: TableOption = None,
     image: ImageOption = None,
     model: ModelOption = None,
-    as_json: JsonOption = False,
+    set_: SetOption = None,
+    json: Json = False,
 ) -> None:
-    """Say for every bucket of tokens whether a tuned kernel answers; exit with 9 where the server would miss."""
+    """Say for every bucket of tokens whether a tuned kernel answers; exit code 9 where the server would miss."""
     from orchestrator.cli.kernels_view import coverage_text
-    from orchestrator.console import out, out_json
-    from orchestrator.deploy.kernels import Given, cover, require_moe
-    from orchestrator.errors import KernelsError
+    from orchestrator.deploy.kernels import Given, cover
     from orchestrator.kernels.coverage import to_dict
     from orchestrator.paths import Home
 
-    plans = _plans(profile, overrides or [])
-    if profile:
-        require_moe(plans[0])
-    home = Home.from_environment()
-    given = Given(tables=tuple(table or ()), image=image, model=model)
-    covered = [cover(plan, given, home) for plan in plans]
-    if as_json:
+    home, given = Home.from_environment(), Given(tables=tuple(tables or ()), image=image, model=model)
+    covered = [cover(plan, given, home) for plan in _plans(profile, set_ or ())]
+    if json:
         out_json([{**to_dict(one.found), "tables": one.tables} for one in covered])
     else:
         out("\n\n".join(coverage_text(one) for one in covered))
-    _require(covered, KernelsError)
+    if short := [one.found for one in covered if one.found.missing]:
+        names = ", ".join(f"`{found.profile}` ({len(found.missing)} missing)" for found in short)
+        raise KernelsError(
+            f"no tuned kernel for every key of {names}",
+            hint="`deploy kernels table` fills what is known, `deploy kernels tune` measures the rest",
+        )
 
 
-def _plans(profile: str | None, overrides: list[str]) -> "list[Plan]":
+def _plans(profile: str | None, overrides: "Sequence[str]") -> "list[Plan]":
+    """The plan of that profile, else those of all profiles that have such kernels."""
     from orchestrator.catalog.profiles import load, profile_names
+    from orchestrator.deploy.kernels import require_moe
     from orchestrator.kernels.coverage import applies_to
 
-    if profile:
-        return [load(profile, overrides=overrides).plan]
-    plans = [load(name, overrides=overrides).plan for name in profile_names()]
-    return [plan for plan in plans if applies_to(plan)]
+    if profile is None:
+        plans = [load(name, overrides=overrides).plan for name in profile_names()]
+        return [plan for plan in plans if applies_to(plan)]
+    plan = load(profile, overrides=overrides).plan
+    require_moe(plan)
+    return [plan]
 
 
-def _require(covered: "list[Covered]", error: type[Exception]) -> None:
-    short = [one.found for one in covered if one.found.missing]
-    if short:
-        names = ", ".join(f"`{found.profile}` ({len(found.missing)} missing)" for found in short)
-        raise error(f"no tuned kernel for every key of {names}")
-
-
-@group.command("table")
-def table_command(
+def table(
+    *,
     profile: ProfileOption,
-    overrides: SetOption = None,
-    table: TableOption = None,
+    tables: TableOption = None,
     image: ImageOption = None,
     model: ModelOption = None,
     upstream: Annotated[
-        bool, typer.Option("--upstream/--no-upstream", help="Take rows of the pinned upstream table too.")
+        bool, typer.Option("--upstream/--no-upstream", help="take rows of the pinned upstream table too")
     ] = True,
-    as_json: JsonOption = False,
+    set_: SetOption = None,
+    json: Json = False,
 ) -> None:
     """Build the one merged table that the server gets, and print its path.
 
     The image's own rows are read from the profile's image, or from copies of its tables given with `--table`.
     """
+    from orchestrator.catalog.profiles import load
     from orchestrator.cli.kernels_view import table_text
-    from orchestrator.console import out, out_json, say
     from orchestrator.deploy.kernels import Given, build_table
     from orchestrator.kernels.coverage import to_dict
     from orchestrator.paths import Home
 
-    plan = _plans(profile, overrides or [])[0]
-    given = Given(tables=tuple(table or ()), image=image, model=model)
+    plan = load(profile, overrides=set_ or ()).plan
+    given = Given(tables=tuple(tables or ()), image=image, model=model)
     built = build_table(plan, given, Home.from_environment(), upstream=upstream)
     say(table_text(built))
-    if as_json:
+    if json:
         origins = {origin.value: count for origin, count in built.table.origins.items()}
         out_json({"path": str(built.path), "rows": origins, "coverage": to_dict(built.found)})
     else:
         out(str(built.path))
 
 
-@group.command("tune")
-def tune_command(
+def tune(
     *,
     profile: ProfileOption,
-    overrides: SetOption = None,
-    table: TableOption = None,
+    tables: TableOption = None,
     image: ImageOption = None,
     model: ModelOption = None,
-    hours: Annotated[float, typer.Option("--hours", min=0.01, help="Stop after this time; what is done is kept.")] = 12,
-    rekeyed: Annotated[bool, typer.Option("--rekeyed", help="Tune keys too that only a re-keyed row answers.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and the keys; start nothing.")] = False,
+    hours: Annotated[float, typer.Option(min=0.01, help="stop after this time; what is done is kept")] = 12,
+    rekeyed: Annotated[bool, typer.Option("--rekeyed", help="tune keys too that only a re-keyed row answers")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the command and the keys, and stop")] = False,
+    set_: SetOption = None,
 ) -> None:
     """Run aiter's own tuner for the missing keys, on a host with the profile's GPU; go on where it was stopped."""
-    from orchestrator.console import Progress, note, out, say
+    from orchestrator.catalog.profiles import load
     from orchestrator.deploy.kernels import Given, prepare_tuning, run_tuning
-    from orchestrator.errors import KernelsError
     from orchestrator.kernels.rows import write_untuned
     from orchestrator.paths import Home
     from orchestrator.shell import quote
 
-    plan = _plans(profile, overrides or [])[0]
-    given = Given(tables=tuple(table or ()), image=image, model=model)
+    plan = load(profile, overrides=set_ or ()).plan
+    given = Given(tables=tuple(tables or ()), image=image, model=model)
     tuning = prepare_tuning(plan, given, Home.from_environment(), hours=hours, rekeyed=rekeyed)
     if not tuning.job.keys:
         note("every key has a row; nothing to tune")
@@ -144,8 +143,10 @@ def tune_command(
         out(write_untuned(tuning.job.keys))
         return
     progress = Progress()
-    tuned = run_tuning(tuning, lambda done, wanted: progress.update(f"tuning: {done} of {wanted} keys have a row"))
-    progress.done()
+    try:
+        tuned = run_tuning(tuning, lambda done, wanted: progress.update(f"tuning: {done} of {wanted} keys have a row"))
+    finally:
+        progress.done()
     say(f"{len(tuned.kept)} rows measured and kept, {len(tuned.remaining)} keys without one")
     if tuned.remaining or tuned.problems:
         raise KernelsError(
@@ -154,34 +155,36 @@ def tune_command(
     note(f"next: `deploy kernels table --profile {profile}`, and measure accuracy with the new table before using it")
 
 
-@group.command("log")
-def log_command(
-    path: Annotated[str, typer.Argument(help="A server's log, or `-` for stdin.")] = "-",
+def log(
+    path: Annotated[str, typer.Argument(metavar="LOGFILE", help="a server's log, or - for stdin")] = "-",
+    *,
     untuned: Annotated[
-        Path | None, typer.Option("--untuned", help="Write the misses here as input for the tuner.")
+        Path | None, typer.Option(metavar="FILE", help="write the misses there, as input for the tuner")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict-kernels", help="Exit with 9 on a miss.")] = False,
-    as_json: JsonOption = False,
+    strict_kernels: Annotated[bool, typer.Option("--strict-kernels", help="exit code 9 on a miss")] = False,
+    json: Json = False,
 ) -> None:
     """Read a server's log: which keys were found in the tuned table, which were not."""
-    from orchestrator.console import out, out_json, say
-    from orchestrator.errors import KernelsError
-    from orchestrator.tuning.files import write_atomic
+    from orchestrator.files import write_whole
 
     report = _read_log(path)
-    if as_json:
+    if json:
         out_json(report.to_dict())
     else:
         out(report.summary)
     if untuned and report.untuned:
-        write_atomic(untuned, report.untuned)
+        try:
+            write_whole(untuned, report.untuned)
+        except OSError as error:
+            raise UsageError(f"`{untuned}` cannot be written: {error.strerror}") from error
         say(f"the missed keys are in `{untuned}`")
-    if strict and (report.misses or not report.seen):
+    if strict_kernels and (report.misses or not report.seen):
         raise KernelsError(f"keys missed: {len(report.misses)}" if report.misses else "the log names no lookup")
 
 
 def _read_log(path: str) -> "GateReport":
-    from orchestrator.errors import UsageError
+    import sys
+
     from orchestrator.kernels.gate import GateReader
 
     reader = GateReader()

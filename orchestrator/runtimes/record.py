@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from orchestrator.errors import HostError
+from orchestrator.files import write_whole
+
 FILE: Final = "process.json"
 
 
@@ -33,23 +36,25 @@ class Record:
 
 def write_record(run_dir: Path, record: Record) -> None:
     """Put the record in place, whole or not at all, readable by its owner only."""
-    beside = run_dir / f".{FILE}.{os.getpid()}"
-    try:
-        with open(beside, "w", opener=private) as file:
-            json.dump(dataclasses.asdict(record), file, indent=2)
-            file.write("\n")
-        beside.replace(run_dir / FILE)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_whole(run_dir / FILE, json.dumps(dataclasses.asdict(record), indent=2) + "\n", mode=0o600)
 
 
 def read_record(run_dir: Path) -> Record | None:
-    """The record of a run directory, None where nothing was started there."""
+    """The record of a run directory, None where nothing was started there.
+
+    Raises HostError for one that cannot be read: a server may run that nothing else knows of.
+    """
+    path = run_dir / FILE
     try:
-        data = json.loads((run_dir / FILE).read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Record(**{**data, "argv": tuple(data["argv"])})
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return Record(**{**data, "argv": tuple(data["argv"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise HostError(
+            f"the record `{path}` cannot be read",
+            hint="see with `ps` whether that server runs, end it by hand, and move its run directory away",
+        ) from error
 
 
 def private(path: str, flags: int) -> int:

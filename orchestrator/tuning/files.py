@@ -1,7 +1,6 @@
-"""Tables on disk: read strictly or leniently as `orchestrator.kernels.rows` says, written whole or not at all."""
+"""Tables on disk: read strictly or leniently, as `orchestrator.kernels.rows` says."""
 
 import csv
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -66,14 +65,3 @@ def refuse(problems: list[Problem]) -> None:
             else "tuned tables cannot be used as they are",
             problems=problems,
         )
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write `text` so that a reader sees the old content or the new, and a failure leaves the old."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8", newline="")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from orchestrator.files import write_whole
 from orchestrator.kernels.rows import Row, RowOrigin, merge, write_origins, write_table
 from orchestrator.paths import Home
 from orchestrator.plan import Plan
-from orchestrator.tuning.files import companion, read_tables, write_atomic
+from orchestrator.tuning.files import companion, read_tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,5 +73,5 @@ class Store:
         return path
 
     def _write(self, path: Path, rows: Sequence[Row]) -> None:
-        write_atomic(companion(path), write_origins(rows))
-        write_atomic(path, write_table(rows))
+        write_whole(companion(path), write_origins(rows))
+        write_whole(path, write_table(rows))

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.errors import Problem
+from orchestrator.files import write_whole
 from orchestrator.kernels.keys import Key
 from orchestrator.kernels.names import KernelNames, Verdict
 from orchestrator.kernels.rows import Row, RowOrigin, read_rows, write_untuned
 from orchestrator.plan import Plan
 from orchestrator.shell import attempt
-from orchestrator.tuning.files import write_atomic
 from orchestrator.tuning.store import Provenance, Store
 from orchestrator.tuning.watch import Ended, Ending, Limits, Runner, watch
 
@@ -106,7 +106,7 @@ def tune(
     wanted = _without(job.keys, earlier.kept)
     if not wanted:
         return earlier
-    write_atomic(job.folder / "untuned.csv", write_untuned(wanted))
+    write_whole(job.folder / "untuned.csv", write_untuned(wanted))
     log.unlink(missing_ok=True)
 
     def finished() -> bool:

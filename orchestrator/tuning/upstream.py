@@ -1,12 +1,12 @@
 """The pinned upstream table: downloaded once, kept by its checksum, never committed to this repository."""
 
 import hashlib
-import os
 from pathlib import Path
 
 import httpx
 
 from orchestrator.errors import KernelsError
+from orchestrator.files import write_whole
 from orchestrator.tuning.pins import Upstream
 
 
@@ -25,14 +25,7 @@ def upstream_table(pin: Upstream, folder: Path, *, transport: httpx.BaseTranspor
             where=pin.address,
             hint="a proxy may have answered in its place; look at what that address returns",
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-    return path
+    return write_whole(path, content)
 
 
 def _download(pin: Upstream, path: Path, transport: httpx.BaseTransport | None) -> bytes:

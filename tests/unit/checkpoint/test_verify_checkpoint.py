@@ -130,7 +130,7 @@ def test_a_share_that_takes_no_receipt_is_verified_each_time(tmp_path: Path, mon
         raise OSError(30, "read-only file system")
 
     directory = write_checkpoint(tmp_path / "small")
-    monkeypatch.setattr("orchestrator.checkpoint.receipt.NamedTemporaryFile", refuse)
+    monkeypatch.setattr("orchestrator.checkpoint.receipt.write_whole", refuse)
     for _ in range(2):
         assert not verify(directory, model(str(directory)), speculative=True).from_receipt
 

@@ -12,12 +12,13 @@ from orchestrator.catalog.profiles import load, profile_names
 from orchestrator.deploy.artifacts import render_artifacts
 from orchestrator.deploy.kernels import Given, build_table, cover, planned
 from orchestrator.errors import DeployError, KernelsError, WeightsError
+from orchestrator.files import write_whole
 from orchestrator.kernels.coverage import applies_to
 from orchestrator.kernels.names import Verdict
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.paths import Home
 from orchestrator.tuning.checkpoint import read_checkpoint
-from orchestrator.tuning.files import companion, read_tables, write_atomic
+from orchestrator.tuning.files import companion, read_tables
 from orchestrator.tuning.pins import Upstream, read_pins
 from orchestrator.tuning.store import Provenance, Store
 from orchestrator.tuning.upstream import upstream_table
@@ -70,9 +71,9 @@ def test_every_fault_of_every_table_is_shown_at_once(tmp_path: Path) -> None:
 
 def test_a_written_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    write_atomic(path, "old\n")
+    write_whole(path, "old\n")
     with pytest.raises(UnicodeEncodeError):
-        write_atomic(path, "\udcff")
+        write_whole(path, "\udcff")
     assert path.read_text() == "old\n"
     assert [file.name for file in tmp_path.iterdir()] == ["t.csv"]
 

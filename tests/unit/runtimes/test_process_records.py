@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.errors import HostError
 from orchestrator.paths import Home
 from orchestrator.runtimes import procfs
 from orchestrator.runtimes.base import Status
@@ -131,3 +132,10 @@ def test_server_runs_as_long_as_anything_of_it_does(home: Home, proc: Path) -> N
 
     assert runtime.state(handle).status is Status.RUNNING
     assert runtime.state(replace(handle, run_dir="/nowhere")).status is Status.ABSENT
+
+
+@pytest.mark.parametrize("text", ["", '{"name":', "[]", '{"argv": ["python3"]}', '{"argv": 3}'])
+def test_a_record_that_cannot_be_read_is_named_and_never_taken_for_no_server(home: Home, text: str) -> None:
+    (keep(home, RECORD) / "process.json").write_text(text)
+    with pytest.raises(HostError, match=r"the record `.*process\.json` cannot be read"):
+        ProcessRuntime(home).find()

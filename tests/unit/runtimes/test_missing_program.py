@@ -1,0 +1,28 @@
+"""A program that is not there: an error with a next step, or a result as a shell has it."""
+
+import pytest
+
+from orchestrator import shell
+from orchestrator.errors import HostError
+
+
+def missing(*_: object, **__: object) -> None:
+    raise FileNotFoundError(2, "No such file or directory")
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, PermissionError])
+def test_a_missing_program_is_a_host_error(monkeypatch: pytest.MonkeyPatch, error: type[OSError]) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("subprocess.run", refuse)
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    for run in (lambda: shell.run(["amd-smi"]), lambda: shell.follow(["amd-smi"], print)):
+        with pytest.raises(HostError, match="there is no program `amd-smi`") as caught:
+            run()
+        assert "amd-smi" in caught.value.hint
+
+
+def test_an_attempt_at_a_missing_program_ends_with_127(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.run", missing)
+    assert shell.attempt(["amd-smi", "version"], timeout=1).code == 127
