@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from orchestrator.report.document import Report
 
 PublishedOption: TypeAlias = Annotated[
-    str, typer.Option("--published", metavar="NAME", help="a file under profiles/published")
+    str, typer.Option("--published", metavar="NAME", help="a name below profiles/published, or a file")
 ]
 PriceOption: TypeAlias = Annotated[
     list[str] | None,

@@ -10,7 +10,9 @@ from orchestrator.cli.report import PriceOption
 from orchestrator.console import note, out, out_json, table
 
 if TYPE_CHECKING:
-    from orchestrator.deploy.reproduce import Step
+    from collections.abc import Mapping
+
+    from orchestrator.deploy.reproduce import Itinerary
 
 
 def register(app: typer.Typer) -> None:
@@ -19,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="a published measurement, such as wafer-glm52")],
+    name: Annotated[str, typer.Argument(help="a published measurement, such as wafer-glm52, or a file of one")],
     *,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="list what would be done, how long and for how much")
@@ -30,52 +32,62 @@ def reproduce(
     keep: Annotated[bool, typer.Option("--keep", help="leave a server up when its measurement fails")] = False,
     json: Json = False,
 ) -> None:
-    """Measure again what was published: preflight, stage, build, then up, smoke, bench, report, down for each layout.
+    """Measure again what was published.
 
-    The same command goes on where the last call ended.
+    First preflight, stage, kernels and build, as far as each layout needs them, then for one layout after the other up,
+    smoke, bench, report and down. The same command goes on where the last call ended.
     """
     import datetime as dt
     import sys
 
     from orchestrator import shell
     from orchestrator.deploy.report import price_book
-    from orchestrator.deploy.reproduce import STATE_FILE, State, plan_steps, still_to_do
+    from orchestrator.deploy.reproduce import STATE_FILE, Hands, State, plan_steps
     from orchestrator.deploy.reproduce import reproduce as run_steps
+    from orchestrator.deploy.servers import fleet
+    from orchestrator.paths import Home
     from orchestrator.report.published import load_published
 
+    def there(server: str) -> bool:
+        with fleet(Home.from_environment()) as servers:
+            return bool(servers.find(server))
+
     published = load_published(name)
-    directory = output or Path("results") / name
-    steps = plan_steps(published, directory, download_mb_s=download)
-    state = State(directory / STATE_FILE, steps)
+    directory = output or Path("results") / published.name
+    itinerary = plan_steps(published, directory, named=name, download_mb_s=download)
+    state = State(directory / STATE_FILE, itinerary.steps)
     if dry_run:
-        gpu = published.rates_system.partition("×")[2]
-        hourly, source = price_book(price or ()).of(gpu)
-        todo = still_to_do(steps, state.done)
-        _show(todo, hourly=hourly * published.gpus if hourly else None, source=source, json=json)
+        hourly, source = price_book(price or ()).of(published.rates_system.partition("×")[2])
+        _show(itinerary, state.done, hourly=hourly * published.gpus if hourly else None, source=source, json=json)
         return
-    run_steps(
-        steps,
-        state,
+    for sentence in itinerary.left_out:
+        note(sentence)
+    hands = Hands(
         run=lambda argv: shell.attend([sys.executable, "-m", "orchestrator", *argv]),
+        there=there,
         now=lambda: dt.datetime.now(dt.UTC),
-        keep=keep,
     )
+    run_steps(itinerary.steps, state, hands, keep=keep)
     note(f"done: the report is `{directory / 'report.html'}`")
 
 
-def _show(steps: "tuple[Step, ...]", *, hourly: float | None, source: str, json: bool) -> None:
-    """The list with its sums; `hourly` is USD for the whole node."""
-    from orchestrator.deploy.reproduce import command
+def _show(itinerary: "Itinerary", done: "Mapping[str, str]", *, hourly: float | None, source: str, json: bool) -> None:
+    """What remains, with its sums; `hourly` is USD for the whole node."""
+    from orchestrator.deploy.reproduce import command, still_to_do
 
+    steps = still_to_do(itinerary.steps, done)
     seconds = sum(step.about for step in steps)
     cost = seconds / 3600 * hourly if hourly is not None else None
     if json:
         listed = [{"id": step.id, "argv": ["deploy", *command(step)], "about_s": round(step.about)} for step in steps]
         total = {"about_s": round(seconds), "usd_per_node_hour": hourly, "usd": cost, "price_source": source or None}
-        out_json({"steps": listed, "total": {key: value for key, value in total.items() if value is not None}})
+        known = {key: value for key, value in total.items() if value is not None}
+        out_json({"steps": listed, "left_out": itinerary.left_out, "total": known})
         return
     rows = [(f"deploy {' '.join(command(step))}", _minutes(step.about), _usd(step.about, hourly)) for step in steps]
     out(table(("command", "about", "about USD"), [*rows, ("total", _minutes(seconds), _usd(seconds, hourly))]))
+    for sentence in itinerary.left_out:
+        note(sentence)
     if hourly is None:
         note("no price is known: give one with `--price`")
     else:

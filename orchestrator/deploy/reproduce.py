@@ -1,7 +1,7 @@
 """`deploy reproduce`: a published measurement, made again step by step.
 
-The steps are this tool's own commands. What is done stands in a state file, so that a call after a failure goes on
-where the last one ended; a server whose measurement is not finished is brought up again.
+The steps are this tool's own commands, as far as a plan needs them. What is done stands in a state file, so that a call
+after a failure goes on where the last one ended; a server whose measurement is not finished is brought up again.
 """
 
 import datetime as dt
@@ -13,18 +13,33 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.bench.workload import Workload, load_workload
+from orchestrator.catalog.profiles import load
 from orchestrator.console import say
-from orchestrator.errors import DeployError, UsageError
+from orchestrator.errors import DeployError, Interrupted, UsageError
 from orchestrator.files import write_whole
+from orchestrator.kernels.coverage import applies_to
+from orchestrator.plan import Plan
 from orchestrator.report.published import Published, ReproduceRun
 from orchestrator.results import RESULT_FILE
 
 STATE_FILE: Final = "reproduce.json"
-STAGES: Final = ("preflight", "stage", "build", "up", "smoke", "bench", "report", "down")
+_BEFORE: Final = ("preflight", "stage", "kernels", "build")  # what may fail before anything is measured
+_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {"kernels": ("kernels", "table")}  # else the stage's own name
 
-# Estimates, in seconds, for one node of eight GPUs. Loading 408 GiB took 3-4 min from local NVMe and 13 min over NFS
-# (AMD-AGI/Infera, GLM-5.2 recipe); compiling and graph capture come on top. VRAM is given back within minutes.
-_ABOUT: Final = {"preflight": 5.0, "build": 900.0, "up": 1200.0, "smoke": 60.0, "report": 5.0, "down": 120.0}
+# Estimates, in seconds, for one node of eight GPUs, without what is downloaded. Loading 408 GiB took 3-4 min from local
+# NVMe and 13 min over NFS (AMD-AGI/Infera, GLM-5.2 recipe); compiling and graph capture come on top. VRAM is given back
+# within minutes.
+_ABOUT: Final = {
+    "preflight": 5.0,
+    "stage": 5.0,
+    "kernels": 15.0,
+    "build": 30.0,
+    "up": 1200.0,
+    "smoke": 60.0,
+    "report": 5.0,
+    "down": 120.0,
+}
+_PULL: Final = 900.0  # of an engine's image
 _DRAIN: Final = 30.0  # until the last answer of a rate has come
 _CLIMB: Final = 2  # rates beyond the listed ones until the knee is found
 
@@ -41,26 +56,66 @@ class Step:
     output: Path | None = None  # of a measurement, which goes on where it was cut
 
 
-def plan_steps(published: Published, directory: Path, *, download_mb_s: float) -> tuple[Step, ...]:
-    """Every step, in order: first what may fail before anything is measured, then one server after the other."""
-    runs = published.reproduce.runs
-    steps: list[Step] = []
-    for stage in STAGES[:3]:
-        for index, run in enumerate(runs):
-            about = _ABOUT.get(stage, published.reproduce.checkpoint_bytes / (download_mb_s * 1e6))
-            repeated = stage != "preflight" and index > 0  # the same checkpoint, the same image
-            steps.append(_step(stage, run.profile, (stage, "--profile", run.profile), 5.0 if repeated else about))
-    for run in runs:
-        steps += _serve(run, published, directory)
-    return tuple(steps)
+@dataclass(frozen=True, kw_only=True)
+class Itinerary:
+    """Every step in order, and a sentence for each that a plan has no use for."""
+
+    steps: tuple[Step, ...]
+    left_out: tuple[str, ...]
 
 
-def _serve(run: ReproduceRun, published: Published, directory: Path) -> Iterator[Step]:
-    name = run.profile
-    yield _step("up", name, ("up", "--profile", name, "--name", name))
-    yield _step("smoke", name, ("smoke", name))
+def plan_steps(published: Published, directory: Path, *, named: str, download_mb_s: float) -> Itinerary:
+    """First what may fail before anything is measured, then one server after the other.
+
+    `named` is what the user called the published figures: a name, or a file.
+    """
+    runs = [(run, load(run.profile).plan) for run in published.reproduce.runs]
+    early = [(stage, run, plan) for stage in _BEFORE for run, plan in runs]
+    steps = list(_prepare([each for each in early if _needless(each[0], each[2]) is None], download_mb_s))
+    for run, plan in runs:
+        steps += _serve(run, plan.profile, directory, published=published, named=named)
+    left_out = (
+        f"no step `{stage}` for `{plan.profile}`: {why}" for stage, _, plan in early if (why := _needless(stage, plan))
+    )
+    return Itinerary(steps=tuple(steps), left_out=tuple(left_out))
+
+
+def _needless(stage: str, plan: Plan) -> str | None:
+    """Why a plan does without a stage; None where it needs it."""
+    if stage == "stage" and plan.model.source.kind == "generated":
+        return "its checkpoint is made on the way up"
+    if stage == "kernels" and not applies_to(plan):
+        return "its server asks aiter for no MXFP4 experts"
+    if stage == "build" and plan.runtime != "docker":
+        return "it runs in no container"
+    return None
+
+
+def _prepare(needed: Sequence[tuple[str, ReproduceRun, Plan]], download_mb_s: float) -> Iterator[Step]:
+    """The steps before the first server; a checkpoint or an image that two of them need is downloaded once."""
+    here: set[str] = set()
+    for stage, run, plan in needed:
+        what, seconds = _download(stage, plan, download_mb_s)
+        about = _ABOUT[stage] + (seconds if what not in here else 0)
+        here.add(what)
+        argv = (*_COMMANDS.get(stage, (stage,)), "--profile", run.profile)
+        yield Step(id=f"{plan.profile}/{stage}", stage=stage, run=plan.profile, argv=argv, about=about)
+
+
+def _download(stage: str, plan: Plan, download_mb_s: float) -> tuple[str, float]:
+    """What a stage downloads where it is missing, and for how many seconds."""
+    if stage == "stage" and plan.model.source.kind == "hub":
+        return plan.model.source.location, plan.model.weight_bytes / (download_mb_s * 1e6)
+    if stage in {"kernels", "build"} and plan.engine.image:
+        return plan.engine.image, _PULL
+    return "", 0.0
+
+
+def _serve(run: ReproduceRun, name: str, directory: Path, *, published: Published, named: str) -> Iterator[Step]:
+    yield _step("up", name, "up", "--profile", run.profile, "--name", name)
+    yield _step("smoke", name, "smoke", name)
     for workload in run.workloads:
-        output = directory / name / workload
+        output = directory / name / Path(workload).stem
         yield Step(
             id=f"{name}/bench/{workload}",
             stage="bench",
@@ -69,12 +124,12 @@ def _serve(run: ReproduceRun, published: Published, directory: Path) -> Iterator
             about=bench_seconds(load_workload(workload), tok_s=published.single_stream.output_tok_s),
             output=output,
         )
-    yield _step("report", name, ("report", str(directory), "--published", published.name))
-    yield _step("down", name, ("down", name))
+    yield _step("report", name, "report", str(directory), "--published", named)
+    yield _step("down", name, "down", name)
 
 
-def _step(stage: str, run: str, argv: tuple[str, ...], about: float | None = None) -> Step:
-    return Step(id=f"{run}/{stage}", stage=stage, run=run, argv=argv, about=_ABOUT[stage] if about is None else about)
+def _step(stage: str, run: str, *argv: str) -> Step:
+    return Step(id=f"{run}/{stage}", stage=stage, run=run, argv=argv, about=_ABOUT[stage])
 
 
 def bench_seconds(workload: Workload, *, tok_s: float) -> float:
@@ -124,43 +179,53 @@ def still_to_do(steps: Sequence[Step], done: Mapping[str, str]) -> tuple[Step, .
     return tuple(step for step in steps if step in left or (step.stage == "up" and step.run in needed))
 
 
-def reproduce(
-    steps: Sequence[Step],
-    state: State,
-    *,
-    run: Callable[[tuple[str, ...]], int],
-    now: Callable[[], dt.datetime],
-    keep: bool,
-) -> None:
-    """Do what remains. `run` runs one command of this tool and returns its exit code.
+@dataclass(frozen=True, kw_only=True)
+class Hands:
+    """What the steps are done with: `run` runs one command of this tool and returns its exit code."""
 
-    A server whose step fails, or is interrupted, is taken down unless `keep`. Raises DeployError with that step's code.
+    run: Callable[[tuple[str, ...]], int]
+    there: Callable[[str], bool]  # whether a server of that name runs, or what is left of it
+    now: Callable[[], dt.datetime]
+
+    def take_down(self, server: str) -> int:
+        """Take a server down that may be gone already; the exit code."""
+        return self.run(("down", server)) if self.there(server) else 0
+
+
+def reproduce(steps: Sequence[Step], state: State, hands: Hands, *, keep: bool) -> None:
+    """Do what remains.
+
+    A server whose step fails, or is interrupted, is taken down unless `keep`. Raises DeployError with that step's code,
+    Interrupted after Ctrl-C.
     """
     todo = still_to_do(steps, state.done)
     for number, step in enumerate(todo, start=1):
-        argv = command(step)
-        say(f"[{number}/{len(todo)}] deploy {' '.join(argv)}")
+        say(f"[{number}/{len(todo)}] deploy {' '.join(command(step))}")
         finished = False
         try:
-            _require(run(argv), argv)
+            _do(step, hands)
             finished = True
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted", hint="the same command goes on from here") from error
         finally:
             if not finished and not keep and step.stage in {"smoke", "bench", "report"}:
-                run(("down", step.run))
-        state.finish(step, now())
+                hands.take_down(step.run)
+        state.finish(step, hands.now())
+
+
+def _do(step: Step, hands: Hands) -> None:
+    """Run one step. Raises DeployError where its command fails."""
+    argv = command(step)
+    code = hands.take_down(step.run) if step.stage == "down" else hands.run(argv)
+    if code != 0:
+        error = DeployError(
+            f"`deploy {' '.join(argv)}` ended with exit code {code}", hint="the same command goes on from here"
+        )
+        error.exit_code = code
+        raise error
 
 
 def command(step: Step) -> tuple[str, ...]:
     """The step's command as it is run now: a measurement that was begun is resumed."""
     begun = step.output is not None and (step.output / RESULT_FILE).exists()
     return (*step.argv, "--resume") if begun else step.argv
-
-
-def _require(code: int, argv: tuple[str, ...]) -> None:
-    if code == 0:
-        return
-    error = DeployError(
-        f"`deploy {' '.join(argv)}` ended with exit code {code}", hint="the same command goes on from here"
-    )
-    error.exit_code = code
-    raise error

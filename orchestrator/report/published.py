@@ -103,10 +103,9 @@ class ReproduceRun(_Data):
 
 
 class Reproduce(_Data):
-    """What `deploy reproduce` runs. `checkpoint_bytes` sizes the download."""
+    """What `deploy reproduce` runs."""
 
     summary: str
-    checkpoint_bytes: int
     runs: tuple[ReproduceRun, ...]
 
 
@@ -210,7 +209,9 @@ def of_kind(everything: tuple[Published | Reference | Prices, ...], kind: type[_
 
 
 def load_published(name: str, directory: Path | None = None) -> Published:
-    """The published measurement of that name. Raises UsageError with the names that exist."""
+    """The published measurement of that name, or in that file. Raises UsageError with the names that exist."""
+    if name.endswith((".yaml", ".yml")):
+        return _in_file(Path(name))
     found = of_kind(load_all(directory), Published)
     for entry in found:
         if entry.name == name:
@@ -218,3 +219,13 @@ def load_published(name: str, directory: Path | None = None) -> Published:
     raise UsageError(
         f"no published figures named `{name}`", hint=f"one of {', '.join(f'`{entry.name}`' for entry in found)}"
     )
+
+
+def _in_file(path: Path) -> Published:
+    try:
+        found = parse(path.read_text(encoding="utf-8"), name=str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the published figures cannot be read: {error}", where=str(path)) from error
+    if not isinstance(found, Published):
+        raise UsageError(f"this file is of kind `{found.kind}`, not `comparison`", where=str(path))
+    return found

@@ -1,9 +1,12 @@
 """The published tables, held to what was published."""
 
+from pathlib import Path
+
 import pytest
 
 from orchestrator.bench.workload import load_workload
 from orchestrator.errors import ProfileError, UsageError
+from orchestrator.paths import data_root
 from orchestrator.report.published import Prices, Published, Reference, load_all, load_published, of_kind, parse
 
 WAFER = load_published("wafer-glm52")
@@ -61,3 +64,14 @@ def test_a_fault_is_shown_with_its_line() -> None:
     with pytest.raises(ProfileError) as caught:
         parse(text, name="x.yaml")
     assert [problem.where for problem in caught.value.problems] == ["x.yaml:8"]
+
+
+def test_a_measurement_may_stand_in_a_file_of_the_user(tmp_path: Path) -> None:
+    shipped = data_root() / "profiles" / "published"
+    mine = tmp_path / "mine.yaml"
+    mine.write_text((shipped / "wafer-glm52.yaml").read_text().replace("name: wafer-glm52", "name: mine"))
+    assert load_published(str(mine)).name == "mine"
+    with pytest.raises(UsageError, match="kind `prices`, not `comparison`"):
+        load_published(str(shipped / "inferencex-tco.yaml"))
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_published(str(tmp_path / "none.yaml"))

@@ -8,6 +8,7 @@ import pytest
 from orchestrator.bench.workload import load_workload
 from orchestrator.deploy.reproduce import (
     STATE_FILE,
+    Hands,
     State,
     Step,
     bench_seconds,
@@ -16,37 +17,94 @@ from orchestrator.deploy.reproduce import (
     reproduce,
     still_to_do,
 )
-from orchestrator.errors import DeployError, UsageError
-from orchestrator.report.published import load_published
+from orchestrator.errors import DeployError, Interrupted, UsageError
+from orchestrator.paths import data_root
+from orchestrator.report.published import Published, ReproduceRun, load_published
 
 NOW = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
+WAFER = load_published("wafer-glm52")
 
 
 def steps(directory: Path) -> tuple[Step, ...]:
-    return plan_steps(load_published("wafer-glm52"), directory, download_mb_s=400)
+    return plan_steps(WAFER, directory, named=WAFER.name, download_mb_s=400).steps
+
+
+def runs_of(*runs: tuple[str, str]) -> Published:
+    """The published figures with other servers to bring up: profile and workload."""
+    other = tuple(ReproduceRun(profile=profile, workloads=(workload,)) for profile, workload in runs)
+    return WAFER.model_copy(update={"reproduce": WAFER.reproduce.model_copy(update={"runs": other})})
 
 
 class Machine:
-    """Runs nothing, remembers everything; fails at one command."""
+    """Runs nothing, remembers everything; ends one command otherwise than well. Knows which servers are up."""
 
-    def __init__(self, failing: str = "") -> None:
+    def __init__(self, failing: str = "", *, interrupted: bool = False) -> None:
         self.failing = failing
+        self.interrupted = interrupted
         self.ran: list[str] = []
+        self.servers: set[str] = set()
 
     def __call__(self, argv: tuple[str, ...]) -> int:
         self.ran.append(" ".join(argv))
-        return 8 if self.failing and self.ran[-1].startswith(self.failing) else 0
+        if self.failing and self.ran[-1].startswith(self.failing):
+            if self.interrupted:
+                raise KeyboardInterrupt
+            return 8
+        if argv[0] == "up":
+            self.servers.add(argv[-1])
+        if argv[0] == "down":
+            self.servers.remove(argv[1])
+        return 0
 
 
 def go(directory: Path, machine: Machine, *, keep: bool = False) -> None:
     planned = steps(directory)
-    reproduce(planned, State(directory / STATE_FILE, planned), run=machine, now=lambda: NOW, keep=keep)
+    hands = Hands(run=machine, there=machine.servers.__contains__, now=lambda: NOW)
+    reproduce(planned, State(directory / STATE_FILE, planned), hands, keep=keep)
 
 
 def test_everything_that_can_fail_early_comes_before_the_first_server(tmp_path: Path) -> None:
     stages = [step.stage for step in steps(tmp_path)]
-    assert stages[:6] == ["preflight", "preflight", "stage", "stage", "build", "build"]
-    assert stages[6:] == ["up", "smoke", "bench", "bench", "report", "down", "up", "smoke", "bench", "report", "down"]
+    assert stages[:8] == ["preflight"] * 2 + ["stage"] * 2 + ["kernels"] * 2 + ["build"] * 2
+    assert stages[8:] == ["up", "smoke", "bench", "bench", "report", "down", "up", "smoke", "bench", "report", "down"]
+
+
+def test_the_tuned_table_is_built_for_the_image_that_is_built_next(tmp_path: Path) -> None:
+    """The published 2,626 tok/s are those of tuned fp4 MoE kernels."""
+    commands = [" ".join(step.argv) for step in steps(tmp_path)]
+    table = commands.index("kernels table --profile mi355x-tp4dp2")
+    assert commands.index("build --profile mi355x-tp4dp2") > table
+
+
+def test_a_plan_has_only_the_steps_that_it_needs_and_says_so(tmp_path: Path) -> None:
+    published = runs_of(("cpu-tiny", "smoke-tiny"), ("b200-tp8", "wafer-20k-1k"))
+    itinerary = plan_steps(published, tmp_path, named="mine.yaml", download_mb_s=400)
+    early = [step.id for step in itinerary.steps if step.stage in {"stage", "kernels", "build"}]
+    assert early == ["b200-tp8/stage", "b200-tp8/build"]
+    assert itinerary.left_out == (
+        "no step `stage` for `cpu-tiny`: its checkpoint is made on the way up",
+        "no step `kernels` for `cpu-tiny`: its server asks aiter for no MXFP4 experts",
+        "no step `kernels` for `b200-tp8`: its server asks aiter for no MXFP4 experts",
+        "no step `build` for `cpu-tiny`: it runs in no container",
+    )
+    assert ("report", str(tmp_path), "--published", "mine.yaml") in [step.argv for step in itinerary.steps]
+
+
+def test_a_profile_in_a_file_is_served_under_its_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text((data_root() / "profiles" / "cpu-tiny.yaml").read_text())
+    (tmp_path / "brief.yaml").write_text((data_root() / "profiles" / "workloads" / "smoke-tiny.yaml").read_text())
+    published = runs_of((str(tmp_path / "mine.yaml"), str(tmp_path / "brief.yaml")))
+    found = {step.stage: step for step in plan_steps(published, tmp_path, named="x", download_mb_s=400).steps}
+    assert found["up"].argv == ("up", "--profile", str(tmp_path / "mine.yaml"), "--name", "mine")
+    assert found["bench"].output == tmp_path / "mine" / "brief"
+
+
+def test_what_two_layouts_share_is_downloaded_once(tmp_path: Path) -> None:
+    """438 GB at 400 MB/s; the image comes with the first step that reads it."""
+    about = {step.id: step.about for step in steps(tmp_path)}
+    assert about["mi355x-tp8/stage"] - about["mi355x-tp4dp2/stage"] == pytest.approx(438e9 / 400e6, rel=0.001)
+    assert about["mi355x-tp8/kernels"] > 10 * about["mi355x-tp4dp2/kernels"]
+    assert about["mi355x-tp8/build"] == about["mi355x-tp4dp2/build"] < 60
 
 
 def test_each_server_is_down_before_the_next_is_up(tmp_path: Path) -> None:
@@ -83,17 +141,21 @@ def test_keep_leaves_it_up(tmp_path: Path) -> None:
 
 
 def test_an_interruption_takes_the_server_down_too(tmp_path: Path) -> None:
-    machine = Machine()
-
-    def interrupted(argv: tuple[str, ...]) -> int:
-        if argv[0] == "smoke":
-            raise KeyboardInterrupt
-        return machine(argv)
-
-    planned = steps(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        reproduce(planned, State(tmp_path / STATE_FILE, planned), run=interrupted, now=lambda: NOW, keep=False)
+    machine = Machine("smoke", interrupted=True)
+    with pytest.raises(Interrupted, match="interrupted") as caught:
+        go(tmp_path, machine)
+    assert caught.value.hint == "the same command goes on from here"
     assert machine.ran[-1] == "down mi355x-tp8"
+
+
+def test_a_server_that_is_gone_is_not_taken_down_again(tmp_path: Path) -> None:
+    """The failed report took it down; what remains after the mended report is nothing."""
+    with pytest.raises(DeployError):
+        go(tmp_path, Machine("report"))
+    again = Machine()
+    go(tmp_path, again)
+    assert again.ran[0].startswith("report")
+    assert again.ran[1] == "up --profile mi355x-tp4dp2 --name mi355x-tp4dp2"
 
 
 def test_a_measurement_that_was_begun_is_resumed(tmp_path: Path) -> None:
