@@ -286,6 +286,8 @@ class _Wait:
         doing = self.reader.text
         if state.restarts > self._restarts:
             raise self._error(f"the server died while {doing} and was started again")
+        if state.status is Status.ABSENT:
+            raise self._error(f"the server is gone: something else removed it while {doing}")
         if state.status is not Status.RUNNING:
             code = "" if state.exit_code is None else f" with code {state.exit_code}"
             reason = f" ({state.detail})" if state.detail else ""

@@ -9,7 +9,7 @@ from orchestrator.artifacts import Artifacts
 from orchestrator.checkpoint.verify import checkpoint_directory, needs_mtp, verify
 from orchestrator.console import Progress, note, warn
 from orchestrator.deploy.images import build_image
-from orchestrator.deploy.readiness import inspect_host, wait_until_drained
+from orchestrator.deploy.readiness import far_host, inspect_host, wait_until_drained
 from orchestrator.errors import BuildError
 from orchestrator.host.gpu_checks import VRAM_IN_USE
 from orchestrator.host.report import Level, PreflightReport
@@ -48,7 +48,7 @@ def prepare(artifacts: Artifacts, home: Home, *, host: str | None, inputs: Mappi
     if plan.runtime == "process":
         argv = (interpreter(plan, home), *artifacts.command.argv[1:])
         artifacts = replace(artifacts, command=replace(artifacts.command, argv=argv))
-    _checkpoint(plan, home, host)
+    _checkpoint(plan, home, far_host(plan, host))
     built = None
     if plan.runtime == "docker":
         built = build_image(find_docker(host), plan, inputs=inputs)
@@ -81,10 +81,10 @@ def interpreter(plan: Plan, home: Home) -> str:
     return str(made.python)
 
 
-def _checkpoint(plan: Plan, home: Home, host: str | None) -> None:
+def _checkpoint(plan: Plan, home: Home, far: str | None) -> None:
     """The checkpoint is there and whole, as far as it is on this machine."""
-    if host is not None:
-        warn(f"the checkpoint on {host} is not looked at", hint="`deploy stage` on that machine verifies it")
+    if far is not None:
+        warn(f"the checkpoint on {far} is not looked at", hint="`deploy stage` on that machine verifies it")
         return
     directory = checkpoint_directory(plan.model, home)
     if plan.model.source.kind == "generated":

@@ -141,7 +141,8 @@ def _bring_up(start: Start, servers: Fleet) -> Up:
     secrets = {plan.server.api_key_env: key} if plan.server.api_key_env and key else {}
     try:
         handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=secrets)
-        say(f"started `{name}`; log: {run.log}")
+        log = str(run.log) if run.log.exists() else f"`deploy logs {name}`"  # Docker keeps it until the stop
+        say(f"started `{name}`; log: {log}")
         ready = await_ready(handle, runtime, plan=plan, key=key, timeout=start.order.timeout)
         report = prove(handle, runtime, plan=plan, key=key)
         run.save("smoke.json", report.to_dict())

@@ -70,7 +70,12 @@ def find_docker(host: str | None = None, *, environ: Mapping[str, str] = os.envi
     docker = next((client for client in clients if client.builder == "buildkit"), clients[0])
     server = docker.run("version", "--format", "{{.Server.Version}}")
     if not server.ok:
-        raise HostError("the docker daemon does not answer", hint="`systemctl start docker`", details=server.stderr)
+        at = host or environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+        raise HostError(
+            f"the Docker daemon at `{at}` does not answer",
+            hint="`docker version` shows whether it runs and may be used; DOCKER_HOST or --host names another",
+            details=f"  {server.stderr.strip()}",
+        )
     return docker
 
 

@@ -10,10 +10,12 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from orchestrator.console import note
+from orchestrator.errors import HostError
 from orchestrator.runtimes.supervisor import LOG, split_lines
 from orchestrator.secret import redact
 
 _PAUSE: Final = 0.2  # seconds between two looks at a container that is between two runs
+_SETTLED: Final = 50  # looks after which a run that still goes on has not ended: only its stream has
 
 
 def container_log(container: Container) -> Iterator[str]:
@@ -22,7 +24,10 @@ def container_log(container: Container) -> Iterator[str]:
 
 
 def follow_log(container: Container) -> Iterator[str]:
-    """What the container writes until it has ended for good: Docker ends a stream at every restart."""
+    """What the container writes until it has ended for good: Docker ends a stream at every restart.
+
+    Raises HostError where the stream ends and the run goes on, as when the daemon restarts and leaves containers alone.
+    """
     since = None
     while True:
         run = container.attrs["State"]["StartedAt"]
@@ -54,7 +59,8 @@ def read_log(run_dir: Path) -> Iterator[str]:
 
 def _runs_again(container: Container, run: str) -> bool:
     """Wait until Docker has decided: another run (true), or none."""
-    while True:
+    looks = 0
+    while looks < _SETTLED:
         try:
             container.reload()
         except NotFound:
@@ -62,9 +68,12 @@ def _runs_again(container: Container, run: str) -> bool:
         state = container.attrs["State"]
         if state["Status"] not in {"running", "restarting"}:
             return False
-        if state["Status"] == "running" and state["StartedAt"] != run:
-            return True
+        if state["Status"] == "running":
+            if state["StartedAt"] != run:
+                return True
+            looks += 1
         time.sleep(_PAUSE)
+    raise HostError("the log was cut off while the server runs on", hint="ask for it again: the daemon was restarted?")
 
 
 def _lines(container: Container, *, follow: bool, since: float | None) -> Iterator[str]:

@@ -35,7 +35,7 @@ _SEED = (
     "ca-certificates",
 )
 _LEFT_OUT = ("/usr/share/doc/", "/usr/share/man/", "/usr/share/locale/", "/usr/share/perl", "/usr/share/git-core/")
-_UNUSED = ("sglang", "pip", "torch/include", "torch/bin", "torch/share")
+_UNUSED = ("sglang", "pip", "torch/include", "torch/share")
 
 # Debian's Python reads .pth files here: the image's own sources come first, then the mounted packages with their .pth.
 _PATHS = f"/sgl-workspace/sglang/python\n/sgl-workspace/aiter\nimport site; site.addsitedir('{ENGINE_PACKAGES}')\n"
@@ -73,11 +73,11 @@ def engine_image(packages: Path, *, docker: str = "docker") -> str:
         tar.add(packages, arcname=ENGINE_PACKAGES.lstrip("/"), filter=_is_used)
         _add_paths(tar)
 
-    return _imported("deploy-standin/engine", [environment, *system], fill, docker=docker)
+    return _imported("deploy-standin/engine", [environment, *_UNUSED, *system], fill, docker=docker)
 
 
 def _is_used(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """What a server imports: neither the second copy of sglang nor headers and programs for building against torch."""
+    """What a server imports: neither the second copy of sglang nor headers for building against torch."""
     inside = entry.name.removeprefix(f"{ENGINE_PACKAGES}/".lstrip("/"))
     return None if inside in _UNUSED else entry
 

@@ -1,7 +1,5 @@
 """A Docker host at the other end of a real ssh connection; the far machine is this one."""
 
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,8 +10,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cpu_server import CpuEngine, free_port
+from cpu_server import CpuEngine
 from docker_server import DockerEngine
+from loopback_ssh import needs_sshd, ssh_server, tunnels
 
 from orchestrator.errors import HostError
 from orchestrator.runtimes.docker import DockerRuntime
@@ -21,7 +20,7 @@ from orchestrator.runtimes.docker import DockerRuntime
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.docker,
-    pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="needs openssh-server"),
+    needs_sshd,
 ]
 
 HTTP = ("python3", "-m", "http.server", "--bind", "0.0.0.0")
@@ -29,43 +28,9 @@ HTTP = ("python3", "-m", "http.server", "--bind", "0.0.0.0")
 
 @pytest.fixture
 def far_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_engine: CpuEngine) -> Iterator[str]:
-    """An ssh server of the test's own, on loopback, with a key of the test's own."""
-    port = free_port()
-    for name in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
-    (tmp_path / "known").write_text(f"[127.0.0.1]:{port} {(tmp_path / 'host.pub').read_text()}")
-    (tmp_path / "client").write_text(
-        f"Host *\nIdentityFile {tmp_path}/user\nIdentitiesOnly yes\nUserKnownHostsFile {tmp_path}/known\n"
-    )
-    (tmp_path / "server").write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host\nAuthorizedKeysFile {tmp_path}/user.pub\n"
-        "StrictModes no\nPasswordAuthentication no\nUsePAM no\nPidFile none\n"
-        f"SetEnv DEPLOY_HOME={cpu_engine.home.root}\n"
-    )
-    ssh = tmp_path / "bin/ssh"  # ssh reads its configuration from the home of the account, whatever HOME says
-    ssh.parent.mkdir()
-    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/client "$@"\n')
-    ssh.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("TMPDIR", "/tmp")  # the path of a unix socket has to be short
-    Path("/run/sshd").mkdir(exist_ok=True)
-    server = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", str(tmp_path / "server")], stderr=subprocess.DEVNULL)
-    url = f"ssh://127.0.0.1:{port}"
-    try:
-        while subprocess.run(
-            ["ssh", "-p", str(port), "127.0.0.1", "true"], capture_output=True, check=False
-        ).returncode:
-            time.sleep(0.05)
+    """A far machine with the same home."""
+    with ssh_server(tmp_path, deploy_home=cpu_engine.home.root, monkeypatch=monkeypatch) as url:
         yield url
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def tunnels() -> list[str]:
-    """The ssh connections that runtimes hold."""
-    listed = subprocess.run(["pgrep", "-af", "ssh .*deploy-ssh-"], capture_output=True, text=True, check=False)
-    return listed.stdout.splitlines()
 
 
 def answers(url: str) -> bool:

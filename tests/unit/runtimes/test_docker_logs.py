@@ -8,6 +8,7 @@ import pytest
 from docker.errors import NotFound
 from docker.models.containers import Container
 
+from orchestrator.errors import HostError
 from orchestrator.runtimes.docker_logs import container_log, follow_log, read_log, save_log
 
 
@@ -58,6 +59,13 @@ def test_a_log_is_followed_from_run_to_run() -> None:
 
 def test_following_ends_when_the_container_is_removed() -> None:
     assert list(follow_log(cast("Container", Restarting(removed=True))))[-1] == "loads 2"
+
+
+def test_a_stream_that_was_cut_is_not_waited_for() -> None:
+    container = Restarting()
+    container.reload = lambda: None  # type: ignore[method-assign] # the same run, at every look
+    with pytest.raises(HostError, match="the log was cut off while the server runs on"):
+        list(follow_log(cast("Container", container)))
 
 
 def test_a_kept_log_is_redacted_and_whole(tmp_path: Path) -> None:

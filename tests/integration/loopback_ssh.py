@@ -1,0 +1,59 @@
+"""An ssh server of the tests' own on loopback, with keys of its own: the far machine is this one."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cpu_server import free_port
+
+needs_sshd = pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="needs openssh-server")
+
+
+@contextmanager
+def ssh_server(folder: Path, *, deploy_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Its URL; `ssh` on the PATH knows it, and DEPLOY_HOME is `deploy_home` at its end."""
+    port = free_port()
+    _write_files(folder, port, deploy_home)
+    ssh = folder / "bin/ssh"  # ssh reads its configuration from the home of the account, whatever HOME says
+    ssh.parent.mkdir()
+    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/client "$@"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("TMPDIR", "/tmp")  # the path of a unix socket has to be short
+    Path("/run/sshd").mkdir(exist_ok=True)
+    server = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "server")], stderr=subprocess.DEVNULL)
+    try:
+        while subprocess.run(
+            ["ssh", "-p", str(port), "127.0.0.1", "true"], capture_output=True, check=False
+        ).returncode:
+            assert server.poll() is None, "sshd has ended"
+            time.sleep(0.05)
+        yield f"ssh://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def tunnels() -> list[str]:
+    """The ssh connections that runtimes hold."""
+    listed = subprocess.run(["pgrep", "-af", "ssh .*deploy-ssh-"], capture_output=True, text=True, check=False)
+    return listed.stdout.splitlines()
+
+
+def _write_files(folder: Path, port: int, deploy_home: Path) -> None:
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    (folder / "known").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
+    (folder / "client").write_text(
+        f"Host *\nIdentityFile {folder}/user\nIdentitiesOnly yes\nUserKnownHostsFile {folder}/known\n"
+    )
+    (folder / "server").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
+        "StrictModes no\nPasswordAuthentication no\nUsePAM no\nPidFile none\n"
+        f"SetEnv DEPLOY_HOME={deploy_home}\n"
+    )

@@ -1,0 +1,204 @@
+"""`deploy` with containers, as a user runs it: real Docker, an image built on a stand-in, real sglang inside.
+
+Each test takes one server through a part of its life by the command line alone, and looks for what is left behind.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+from cpu_server import free_port
+from loopback_ssh import needs_sshd, ssh_server, tunnels
+from standin import AITER, PACKAGE, engine_image
+
+from orchestrator.environments import Environment
+from orchestrator.paths import Home
+
+pytestmark = [pytest.mark.engine, pytest.mark.docker]
+
+NAME = f"boxed-{os.getpid()}"  # every run of the tests sees the containers of the others
+
+
+@pytest.fixture(scope="module")
+def base(cpu_environment: Environment) -> str:
+    if shutil.which("docker") is None or docker("version").returncode:
+        pytest.skip("no Docker daemon answers")
+    return engine_image(cpu_environment.python.parent.parent / "lib/python3.11/site-packages")
+
+
+@pytest.fixture
+def deploy(engine_home: Home, tiny_model: Path) -> Iterator[CommandLine]:
+    """`deploy`, whose server is taken down after the test, however it ends."""
+    assert tiny_model.is_dir()
+    command = CommandLine(engine_home)
+    yield command
+    docker("rm", "--force", f"deploy-{NAME}")
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def up(base: str, port: int) -> list[str]:
+    """The command that brings `cpu-tiny` up in a container; more words may follow."""
+    settings = {
+        "runtime": "docker",
+        "engine.image": base,
+        "engine.template": "sglang-rocm",
+        "engine.source_dir": PACKAGE,
+        "engine.aiter_dir": str(Path(AITER).parent),
+        "server.port": port,
+    }
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    return ["up", "--profile", "cpu-tiny", "--name", NAME, *words]
+
+
+def docker(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+
+
+def status(deploy: CommandLine, *words: str) -> dict[str, object]:
+    """What `deploy status NAME` says."""
+    asked = deploy.run("status", NAME, "--json", *words)
+    assert asked.returncode == 0, asked.stderr
+    [server] = json.loads(asked.stdout)
+    assert isinstance(server, dict)
+    return server
+
+
+def is_clean(deploy: CommandLine, port: int) -> None:
+    """No container, running or not, and nobody on the port."""
+    assert docker("ps", "--all", "--quiet", "--filter", f"label=deploy.name={NAME}").stdout == ""
+    assert NAME not in deploy.run("status", "--json").stdout
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def kept_log(deploy: CommandLine) -> str:
+    """The log that the last run of the server left on this machine."""
+    return max(deploy.home.runs.glob(f"{NAME}/*/server.log")).read_text()
+
+
+def processes() -> dict[str, int]:
+    """The server's processes by title, with the pid each has on the host."""
+    listed = docker("top", f"deploy-{NAME}", "-eo", "pid,args").stdout.splitlines()[1:]
+    return {title: int(pid) for pid, title in (line.split(maxsplit=1) for line in listed)}
+
+
+def test_the_whole_line(deploy: CommandLine, up: list[str], port: int) -> None:
+    first = deploy.run(*up, "--json")
+    assert first.returncode == 0, first.stderr
+    assert f"deploy logs {NAME}" in first.stderr
+    result = json.loads(first.stdout)
+    verdicts = {check["name"]: check["verdict"] for check in result["smoke"]["checks"]}
+    assert verdicts["prefix cached"] == verdicts["stream agrees"] == verdicts["malformed refused"] == "passed"
+
+    shown = status(deploy)
+    assert (shown["runtime"], shown["status"], shown["health"]) == ("docker", "running", "healthy")
+    assert shown["url"] == result["url"] == f"http://127.0.0.1:{port}"
+    assert "The server is fired up and ready to roll" in deploy.run("logs", NAME).stdout
+    with deploy.running("logs", NAME, "--follow") as following:
+        assert deploy.run("ask", NAME, "Once upon a time", "--tokens", "12").stdout.strip()
+        assert deploy.run("smoke", NAME).returncode == 0
+        again = deploy.run(*up)
+        assert (again.returncode, "is already up" in again.stderr) == (0, True)
+        other = deploy.run(*up, "--set", "flags.max-total-tokens=32768")
+        assert other.returncode == 6
+        assert "- flags.max-total-tokens: 65536\n+ flags.max-total-tokens: 32768" in other.stderr
+
+        down = deploy.run("down", NAME)
+        assert down.returncode == 0, down.stderr
+        followed, _ = following.process.communicate(timeout=30)
+    assert "POST /v1/completions" in followed
+    assert following.process.returncode == 0
+    assert "Draining requests and shutting down" in kept_log(deploy)
+    is_clean(deploy, port)
+
+
+def test_a_server_that_dies_while_loading_is_not_waited_for(deploy: CommandLine, up: list[str], port: int) -> None:
+    """Docker would start it three times more."""
+    failed = deploy.run(*up, "--set", "env.SGLANG_USE_CPU_ENGINE=0")
+    assert failed.returncode == 7, failed.stderr
+    assert "Traceback" in failed.stderr.partition("error:")[2], "the server's own last lines are shown"
+    assert "Traceback" in kept_log(deploy)
+    is_clean(deploy, port)
+
+
+def test_ctrl_c_during_the_wait(deploy: CommandLine, up: list[str], port: int) -> None:
+    with deploy.running(*up) as command:
+        command.wait_for("started `")
+        code, said = command.end(signal.SIGINT)
+    assert code == 130, said
+    assert "Traceback" not in said
+    is_clean(deploy, port)
+
+
+def test_a_container_is_removed_during_the_wait(deploy: CommandLine, up: list[str], port: int) -> None:
+    with deploy.running(*up) as command:
+        command.wait_for("started `")
+        docker("rm", "--force", f"deploy-{NAME}")
+        _, said = command.process.communicate(timeout=60)
+    assert command.process.returncode == 7
+    assert "error: the server is gone" in said
+    is_clean(deploy, port)
+
+
+def test_a_command_killed_and_a_server_killed_to_its_limit(deploy: CommandLine, up: list[str], port: int) -> None:
+    """The server outlives the command that started it; Docker starts it again three times, and `status` says so."""
+    with deploy.running(*up) as command:
+        command.wait_for("started `")
+        command.process.send_signal(signal.SIGKILL)
+        command.process.wait()
+    while status(deploy)["health"] != "healthy":
+        time.sleep(0.5)
+
+    for deaths in range(1, 5):
+        os.kill(min(processes().values()), signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while (shown := status(deploy))["status"] == "running" and shown["restarts"] != deaths:
+            assert time.monotonic() < deadline
+    assert (shown["status"], shown["exit_code"], shown["restarts"]) == ("exited", 137, 3)
+    assert shown["detail"] == "the restart limit is reached (restarted 3 of 3 times), last exit code 137"
+    assert deploy.run("smoke", NAME).returncode == 8
+
+    assert deploy.run("down", NAME).returncode == 0
+    is_clean(deploy, port)
+
+
+def test_a_daemon_that_does_not_answer(deploy: CommandLine, up: list[str]) -> None:
+    nowhere = "unix:///no/such.sock"
+    refused = deploy.run(*up, "--host", nowhere)
+    assert refused.returncode == 4
+    assert "error: the Docker daemon at `unix:///no/such.sock` does not answer" in refused.stderr
+    for words in (("status",), ("down", NAME)):
+        assert f"the Docker daemon at `{nowhere}` does not answer" in deploy.run(*words, "--host", nowhere).stderr
+
+
+@needs_sshd
+def test_the_same_over_ssh(
+    deploy: CommandLine, up: list[str], port: int, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The far machine has a home of its own, where the checkpoint was staged."""
+    shutil.copytree(tiny_model, tmp_path / "far/models/tiny")
+    with ssh_server(tmp_path, deploy_home=tmp_path / "far", monkeypatch=monkeypatch) as url:
+        there = ("--host", url)
+        first = deploy.run(*up, *there, "--json")
+        assert first.returncode == 0, first.stderr
+        assert not json.loads(first.stdout)["url"].endswith(f":{port}")  # the far end of a tunnel has another port
+        assert status(deploy, *there)["health"] == "healthy"
+        assert str(tmp_path / "far/models/tiny") in docker("inspect", f"deploy-{NAME}").stdout
+        assert deploy.run("smoke", NAME, *there).returncode == 0
+        assert deploy.run("down", NAME, *there).returncode == 0
+        assert tunnels() == []
+    assert "Draining requests and shutting down" in kept_log(deploy)
+    is_clean(deploy, port)
