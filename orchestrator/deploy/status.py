@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from orchestrator.console import table
-from orchestrator.deploy.proof import answers
 from orchestrator.deploy.servers import Fleet
 from orchestrator.runtimes.base import Handle, Status
 
@@ -52,9 +51,7 @@ def status_table(found: Iterable[ServerStatus]) -> str:
 
 def _status(servers: Fleet, handle: Handle, *, ask: bool) -> ServerStatus:
     state = servers.runtime(handle).state(handle)
-    health = ""
-    if ask and state.status is Status.RUNNING:
-        health = "healthy" if answers(handle) else "unhealthy"
+    health = _health(handle) if ask and state.status is Status.RUNNING else ""
     return ServerStatus(
         name=handle.name,
         profile=handle.profile,
@@ -69,6 +66,12 @@ def _status(servers: Fleet, handle: Handle, *, ask: bool) -> ServerStatus:
         detail=state.detail,
         run_dir=handle.run_dir,
     )
+
+
+def _health(handle: Handle) -> str:
+    from orchestrator.deploy.proof import answers  # noqa: PLC0415 - an HTTP client takes 0.2 s to import
+
+    return "healthy" if answers(handle) else "unhealthy"
 
 
 def _state(server: ServerStatus) -> str:
