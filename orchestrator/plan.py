@@ -7,8 +7,13 @@ durations are seconds; sequences are tuples sorted where their order carries no 
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+# What a profile and a server may be called: the name stands in image names, container names and paths.
+NAME: Final = re.compile(r"(?=.{1,63}\Z)[a-z0-9]+(?:[._-][a-z0-9]+)*\Z")
 
 
 class Origin(StrEnum):
@@ -157,6 +162,12 @@ class Server:
     port: int
     allow_public: bool
     api_key_env: str | None
+
+    @property
+    def url(self) -> str:
+        """The base URL on the machine it runs on: a server that listens everywhere is reached on loopback."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
 @dataclass(frozen=True, kw_only=True)

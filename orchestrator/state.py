@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.artifacts import ContextFile
-from orchestrator.errors import BenchError, HostError, NameTakenError
+from orchestrator.errors import BenchError, HostError, NameTakenError, UsageError
 from orchestrator.files import write_whole
 from orchestrator.paths import Home
-from orchestrator.plan import Plan
+from orchestrator.plan import NAME, Plan
 from orchestrator.results import RESULT_FILE, Result, from_json
 
 
@@ -66,7 +66,13 @@ def write_files(folder: Path, files: Iterable[ContextFile]) -> None:
 
 @contextlib.contextmanager
 def claim(home: Home, name: str) -> Iterator[None]:
-    """Be the only command that works on `name`. Raises NameTakenError where another one is, with its pid."""
+    """Be the only command that works on `name`.
+
+    Raises NameTakenError where another one is, with its pid, and UsageError for what cannot be a name.
+    """
+    if not NAME.match(name):
+        hint = "lower-case letters and digits, with single `.`, `_` or `-` between them, at most 63 characters"
+        raise UsageError(f"a server cannot be called `{name}`", hint=hint)
     folder = home.runs / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,6 +108,8 @@ def open_run(home: Home, name: str, plan: Plan) -> RunDir:
 
 def latest_run(home: Home, name: str) -> RunDir | None:
     """The newest run directory of a name, None where there is none."""
+    if not NAME.match(name):  # a path, perhaps
+        return None
     runs = sorted(path for path in (home.runs / name).glob("*-*") if path.is_dir())
     return RunDir(runs[-1]) if runs else None
 

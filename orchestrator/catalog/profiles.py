@@ -9,7 +9,7 @@ from orchestrator.catalog.patches import read_ledger
 from orchestrator.errors import Problem, ProfileError
 from orchestrator.nearest import did_you_mean
 from orchestrator.paths import data_root
-from orchestrator.plan import Plan
+from orchestrator.plan import NAME, Plan
 from orchestrator.planner import FlagSpec, FlagTable, Knowledge, decide
 from orchestrator.planner.known_bad import KnownBad, parse_known_bad
 from orchestrator.profile.compose import Composed, Override, compose, part_names
@@ -46,6 +46,9 @@ def load(
     root = root or data_root()
     given = tuple(Override.parse(text) for text in overrides)
     path = _profile_path(name, root)
+    if not NAME.match(path.stem):
+        hint = "rename it: lower-case letters and digits, with single `.`, `_` or `-` between them"
+        raise ProfileError(f"a profile cannot be called `{path.stem}`", where=str(path), hint=hint)
     document = _read(path, root)
     names = part_names(document, given)
     parts = _read_parts(names, document, root)

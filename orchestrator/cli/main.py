@@ -10,7 +10,7 @@ import typer
 from orchestrator import __version__
 from orchestrator.cli import bench, cache, diagnose, evals, host, images, kernels, profiles, report, reproduce, serve
 from orchestrator.console import out, show_error
-from orchestrator.errors import DeployError
+from orchestrator.errors import DeployError, HostError
 
 app = typer.Typer(
     name="deploy", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
@@ -50,6 +50,11 @@ def main() -> None:
     except DeployError as error:
         show_error(error)
         sys.exit(error.exit_code)
+    except OSError as error:  # what no command has made a sentence of: a full disk, a home that is not ours
+        hint = "free disk space, or set DEPLOY_HOME to where you may write" if error.filename else ""
+        fault = HostError(error.strerror or str(error), where=str(error.filename or ""), hint=hint)
+        show_error(fault)
+        sys.exit(fault.exit_code)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

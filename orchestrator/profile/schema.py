@@ -36,7 +36,6 @@ def _setting(value: object) -> object:
 
 
 Size = Annotated[int, BeforeValidator(_bytes), Field(ge=0)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=63)]
 
 
 class Strict(BaseModel):

@@ -4,9 +4,7 @@ from pathlib import PurePosixPath
 
 from orchestrator.artifacts import Command
 from orchestrator.plan import Plan
-from orchestrator.render.container import overlay_path
-
-CONTAINER_MODELS = "/models"  # where a container finds checkpoints
+from orchestrator.render.container import container_model, overlay_path
 
 
 def server_command(plan: Plan) -> Command:
@@ -24,7 +22,7 @@ def server_command(plan: Plan) -> Command:
 def model_path(plan: Plan) -> str:
     """Where the server finds the checkpoint: absolute in a container, below the tool's home for a process."""
     if plan.runtime == "docker":
-        return f"{CONTAINER_MODELS}/{plan.model.name}"
+        return container_model(plan)
     if overlay := overlay_path(plan):
         return str(PurePosixPath(overlay).parent)
     return plan.model.source.location if plan.model.source.kind == "directory" else f"models/{plan.model.name}"

@@ -37,12 +37,11 @@ def container_name(name: str) -> str:
 
 def container_labels(plan: Plan, name: str) -> dict[str, str]:
     """The record of a server, kept where it cannot come apart from the server: on the container."""
-    host = "127.0.0.1" if plan.server.host == "0.0.0.0" else plan.server.host  # noqa: S104 - compared, not bound
     return {
         "deploy.name": name,
         "deploy.plan": plan.digest,
         "deploy.profile": plan.profile,
-        "deploy.url": f"http://{host}:{plan.server.port}",
+        "deploy.url": plan.server.url,
         "deploy.version": __version__,
     }
 
@@ -50,6 +49,11 @@ def container_labels(plan: Plan, name: str) -> dict[str, str]:
 def container_env(artifacts: Artifacts) -> tuple[tuple[str, str], ...]:
     """The server's variables, and the one that makes Python write its log line by line where there is no terminal."""
     return tuple(sorted({"PYTHONUNBUFFERED": "1", **dict(artifacts.command.env)}.items()))
+
+
+def container_model(plan: Plan) -> str:
+    """Where a container finds the checkpoint."""
+    return f"/models/{plan.model.name}"
 
 
 def overlay_path(plan: Plan) -> str | None:
@@ -74,7 +78,7 @@ def docker_run_line(artifacts: Artifacts, name: str) -> str:
 
 
 def _mounts(plan: Plan) -> tuple[Mount, ...]:
-    model, inside = plan.model, f"/models/{plan.model.name}"
+    model, inside = plan.model, container_model(plan)
     source = model.source.location if model.source.kind == "directory" else f"models/{model.name}"
     mounts = [Mount(source=source, target=inside, read_only=True)]
     if overlay := overlay_path(plan):
@@ -101,7 +105,7 @@ def _options(artifacts: Artifacts, spec: ContainerSpec, name: str) -> Iterator[t
     yield "--restart", f"on-failure:{spec.restarts}"
     yield "--stop-timeout", str(spec.stop_grace)
     host, outside, inside = spec.publish
-    yield "--publish", f"{host}:{outside}:{inside}"
+    yield "--publish", f"{f'[{host}]' if ':' in host else host}:{outside}:{inside}"
     for mount in spec.mounts:
         source = shlex.quote(mount.source) if mount.source.startswith("/") else f'"$DEPLOY_HOME"/{mount.source}'
         yield "--mount", f"type=bind,source={source},target={mount.target}{',readonly' if mount.read_only else ''}"

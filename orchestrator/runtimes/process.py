@@ -106,7 +106,6 @@ class ProcessRuntime:
 
     def _order(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Order:
         plan, ways = artifacts.plan, delivery(artifacts.plan, secrets)
-        host = "127.0.0.1" if plan.server.host == "0.0.0.0" else plan.server.host  # noqa: S104 - compared, not bound
         return Order(
             run_dir=str(run_dir.absolute()),
             cwd=str(self._home.root),
@@ -119,7 +118,7 @@ class ProcessRuntime:
             name=name,
             profile=plan.profile,
             plan_digest=plan.digest,
-            url=f"http://{host}:{plan.server.port}",
+            url=plan.server.url,
         )
 
     @contextlib.contextmanager

@@ -58,10 +58,15 @@ def test_the_port_is_published_on_loopback(plan: Plan) -> None:
     assert options(docker_run_line(rendered(plan), "glm"))["--publish"] == [f"127.0.0.1:{port}:{port}"]
 
 
-def test_a_public_server_is_reached_over_loopback_by_us(plan: Plan) -> None:
-    public = dataclasses.replace(plan, server=dataclasses.replace(plan.server, host="0.0.0.0", allow_public=True))
-    assert container_spec(public, IMAGE).publish[0] == "0.0.0.0"
-    assert container_labels(public, "glm")["deploy.url"] == f"http://127.0.0.1:{plan.server.port}"
+@pytest.mark.parametrize(
+    ("host", "published", "reached"), [("0.0.0.0", "0.0.0.0", "127.0.0.1"), ("::", "[::]", "[::1]")]
+)
+def test_a_public_server_is_reached_over_loopback_by_us(plan: Plan, host: str, published: str, reached: str) -> None:
+    public = dataclasses.replace(plan, server=dataclasses.replace(plan.server, host=host, allow_public=True))
+    port = plan.server.port
+    assert container_spec(public, IMAGE).publish[0] == host
+    assert options(docker_run_line(rendered(public), "glm"))["--publish"] == [f"{published}:{port}:{port}"]
+    assert container_labels(public, "glm")["deploy.url"] == f"http://{reached}:{port}"
 
 
 def test_the_checkpoint_is_mounted_read_only_and_the_patched_config_over_its_own(plan: Plan) -> None:

@@ -1,0 +1,50 @@
+"""What a user is told where no command has foreseen it: a sentence and an exit code, never a traceback."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.main import main
+
+
+def deploy(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
+    monkeypatch.setattr("orchestrator.cli.main.signal.signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["deploy", *argv])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/tmp", "Upper", "two..dots", "end-", "a" * 64])
+def test_what_cannot_be_a_name_is_refused_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
+    assert deploy(monkeypatch, "up", "--profile", "cpu-tiny", "--name", name) == 2
+    assert f"a server cannot be called `{name}`" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_profile_file_is_called_what_an_image_can_be_called(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "My Profile.yaml"
+    path.write_text("hardware: cpu\n")
+    assert deploy(monkeypatch, "show", str(path)) == 3
+    assert "a profile cannot be called `My Profile`" in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_where_nobody_looked_is_an_error_with_its_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/srv/deploy/kernels")
+
+    monkeypatch.setattr("orchestrator.cli.main.app", full)
+    assert deploy(monkeypatch) == 4
+    said = capsys.readouterr().err
+    assert "No space left on device" in said
+    assert "/srv/deploy/kernels" in said
