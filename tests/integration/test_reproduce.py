@@ -1,0 +1,91 @@
+"""`deploy reproduce` with the real server: interrupted in the middle, taken up again, ended."""
+
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine, processes_with
+from cpu_server import CpuEngine, free_port
+
+from orchestrator.paths import Home, data_root
+
+pytestmark = pytest.mark.engine
+SHIPPED = data_root() / "profiles"
+
+
+@dataclass(frozen=True)
+class Publication:
+    """Published figures in a file of the user, measured again by a profile and a workload of the user."""
+
+    file: Path
+    port: int
+
+
+@pytest.fixture
+def publication(tmp_path: Path) -> Publication:
+    port, profile, workload = free_port(), tmp_path / "tiny-again.yaml", tmp_path / "one-rate.yaml"
+    profile.write_text(changed(SHIPPED / "cpu-tiny.yaml", ("port: 30010", f"port: {port}")))
+    workload.write_text(
+        changed(
+            SHIPPED / "workloads" / "smoke-tiny.yaml",
+            ("rates_rps: [1.0, 2.0, 4.0]", "rates_rps: [2.0]"),
+            ("requests: 40", "requests: 16"),
+        )
+    )
+    figures, _, _ = (SHIPPED / "published" / "wafer-glm52.yaml").read_text().partition("\nreproduce:")
+    runs = f"[{{profile: {profile}, workloads: [{workload}]}}]"
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"{figures}\nreproduce:\n  summary: on a CPU\n  runs: {runs}\n")
+    return Publication(file, port)
+
+
+def changed(file: Path, *changes: tuple[str, str]) -> str:
+    """The text of a file with these changes, each of which must be found."""
+    text = file.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def commands(said: str) -> list[str]:
+    """The stages in the order they were begun: `[3/5] deploy bench …`."""
+    return [line.partition("] deploy ")[2].split()[0] for line in said.splitlines() if "] deploy " in line]
+
+
+def test_interrupted_while_it_measures_and_taken_up_again(
+    engine_home: Home, cpu_engine: CpuEngine, publication: Publication, tmp_path: Path
+) -> None:
+    assert cpu_engine.python.exists()
+    deploy, results = CommandLine(engine_home), tmp_path / "results"
+    again = ["reproduce", str(publication.file), "--output", str(results)]
+
+    with deploy.running(*again) as first:
+        assert "no step `stage`" in first.wait_for("no step `stage`")
+        first.wait_for(r"^\[4/6\] deploy bench")
+        first.wait_for("one-rate")
+        code, said = first.end(signal.SIGINT)
+    assert code == 130, said
+    assert "the same command goes on from here" in said
+    nothing_is_left(deploy, publication.port)
+
+    second = deploy.run(*again)
+    assert second.returncode == 0, second.stderr
+    assert commands(second.stderr) == ["up", "bench", "report", "down"]
+    nothing_is_left(deploy, publication.port)
+    (measured,) = json.loads((results / "report.json").read_text())["comparisons"]
+    assert {"another-workload", "another-machine"} <= {reason["kind"] for reason in measured["reasons"]}
+    assert "NOT COMPARABLE" in second.stderr
+    assert "not comparable" in (results / "report.html").read_text().lower()
+
+    third = deploy.run(*again)
+    assert (third.returncode, commands(third.stderr)) == (0, [])
+
+
+def nothing_is_left(deploy: CommandLine, port: int) -> None:
+    """No record and no process of the server."""
+    servers = json.loads(deploy.run("status", "--json").stdout)
+    assert "tiny-again" not in [server["name"] for server in servers]
+    assert not processes_with(f"--port {port}")
