@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from orchestrator.checkpoint.safetensors import BadShardError, tensor_names
 from orchestrator.errors import Problem
+from orchestrator.safetensors import BadShardError, tensor_names
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

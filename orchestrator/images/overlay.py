@@ -2,14 +2,14 @@
 
 import json
 import shutil
-import struct
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from orchestrator.errors import WeightsError
 from orchestrator.patches import Expansion, expand_exclude
+from orchestrator.safetensors import BadShardError, tensor_dtypes
 
 _UPSTREAM: Final = "the engine's sources expand the exclude list themselves; the config is left as it is"
 
@@ -46,9 +46,9 @@ def _expand(checkpoint: Path, config: Mapping[str, object]) -> Expansion:
 def layer_dtypes(checkpoint: Path, prefix: str) -> dict[str, str]:
     """dtypes by tensor name (`BF16`, `U8`, …) of the tensors that begin with `prefix`, from the safetensors headers."""
     return {
-        name: str(dtype)
+        name: dtype
         for shard in _shards(checkpoint, prefix)
-        for name, dtype in _header(shard)
+        for name, dtype in _dtypes(shard).items()
         if name.startswith(prefix)
     }
 
@@ -64,17 +64,11 @@ def _shards(checkpoint: Path, prefix: str) -> list[Path]:
     return sorted({checkpoint / str(file) for name, file in places.items() if name.startswith(prefix)})
 
 
-def _header(shard: Path) -> Iterator[tuple[str, object]]:
-    """(tensor, dtype) of a safetensors file: 8 bytes of length, then that much JSON (huggingface/safetensors)."""
+def _dtypes(shard: Path) -> dict[str, str]:
     try:
-        with shard.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(min(length, 100_000_000)))
-    except (OSError, ValueError, struct.error) as error:
+        return tensor_dtypes(shard)
+    except (OSError, BadShardError) as error:
         raise WeightsError(f"the header cannot be read: {error}", where=str(shard)) from error
-    for name, entry in header.items():
-        if name != "__metadata__":
-            yield name, entry["dtype"]
 
 
 def _read_json(path: Path) -> dict[str, object]:

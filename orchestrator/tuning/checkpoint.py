@@ -1,12 +1,14 @@
 """What the fusion rule needs of a checkpoint on disk: config.json, and the dtype of one shared expert."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
 from orchestrator.errors import WeightsError
 from orchestrator.kernels.fusion import Checkpoint
 from orchestrator.plan import Moe
+from orchestrator.safetensors import BadShardError, tensor_dtypes
 
 _FIELDS = ("hidden_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "num_hidden_layers")
 
@@ -44,21 +46,9 @@ def _shared_dtype(folder: Path, layers: int) -> str | None:
     for layer in range(layers):
         name = f"model.layers.{layer}.mlp.shared_experts.gate_proj.weight"
         if name in files:
-            return _dtype_in(folder / files[name], name)
+            with suppress(OSError, BadShardError):
+                return tensor_dtypes(folder / files[name]).get(name)
     return None
-
-
-def _dtype_in(path: Path, tensor: str) -> str | None:
-    """Safetensors: eight bytes of length, little-endian, then that much JSON (huggingface/safetensors, README)."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, 100_000_000)))
-    except (OSError, ValueError):
-        return None
-    entry = header.get(tensor) or {}
-    dtype = entry.get("dtype")
-    return dtype if isinstance(dtype, str) else None
 
 
 def _json(path: Path) -> dict[str, object]:

@@ -13,7 +13,7 @@ LEVELS = {
     0: ("errors", "secret", "nearest"),
     1: ("profile", "plan", "artifacts", "patches", "kernels", "results", "scores"),
     2: ("planner", "render"),
-    3: ("runtimes.base", "shell", "paths", "files", "console"),
+    3: ("runtimes.base", "shell", "paths", "files", "safetensors", "console"),
     4: (
         "catalog", "host", "checkpoint", "images", "environments", "runtimes", "health", "smoke", "bench", "diagnose",
         "state", "tuning", "report", "evals",

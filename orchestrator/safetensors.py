@@ -20,6 +20,22 @@ def tensor_names(path: Path) -> frozenset[str]:
 
     Reads the header only, whatever the size of the file. Raises BadShardError, OSError.
     """
+    header, begin = _read(path)
+    size, end = path.stat().st_size, begin + _data_end(header)
+    if size != end:
+        kind = "cut off" if size < end else "too long"
+        raise BadShardError(f"is {kind}: {size} bytes, its header accounts for {end}")
+    return frozenset(name for name in header if name != "__metadata__")
+
+
+def tensor_dtypes(path: Path) -> dict[str, str]:
+    """The dtype (`BF16`, `U8`, …) of each tensor that a file's header names. Raises BadShardError, OSError."""
+    header, _ = _read(path)
+    return {name: str(entry["dtype"]) for name, entry in header.items() if isinstance(entry, dict) and "dtype" in entry}
+
+
+def _read(path: Path) -> tuple[dict[str, object], int]:
+    """The header, and the byte at which the data begins."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
@@ -30,12 +46,7 @@ def tensor_names(path: Path) -> frozenset[str]:
             raise BadShardError("has no safetensors header")
         if size < 8 + length:
             raise BadShardError(f"is cut off inside its header, at {size} bytes")
-        header = _object(file.read(length))
-    end = _data_end(header)
-    if size != 8 + length + end:
-        kind = "cut off" if size < 8 + length + end else "too long"
-        raise BadShardError(f"is {kind}: {size} bytes, its header accounts for {8 + length + end}")
-    return frozenset(name for name in header if name != "__metadata__")
+        return _object(file.read(length)), 8 + length
 
 
 def _object(text: bytes) -> dict[str, object]:
