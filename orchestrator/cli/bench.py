@@ -18,15 +18,17 @@ def register(app: typer.Typer) -> None:
 def bench(
     target: Annotated[str, typer.Argument(metavar="NAME|URL", help="a server's name, or any endpoint's URL")],
     *,
-    workload: Annotated[str, typer.Option("--workload", "-w", help="a workload's name, or a .yaml file")],
+    workload: Annotated[str, typer.Option("--workload", "-w", metavar="WORKLOAD", help="a workload's name, or a file")],
     rates: Annotated[str | None, typer.Option(metavar="RPS,RPS…", help="offered rates")] = None,
     duration: Annotated[float | None, typer.Option(metavar="SECONDS", help="of the arrivals at each rate")] = None,
-    requests: Annotated[int | None, typer.Option(help="at each rate, instead of the workload's")] = None,
+    requests: Annotated[int | None, typer.Option(metavar="N", help="at each rate, instead of the workload's")] = None,
     arrivals: Annotated[str | None, typer.Option(metavar="constant|poisson", help="how requests are spaced")] = None,
-    seed: Annotated[int | None, typer.Option(help="of prompts and arrivals, instead of the workload's")] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="of prompts and arrivals, instead of the workload's")
+    ] = None,
     api: Annotated[str, typer.Option(metavar="completions|generate", help="which API")] = "completions",
     api_key_env: Annotated[str | None, typer.Option(metavar="VARIABLE", help="holds a URL's key")] = None,
-    gpus: Annotated[int | None, typer.Option(help="GPUs behind a URL, for the figures per GPU")] = None,
+    gpus: Annotated[int | None, typer.Option(metavar="N", help="GPUs behind a URL, for the figures per GPU")] = None,
     price: Annotated[float | None, typer.Option(metavar="USD", help="of one GPU for an hour")] = None,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="default: results/WORKLOAD-TIME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="measure what DIR does not hold yet")] = False,

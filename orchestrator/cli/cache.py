@@ -36,7 +36,9 @@ def show(*, host: HostOption = None, json: Json = False) -> None:
 
 def clear(
     *,
-    image: Annotated[str | None, typer.Option(help="only the caches of this image; default: all")] = None,
+    image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="only the caches of this image; default: all")
+    ] = None,
     host: HostOption = None,
 ) -> None:
     """Remove caches that no container uses; the next start compiles again. Mends a truncated kernel or a stale lock."""

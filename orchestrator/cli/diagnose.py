@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 def diagnose(
     subject: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME|LOGFILE]", help="a server, a log file, or - for stdin; default: the last start"),
+        typer.Argument(metavar="NAME|LOGFILE", help="a server, a log file, or - for stdin; default: the last start"),
     ] = None,
     *,
     host: HostOption = None,

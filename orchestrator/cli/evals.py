@@ -21,7 +21,7 @@ def evaluate(
     target: Annotated[str, typer.Argument(metavar="NAME|URL", help="a server's name, or any endpoint's URL")],
     *,
     suite: Annotated[str, typer.Option("--suite", metavar="gsm8k|gpqa-diamond", help="which questions")],
-    limit: Annotated[int | None, typer.Option(min=1, help="ask only the first so many")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="ask only the first so many")] = None,
     baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="an earlier outcome, to compare with")] = None,
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="the questions, instead of a download")] = None,
     output: Annotated[Path, typer.Option(metavar="DIR", help="where to put the outcome")] = Path("results"),

@@ -38,7 +38,7 @@ def stage(
     *,
     profile: ProfileOption,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="put it there instead of under the tool's home")
+        Path | None, typer.Option("--dir", metavar="DIR", help="put it there instead of under the tool's home")
     ] = None,
     set_: SetOption = None,
     json: Json = False,

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 TableOption: TypeAlias = Annotated[
     list[Path] | None, typer.Option("--table", metavar="FILE", help="a tuned table in CSV, in the order given")
 ]
-ImageOption: TypeAlias = Annotated[str | None, typer.Option("--image", help="read the tables that this image ships")]
+ImageOption: TypeAlias = Annotated[
+    str | None, typer.Option("--image", metavar="IMAGE", help="read the tables that this image ships")
+]
 ModelOption: TypeAlias = Annotated[
     Path | None, typer.Option("--model", metavar="DIR", help="a checkpoint: its config decides which key is looked up")
 ]
@@ -39,7 +41,7 @@ def register(app: typer.Typer) -> None:
 def coverage(
     *,
     profile: Annotated[
-        str | None, typer.Option("--profile", "-p", help="a profile's name, or a profile file; default: all that ship")
+        str | None, typer.Option("--profile", "-p", metavar="PROFILE", help="a profile's name, or a file; default: all")
     ] = None,
     tables: TableOption = None,
     image: ImageOption = None,
@@ -120,7 +122,9 @@ def tune(
     tables: TableOption = None,
     image: ImageOption = None,
     model: ModelOption = None,
-    hours: Annotated[float, typer.Option(min=0.01, help="stop after this time; what is done is kept")] = 12,
+    hours: Annotated[
+        float, typer.Option(min=0.01, metavar="HOURS", help="stop after this time; what is done is kept")
+    ] = 12,
     rekeyed: Annotated[bool, typer.Option("--rekeyed", help="tune keys too that only a re-keyed row answers")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the command and the keys, and stop")] = False,
     set_: SetOption = None,

@@ -8,14 +8,18 @@ import typer
 
 from orchestrator.errors import UsageError
 
-ProfileOption: TypeAlias = Annotated[str, typer.Option("--profile", "-p", help="a profile's name, or a profile file")]
+ProfileOption: TypeAlias = Annotated[
+    str, typer.Option("--profile", "-p", metavar="PROFILE", help="a profile's name, or a file")
+]
 SetOption: TypeAlias = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override one value, such as layout.tp=4")
 ]
 GiveOption: TypeAlias = Annotated[
     list[str] | None, typer.Option("--give", metavar="NAME=FILE", help="a file for a patch, such as moe-table=FILE")
 ]
-NameArgument: TypeAlias = Annotated[str, typer.Argument(help="the server's name, by default its profile's")]
+NameArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="NAME", help="the server's name, by default its profile's")
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
 HostOption: TypeAlias = Annotated[
     str | None, typer.Option("--host", metavar="URL", help="Docker host, such as ssh://user@node; default: DOCKER_HOST")

@@ -11,7 +11,7 @@ from orchestrator.console import out, out_json, say
 if TYPE_CHECKING:
     from orchestrator.plan import Plan
 
-ProfileArgument: TypeAlias = Annotated[str, typer.Argument(help="a profile's name, or the path of a profile file")]
+ProfileArgument: TypeAlias = Annotated[str, typer.Argument(metavar="PROFILE", help="a profile's name, or a file")]
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +37,9 @@ def profiles(*, json: Json = False) -> None:
 def show(
     profile: ProfileArgument,
     *,
-    explain: Annotated[bool, typer.Option(help="every value with its file and line, and its origin")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="every value with its file and line, and its origin")
+    ] = False,
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
@@ -61,7 +63,9 @@ def show(
 def render(
     *,
     profile: ProfileOption,
-    output: Annotated[Path | None, typer.Option(help="write the files there instead of printing them")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="write the files there instead of printing them")
+    ] = None,
     set_: SetOption = None,
     give: GiveOption = None,
 ) -> None:

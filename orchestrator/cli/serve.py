@@ -20,12 +20,14 @@ def register(app: typer.Typer) -> None:
 def up(
     *,
     profile: ProfileOption,
-    name: Annotated[str | None, typer.Option(help="the server's name; default: the profile's")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="the server's name; default: the profile's")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be started, and stop")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="stop a server of that name first")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="leave a server that failed, to look at it")] = False,
     strict_kernels: StrictKernels = False,
-    timeout: Annotated[float | None, typer.Option(help="seconds; default: as long as the start moves on")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="default: as long as the start moves on")
+    ] = None,
     host: HostOption = None,
     set_: SetOption = None,
     json: Json = False,
@@ -59,7 +61,7 @@ def up(
 
 
 def status(
-    name: Annotated[str | None, typer.Argument(help="one server; default: all")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="one server; default: all")] = None,
     *,
     health: Annotated[bool, typer.Option("--health", help="ask every server to generate a token")] = False,
     host: HostOption = None,
@@ -86,9 +88,9 @@ def status(
 
 def ask(
     name: NameArgument,
-    prompt: Annotated[str, typer.Argument(help="what to complete")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="what to complete")],
     *,
-    tokens: Annotated[int, typer.Option(min=1, help="how many tokens at most")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="how many tokens at most")] = 64,
     host: HostOption = None,
 ) -> None:
     """Stream one greedy completion of a running server."""
@@ -142,7 +144,7 @@ def smoke(
 
 
 def down(
-    name: Annotated[str | None, typer.Argument(help="the server to stop")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="the server to stop")] = None,
     *,
     all_: Annotated[bool, typer.Option("--all", help="stop every server")] = False,
     host: HostOption = None,
