@@ -66,9 +66,7 @@ class Throughput:
 
     seconds: float
     output_tok_per_s: float
-    total_tok_per_s: (
-        float  # prompt tokens of the requests that began to answer, cached ones included, plus output tokens
-    )
+    total_tok_per_s: float  # output tokens, and the prompts (cached ones too) of requests that began to answer
     output_tok_per_s_per_gpu: float | None = None
     total_tok_per_s_per_gpu: float | None = None
 
@@ -154,7 +152,7 @@ class Point:
     sent_rps: float | None = None
     achieved_rps: float | None = None  # successful completions per second in the steady window
     realised_share: float | None = None  # of the requests due in the steady window, the share that was completed in it
-    ttft_growth_s_per_s: float | None = None  # how fast the wait grows while the load stands; see knee.py
+    ttft_growth_s_per_s: float | None = None  # how fast the wait grows while the load stands; see bench/steady.py
     goodput_rps: float | None = None  # completions per second, full run, that meet the workload's TTFT limit
     window: Throughput | None = None  # the steady window: from the end of the ramp to the last arrival
     full_run: Throughput | None = None  # first scheduled arrival to last completion, ramp and drain included

@@ -14,6 +14,7 @@ from typing import Final
 from orchestrator.bench.answer import Answer
 from orchestrator.bench.connection import Connections
 from orchestrator.results import Ending
+from orchestrator.secret import redact
 
 Request = tuple[bytes, ...]
 
@@ -101,7 +102,7 @@ class _Desk:
             cached_tokens=usage.cached_tokens if usage else None,
             finish_reason=usage.finish_reason if usage else None,
             failure=failure[0],
-            failure_example=failure[1],
+            failure_example=redact(failure[1]),  # what an endpoint answers may repeat the request's head
         )
 
 

@@ -1,4 +1,4 @@
-"""From samples to figures: pure functions with the field's definitions, see `result.py` for units."""
+"""From samples to figures: pure functions with the field's definitions, see `results.py` for units."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

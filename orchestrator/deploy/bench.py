@@ -60,9 +60,11 @@ def is_url(target: str) -> bool:
 
 
 def url_target(url: str, *, gpus: int | None, api_key_env: str | None) -> Target:
-    """Any endpoint that speaks the API."""
+    """Any endpoint that speaks the API. Raises UsageError for what is not its URL, or holds a password."""
     provenance = Provenance(gpus=gpus)
-    return Target(url=url, key=api_key(api_key_env), provenance=provenance, kernel_gate=lambda: None)
+    return Target(
+        url=Address.from_url(url).url, key=api_key(api_key_env), provenance=provenance, kernel_gate=lambda: None
+    )
 
 
 def server_target(servers: Fleet, name: str) -> Target:

@@ -3,6 +3,8 @@
 import pytest
 
 from orchestrator.bench.answer import Answer
+from orchestrator.bench.connection import Address, Connections
+from orchestrator.bench.drive import _Desk
 from orchestrator.bench.http import Framing, MalformedError
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -113,3 +115,14 @@ def test_the_three_ways_a_body_ends() -> None:
 def test_what_is_not_http_is_refused(data: bytes) -> None:
     with pytest.raises(MalformedError):
         Framing().feed(data)
+
+
+def test_a_key_that_an_endpoint_repeats_in_its_error_is_not_kept() -> None:
+    connections = Connections(Address.from_url("http://node:1"), key=None, clock=float)
+    desk = _Desk(connections, timeout_s=1, on_end=lambda _: None)
+    answer = Answer()
+    answer.fail("http-500", "no route for Authorization: Bearer wJ4-a-key-of-the-test")
+    desk._ended.append((0, 0.0, 0.0, 1.0, answer))
+    (sample,) = desk.samples()
+    assert "wJ4" not in sample.failure_example
+    assert "no route" in sample.failure_example

@@ -98,3 +98,12 @@ def test_fewer_requests_are_named() -> None:
 def test_what_does_not_fit_the_workload_is_refused(name: str, given: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         change(load_workload(name), changes(**given))
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:pass@node:30000", "http://token@node", "ftp://node", "http://[", "http://:1"]
+)
+def test_a_url_that_cannot_be_measured_is_refused_and_its_password_not_repeated(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        url_target(url, gpus=None, api_key_env=None)
+    assert "pass@" not in caught.value.message + caught.value.hint
