@@ -26,20 +26,25 @@ class Fleet:
         return tuple(sorted(self._find(name), key=lambda handle: handle.name))
 
     def one(self, name: str) -> Handle:
-        """The server of that name. Raises StartError with the nearest name there is."""
+        """The server of that name.
+
+        Raises StartError with the nearest name there is, HostError where a runtime that may know it does not answer.
+        """
         if found := self.find(name):
             return found[0]
         names = [handle.name for handle in self.find()]
-        hint = did_you_mean(name, names) or "nothing runs: start a server with `deploy up --profile PROFILE`"
-        raise StartError(f"there is no server `{name}`{self.unasked()}", hint=hint)
+        near = did_you_mean(name, names)
+        if self.silent:
+            unasked = "; ".join(f"{kind} could not be asked: {why}" for kind, why in self.silent.items())
+            raise HostError(f"no server `{name}` was found, and {unasked}", hint=near)
+        raise StartError(
+            f"there is no server `{name}`",
+            hint=near or "`deploy status` lists what runs, `deploy up --profile PROFILE` starts a server",
+        )
 
     def runtime(self, handle: Handle) -> Runtime:
         """The runtime that started it."""
         return self.runtimes[handle.runtime]
-
-    def unasked(self) -> str:
-        """Which runtimes could not be asked, as the end of a sentence."""
-        return "".join(f"; {kind} could not be asked: {why}" for kind, why in self.silent.items())
 
     def _find(self, name: str | None) -> Iterator[Handle]:
         for kind, runtime in self.runtimes.items():

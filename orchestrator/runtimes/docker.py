@@ -4,7 +4,7 @@ import math
 import os
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -77,7 +77,7 @@ class DockerRuntime:
         if container is None:
             yield from read_log(Path(handle.run_dir))
             return
-        with self._host.errors():
+        with self._host.errors(), _unless_gone():
             yield from follow_log(container) if follow else container_log(container)
 
     def stop(self, handle: Handle, *, grace: float) -> None:
@@ -85,7 +85,7 @@ class DockerRuntime:
         container = self._get(handle)
         if container is None:
             return
-        with self._host.errors(), suppress(NotFound):
+        with self._host.errors(), _unless_gone():
             container.stop(timeout=math.ceil(grace))
             save_log(container, Path(handle.run_dir))
             _remove(container)
@@ -144,10 +144,17 @@ class DockerRuntime:
 
 
 def _remove(container: Container) -> None:
-    try:
+    with _unless_gone():
         container.remove(force=True, v=True)
+
+
+@contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Whatever is asked of a container that somebody else has removed (404), or is removing (409), is done."""
+    try:
+        yield
     except APIError as error:
-        if error.status_code not in {codes.not_found, codes.conflict}:  # somebody else has removed it, or is at it
+        if error.status_code not in {codes.not_found, codes.conflict}:
             raise
 
 

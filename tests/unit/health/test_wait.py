@@ -37,6 +37,7 @@ class Server:
         self.clock = Clock()
         self.log, self.health = dict(log), health
         self.exits_at, self.exit_code, self.restarts_at = float("inf"), 1, float("inf")
+        self.end = Status.EXITED
         self.serves = "glm-5.2"
         self.asked: list[httpx.Request] = []
         self.progress = io.StringIO()
@@ -52,7 +53,7 @@ class Server:
     def state(self) -> ServerState:
         gone = self.second >= self.exits_at
         return ServerState(
-            status=Status.EXITED if gone else Status.RUNNING,
+            status=self.end if gone else Status.RUNNING,
             exit_code=self.exit_code if gone else None,
             restarts=int(self.second >= self.restarts_at),
             started_at=None,
@@ -133,6 +134,13 @@ def test_gives_up_at_once_when_the_server_has_exited() -> None:
     assert caught.value.message == "the server exited with code 1 while loading weights, after 3 s (OOMKilled)"
     assert caught.value.details.splitlines()[-1] == "RuntimeError: boom"
     assert server.second < 3.5
+
+
+def test_a_server_that_was_removed_has_not_exited() -> None:
+    server = Server(log={0: LOADING})
+    server.exits_at, server.end = 3, Status.ABSENT
+    with pytest.raises(NotReadyError, match="the server is gone: something else removed it while loading weights"):
+        server.wait(silence=3600)
 
 
 def test_gives_up_at_once_when_the_server_was_restarted() -> None:

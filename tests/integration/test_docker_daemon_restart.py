@@ -1,0 +1,68 @@
+"""The Docker daemon is restarted under a server, with and without its option to leave containers running."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+
+import httpx
+import pytest
+from command_line import CommandLine
+from docker_server import DockerEngine
+from own_daemon import OwnDaemon, own_daemon, unavailable, wait_for
+
+from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.docker import DockerRuntime
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.docker,
+    pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "available"),
+]
+
+
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest, docker_image: str) -> Iterator[OwnDaemon]:
+    with own_daemon(*request.param) as daemon:
+        copied = f"docker save {docker_image} | docker --host {daemon.url} load"
+        assert not subprocess.run(["sh", "-c", copied], capture_output=True, check=False).returncode
+        yield daemon
+
+
+def serves(url: str) -> bool:
+    try:
+        return httpx.get(url, trust_env=False, timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("daemon", [(), ("--live-restore",)], ids=["as it is", "live-restore"], indirect=True)
+def test_a_server_is_there_again_and_known(docker_engine: DockerEngine, daemon: OwnDaemon) -> None:
+    """A follower is let go, nobody claims to know what runs meanwhile, and afterwards the server serves as before."""
+    deploy, there = CommandLine(docker_engine.home), ("--host", daemon.url)
+    port = docker_engine.plan().server.port
+    argv = ("python3", "-u", "-m", "http.server", str(port))
+    artifacts = docker_engine.artifacts(f"server.port={port}", argv=argv)
+    with closing(DockerRuntime(docker_engine.home, daemon.url)) as runtime:
+        server = docker_engine.start("restarted", artifacts, runtime=runtime)
+        name = server.handle.name
+        wait_for(lambda: serves(server.url))
+        started = runtime.state(server.handle).started_at
+
+        with deploy.running("logs", name, "--follow", *there) as following:
+            assert following.process.stdout is not None
+            assert "Serving HTTP" in following.process.stdout.readline()
+            daemon.stop()
+            following.process.communicate(timeout=60)
+        for command in ("status", "down"):
+            unknown = deploy.run(command, name, *there)
+            assert unknown.returncode == 4, "it may well run"
+            assert f"the Docker daemon at `{daemon.url}` does not answer" in unknown.stderr
+
+        daemon.start()
+        wait_for(lambda: serves(server.url))
+        state = runtime.state(server.handle)
+        assert (state.status, state.restarts) == (Status.RUNNING, 0)
+        assert (state.started_at == started) == bool(daemon.options), "only a daemon with this option left it running"
+        assert deploy.run("down", name, *there).returncode == 0
+        docker_engine.started.clear()
+    assert daemon.docker("ps", "--all", "--quiet").stdout == ""
