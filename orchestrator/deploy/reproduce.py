@@ -26,20 +26,20 @@ STATE_FILE: Final = "reproduce.json"
 _BEFORE: Final = ("preflight", "stage", "kernels", "build")  # what may fail before anything is measured
 _COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {"kernels": ("kernels", "table")}  # else the stage's own name
 
-# Estimates, in seconds, for one node of eight GPUs, without what is downloaded. Loading 408 GiB took 3-4 min from local
-# NVMe and 13 min over NFS (AMD-AGI/Infera, GLM-5.2 recipe); compiling and graph capture come on top. VRAM is given back
-# within minutes.
+# Estimates, in seconds, for one node of eight GPUs, without what is downloaded or loaded. `up` compiles and captures
+# graphs; `down` waits until VRAM is given back.
 _ABOUT: Final = {
     "preflight": 5.0,
     "stage": 5.0,
     "kernels": 15.0,
     "build": 30.0,
-    "up": 1200.0,
+    "up": 420.0,
     "smoke": 60.0,
     "report": 5.0,
     "down": 120.0,
 }
 _PULL: Final = 900.0  # of an engine's image
+_LOAD: Final = 0.56e9  # bytes a second: 408 GiB in 13 min over NFS; NVMe took 3-4 min (AMD-AGI/Infera, GLM-5.2 recipe)
 _DRAIN: Final = 30.0  # until the last answer of a rate has come
 _CLIMB: Final = 2  # rates beyond the listed ones until the knee is found
 
@@ -73,7 +73,7 @@ def plan_steps(published: Published, directory: Path, *, named: str, download_mb
     early = [(stage, run, plan) for stage in _BEFORE for run, plan in runs]
     steps = list(_prepare([each for each in early if _needless(each[0], each[2]) is None], download_mb_s))
     for run, plan in runs:
-        steps += _serve(run, plan.profile, directory, published=published, named=named)
+        steps += _serve(run, plan, directory, published=published, named=named)
     left_out = (
         f"no step `{stage}` for `{plan.profile}`: {why}" for stage, _, plan in early if (why := _needless(stage, plan))
     )
@@ -96,10 +96,9 @@ def _prepare(needed: Sequence[tuple[str, ReproduceRun, Plan]], download_mb_s: fl
     here: set[str] = set()
     for stage, run, plan in needed:
         what, seconds = _download(stage, plan, download_mb_s)
-        about = _ABOUT[stage] + (seconds if what not in here else 0)
+        command = (*_COMMANDS.get(stage, (stage,)), "--profile", run.profile)
+        yield _step(stage, plan.profile, *command, more=0.0 if what in here else seconds)
         here.add(what)
-        argv = (*_COMMANDS.get(stage, (stage,)), "--profile", run.profile)
-        yield Step(id=f"{plan.profile}/{stage}", stage=stage, run=plan.profile, argv=argv, about=about)
 
 
 def _download(stage: str, plan: Plan, download_mb_s: float) -> tuple[str, float]:
@@ -111,8 +110,10 @@ def _download(stage: str, plan: Plan, download_mb_s: float) -> tuple[str, float]
     return "", 0.0
 
 
-def _serve(run: ReproduceRun, name: str, directory: Path, *, published: Published, named: str) -> Iterator[Step]:
-    yield _step("up", name, "up", "--profile", run.profile, "--name", name)
+def _serve(run: ReproduceRun, plan: Plan, directory: Path, *, published: Published, named: str) -> Iterator[Step]:
+    name = plan.profile
+    loading = plan.model.weight_bytes / _LOAD
+    yield _step("up", name, "up", "--profile", run.profile, "--name", name, more=loading)
     yield _step("smoke", name, "smoke", name)
     for workload in run.workloads:
         output = directory / name / Path(workload).stem
@@ -128,8 +129,9 @@ def _serve(run: ReproduceRun, name: str, directory: Path, *, published: Publishe
     yield _step("down", name, "down", name)
 
 
-def _step(stage: str, run: str, *argv: str) -> Step:
-    return Step(id=f"{run}/{stage}", stage=stage, run=run, argv=argv, about=_ABOUT[stage])
+def _step(stage: str, run: str, *argv: str, more: float = 0.0) -> Step:
+    """A stage of one server; `more` is what it may take beyond its usual time, in seconds."""
+    return Step(id=f"{run}/{stage}", stage=stage, run=run, argv=argv, about=_ABOUT[stage] + more)
 
 
 def bench_seconds(workload: Workload, *, tok_s: float) -> float:

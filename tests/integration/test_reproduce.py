@@ -25,12 +25,12 @@ class Publication:
 
 @pytest.fixture
 def publication(tmp_path: Path) -> Publication:
-    port, profile, workload = free_port(), tmp_path / "tiny-again.yaml", tmp_path / "one-rate.yaml"
+    port, profile, workload = free_port(), tmp_path / "tiny-again.yaml", tmp_path / "two-rates.yaml"
     profile.write_text(changed(SHIPPED / "cpu-tiny.yaml", ("port: 30010", f"port: {port}")))
     workload.write_text(
         changed(
             SHIPPED / "workloads" / "smoke-tiny.yaml",
-            ("rates_rps: [1.0, 2.0, 4.0]", "rates_rps: [2.0]"),
+            ("rates_rps: [1.0, 2.0, 4.0]", "rates_rps: [4.0, 5.0]"),
             ("requests: 40", "requests: 16"),
         )
     )
@@ -51,8 +51,8 @@ def changed(file: Path, *changes: tuple[str, str]) -> str:
 
 
 def commands(said: str) -> list[str]:
-    """The stages in the order they were begun: `[3/5] deploy bench …`."""
-    return [line.partition("] deploy ")[2].split()[0] for line in said.splitlines() if "] deploy " in line]
+    """The commands in the order they were begun: `[2/4] deploy bench …`."""
+    return [line.partition("] deploy ")[2] for line in said.splitlines() if "] deploy " in line]
 
 
 def test_interrupted_while_it_measures_and_taken_up_again(
@@ -63,9 +63,9 @@ def test_interrupted_while_it_measures_and_taken_up_again(
     again = ["reproduce", str(publication.file), "--output", str(results)]
 
     with deploy.running(*again) as first:
-        assert "no step `stage`" in first.wait_for("no step `stage`")
+        first.wait_for("no step `stage` for `tiny-again`")
         first.wait_for(r"^\[4/6\] deploy bench")
-        first.wait_for("one-rate")
+        first.wait_for("5 rps: 16 requests")
         code, said = first.end(signal.SIGINT)
     assert code == 130, said
     assert "the same command goes on from here" in said
@@ -73,9 +73,12 @@ def test_interrupted_while_it_measures_and_taken_up_again(
 
     second = deploy.run(*again)
     assert second.returncode == 0, second.stderr
-    assert commands(second.stderr) == ["up", "bench", "report", "down"]
+    assert [command.split()[0] for command in commands(second.stderr)] == ["up", "bench", "report", "down"]
+    assert commands(second.stderr)[1].endswith("--resume")
+    assert "4 rps: 16 requests" not in second.stderr, "what was measured is not measured again"
     nothing_is_left(deploy, publication.port)
     (measured,) = json.loads((results / "report.json").read_text())["comparisons"]
+    assert [row["rate_rps"] for row in measured["rows"]] == [4.0, 5.0]
     assert {"another-workload", "another-machine"} <= {reason["kind"] for reason in measured["reasons"]}
     assert "NOT COMPARABLE" in second.stderr
     assert "not comparable" in (results / "report.html").read_text().lower()

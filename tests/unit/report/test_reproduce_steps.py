@@ -107,6 +107,13 @@ def test_what_two_layouts_share_is_downloaded_once(tmp_path: Path) -> None:
     assert about["mi355x-tp8/build"] == about["mi355x-tp4dp2/build"] < 60
 
 
+def test_a_server_takes_as_long_as_its_weights_to_load(tmp_path: Path) -> None:
+    itinerary = plan_steps(runs_of(("cpu-tiny", "smoke-tiny")), tmp_path, named="x", download_mb_s=400)
+    tiny = next(step.about for step in itinerary.steps if step.stage == "up")
+    large = next(step.about for step in steps(tmp_path) if step.stage == "up")
+    assert large - tiny == pytest.approx(13 * 60, rel=0.01)
+
+
 def test_each_server_is_down_before_the_next_is_up(tmp_path: Path) -> None:
     machine = Machine()
     go(tmp_path, machine)
