@@ -31,7 +31,7 @@ class ProgramMissingError(HostError):
 
     def __init__(self, program: str) -> None:
         """`program` is the first word of the argv."""
-        super().__init__(f"there is no program `{program}` on this machine", hint=f"install it: `command -v {program}`")
+        super().__init__(f"there is no program `{program}` on this machine", hint="install it, or correct its path")
 
 
 def quote(argv: Sequence[str]) -> str:

@@ -82,7 +82,7 @@ def status(
         out_json([server.to_dict() for server in found])
     elif found:
         out(status_table(found))
-    else:
+    elif not servers.silent:
         say("nothing runs; start a server with `deploy up --profile PROFILE`")
 
 

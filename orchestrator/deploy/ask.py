@@ -22,10 +22,15 @@ def ask(url: str, prompt: str, *, tokens: int, key: Secret | None) -> Iterator[s
             client.stream("POST", f"{url}/v1/completions", json=body) as response,
         ):
             if response.is_error:
-                raise StartError(f"the server answered {response.status_code}", details=response.read().decode()[:500])
+                raise StartError(
+                    f"the server answered {response.status_code}",
+                    details=response.read().decode(errors="replace")[:500],
+                )
             yield from map(_piece, filter(_is_chunk, response.iter_lines()))
-    except httpx.HTTPError as error:
-        raise StartError(f"no answer from {url}: {error}", hint="`deploy status NAME` asks for its health") from error
+    except (httpx.HTTPError, ValueError) as error:  # ValueError: a piece that is not JSON
+        raise StartError(
+            f"no whole answer from {url}: {error}", hint="`deploy status NAME` asks for its health"
+        ) from error
 
 
 def _is_chunk(line: str) -> bool:

@@ -100,8 +100,11 @@ def image_digests(runner: Runner, reference: str) -> frozenset[str]:
         return frozenset(digest.rpartition("@")[2] for digest in named) or frozenset({"built on this host"})
     there = runner(("docker", "manifest", "inspect", "--verbose", reference))
     if there.ok:
-        found = json.loads(there.stdout)
-        return frozenset(entry["Descriptor"]["digest"] for entry in (found if isinstance(found, list) else [found]))
+        try:
+            found = json.loads(there.stdout)
+            return frozenset(entry["Descriptor"]["digest"] for entry in (found if isinstance(found, list) else [found]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise OSError("`docker manifest inspect` answers in another form") from error
     if any(word in there.stderr for word in ("no such manifest", "manifest unknown", "not found: manifest")):
         return frozenset()
     raise OSError(_last_line(there))

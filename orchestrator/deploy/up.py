@@ -150,6 +150,10 @@ def _bring_up(start: Start, servers: Fleet) -> Up:
         kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=start.order.strict_kernels)
     except (DeployError, KeyboardInterrupt) as error:
         raise _undo(error, servers, name, keep=start.order.keep) from error
+    except BaseException:  # a full disk, a fault of this tool: nobody else would look after the server
+        if not start.order.keep:
+            _take_down(servers, name)
+        raise
     return Up(handle=handle, smoke=report, seconds=ready.seconds)
 
 
@@ -165,9 +169,13 @@ def _undo(error: DeployError | KeyboardInterrupt, servers: Fleet, name: str, *, 
     if keep and handles:
         failure.hint = f"`{name}` is kept: `deploy logs {name}`, then `deploy down {name}`"
         return failure
-    for handle in handles:
-        servers.runtime(handle).stop(handle, grace=0)
+    _take_down(servers, name)
     return failure
+
+
+def _take_down(servers: Fleet, name: str) -> None:
+    for handle in servers.find(name):
+        servers.runtime(handle).stop(handle, grace=0)
 
 
 def _recorded_command(home: Home, name: str) -> str | None:

@@ -126,10 +126,14 @@ def read_outcome(work: Path, order: Order, *, task: str) -> Outcome:
 def read_items(samples: str, *, metric: str, filter_: str) -> tuple[Item, ...]:
     """One item an answered question, in the order asked, from a samples file of the harness (one JSON object a line).
 
-    The question is known by `doc_hash`, which covers its text and the order of its choices.
+    The question is known by `doc_hash`, which covers its text and the order of its choices. Raises BenchError where
+    nothing was scored so.
     """
-    rows = [json.loads(line) for line in samples.splitlines() if line.strip()]
-    items = tuple(Item(id=row["doc_hash"], right=row[metric] > 0.5) for row in rows if row["filter"] == filter_)
+    try:
+        rows = [json.loads(line) for line in samples.splitlines() if line.strip()]
+        items = tuple(Item(id=row["doc_hash"], right=row[metric] > 0.5) for row in rows if row["filter"] == filter_)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BenchError("the harness logs its answers in another form", hint="is this lm-eval 0.4.13?") from error
     if not items:
         raise BenchError(f"the harness scored nothing with `{filter_}`", hint="is this lm-eval 0.4.13?")
     return items

@@ -88,4 +88,10 @@ def read_receipt(docker: Docker, image: str) -> Receipt:
         raise BuildError(f"there is no image `{image}` on this docker host", hint=f"`docker pull {image}`")
     if RECEIPT_LABEL not in found:
         raise BuildError(f"`{image}` holds no receipt", hint="only images that `deploy build` made hold one")
-    return parse_receipt(found[RECEIPT_LABEL])
+    try:
+        return parse_receipt(found[RECEIPT_LABEL])
+    except (ValueError, KeyError, TypeError) as error:
+        hint = f"build it anew with `--no-cache`; `docker image inspect {image}` shows the label `{RECEIPT_LABEL}`"
+        raise BuildError(
+            f"the receipt in `{image}` is of another version of this tool, or damaged", hint=hint
+        ) from error

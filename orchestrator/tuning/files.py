@@ -28,6 +28,9 @@ def read_tables(
                 rows.extend(_with_origin(row, known) for row in found if keep(row))
         except OSError as error:
             problems.append(Problem(f"cannot be read: {error.strerror}", str(path)))
+        except (KeyError, ValueError):
+            hint = "remove it, and the rows count as those of a file you named"
+            problems.append(Problem("does not say where the rows beside it come from", str(companion(path)), hint))
     refuse(problems)
     return rows
 

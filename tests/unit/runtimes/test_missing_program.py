@@ -18,9 +18,8 @@ def test_a_missing_program_is_a_host_error(monkeypatch: pytest.MonkeyPatch, erro
     monkeypatch.setattr("subprocess.run", refuse)
     monkeypatch.setattr("subprocess.Popen", refuse)
     for run in (lambda: shell.run(["amd-smi"]), lambda: shell.follow(["amd-smi"], print)):
-        with pytest.raises(HostError, match="there is no program `amd-smi`") as caught:
+        with pytest.raises(HostError, match="there is no program `amd-smi`"):
             run()
-        assert "amd-smi" in caught.value.hint
 
 
 def test_an_attempt_at_a_missing_program_ends_with_127(monkeypatch: pytest.MonkeyPatch) -> None:
