@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 from cpu_server import CpuEngine, CpuServer
 from docker_server import DockerEngine
+from loopback_registry import serving
 from standin import base_image
 from wheels import wheel
 
 from orchestrator import environments
 from orchestrator.catalog.profiles import load
 from orchestrator.console import Progress
+from orchestrator.errors import HostError
+from orchestrator.images.client import Docker, find_docker
 from orchestrator.paths import Home, data_root
 
 IMAGES = data_root() / "images"
@@ -65,9 +68,18 @@ def server(cpu_engine: CpuEngine) -> Iterator[CpuServer]:
 
 
 @pytest.fixture(scope="session")
-def docker_image() -> str:
+def docker_daemon() -> Docker:
+    """The daemon of this machine."""
+    try:
+        return find_docker()
+    except HostError as error:
+        pytest.skip(error.message)
+
+
+@pytest.fixture(scope="session")
+def docker_image(docker_daemon: Docker) -> str:
     """A base image with the real sources of sglang."""
-    return base_image(wheel("0.5.14"))
+    return base_image(wheel("0.5.14"), docker=docker_daemon.program)
 
 
 @pytest.fixture
@@ -77,3 +89,10 @@ def docker_engine(cpu_engine: CpuEngine, docker_image: str) -> Iterator[DockerEn
     engine = DockerEngine(home=cpu_engine.home, image=docker_image, packages=packages)
     yield engine
     engine.stop_all()
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[str]:
+    """The address of an empty registry."""
+    with serving(tmp_path) as address:
+        yield address

@@ -1,10 +1,14 @@
 """The table reaches every rank: a real server with two replicas, each scheduler asked through /proc."""
 
+import os
+import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cpu_server import CpuEngine, CpuServer
+from docker_server import DockerEngine
 from kernel_samples import FUSED_TP8, every_bucket, glm_plan
 
 from orchestrator.runtimes.procfs import family
@@ -12,6 +16,7 @@ from orchestrator.tuning.store import Store
 
 pytestmark = pytest.mark.engine
 VARIABLE = "AITER_CONFIG_FMOE"
+IN_THE_IMAGE = "/opt/deploy/tables/tuned_fmoe.csv"
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +46,43 @@ def pids(server: CpuServer) -> list[int]:
 
 
 def test_each_scheduler_has_the_variable_and_reads_the_same_file(replicas: CpuServer, table: Path) -> None:
-    found = schedulers(replicas)
+    check(schedulers(replicas), table, str(table))
+
+
+def check(found: list[int], table: Path, place: str) -> None:
+    """Two schedulers, each with the variable, and at its own `place` the bytes of `table`."""
     assert len(found) == 2
     for pid in found:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        assert f"{VARIABLE}={table}".encode() in environment
-        assert Path(f"/proc/{pid}/root{table}").read_bytes() == table.read_bytes()
+        assert f"{VARIABLE}={place}".encode() in environment
+        assert Path(f"/proc/{pid}/root{place}").read_bytes() == table.read_bytes()
+
+
+@pytest.fixture
+def image(docker_engine: DockerEngine, table: Path, tmp_path: Path) -> Iterator[str]:
+    """An image that holds the table; it goes, with the caches that were made for it."""
+    tag = f"deploy-test/table:{os.getpid()}"
+    (tmp_path / "table.csv").write_bytes(table.read_bytes())
+    (tmp_path / "Dockerfile").write_text(f"FROM {docker_engine.image}\nCOPY table.csv {IN_THE_IMAGE}\n")
+    subprocess.run(["docker", "build", "--quiet", "--tag", tag, str(tmp_path)], check=True, capture_output=True)
+    yield tag
+    docker_engine.stop_all()
+    volumes = ["docker", "volume", "ls", "--quiet", "--filter", f"label=deploy.cache={tag}"]
+    made = subprocess.run(volumes, check=True, capture_output=True, text=True).stdout.split()
+    assert made
+    subprocess.run(["docker", "volume", "rm", *made], check=True, capture_output=True)
+    subprocess.run(["docker", "image", "rm", tag], check=True, capture_output=True)
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(os.getuid() != 0, reason="only root looks into the processes of a container")
+def test_in_a_container_it_is_the_image_that_holds_the_file(
+    docker_engine: DockerEngine, image: str, table: Path
+) -> None:
+    environment = (f"env.{VARIABLE}={IN_THE_IMAGE}", 'env.SPT_NOENV="1"')
+    engine = replace(docker_engine, image=image)
+    server = engine.start("tables", engine.artifacts("hardware.gpus=2", "layout.dp=2", *environment))
+    server.wait_until_ready()
+    listed = ["docker", "top", server.handle.identity, "-eo", "pid,args"]
+    processes = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
+    check([int(line.split()[0]) for line in processes if "sglang::scheduler" in line], table, IN_THE_IMAGE)

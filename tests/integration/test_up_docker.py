@@ -21,6 +21,7 @@ from loopback_ssh import needs_sshd, ssh_server, tunnels
 from standin import AITER, PACKAGE, engine_image
 
 from orchestrator.environments import Environment
+from orchestrator.images.client import Docker
 from orchestrator.paths import Home
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker]
@@ -29,10 +30,9 @@ NAME = f"boxed-{os.getpid()}"  # every run of the tests sees the containers of t
 
 
 @pytest.fixture(scope="module")
-def base(cpu_environment: Environment) -> str:
-    if shutil.which("docker") is None or docker("version").returncode:
-        pytest.skip("no Docker daemon answers")
-    return engine_image(cpu_environment.python.parent.parent / "lib/python3.11/site-packages")
+def base(docker_daemon: Docker, cpu_environment: Environment) -> str:
+    packages = cpu_environment.python.parent.parent / "lib/python3.11/site-packages"
+    return engine_image(packages, docker=docker_daemon.program)
 
 
 @pytest.fixture
