@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from orchestrator.images.build import BuildOptions, ensure_image, push, tag_imag
 from orchestrator.images.client import Docker, find_docker
 from orchestrator.images.receipt import read_receipt
 from orchestrator.render.dockerfile import build_context
+from tests.integration.loopback_registry import await_http
 from tests.integration.standin import COMMIT, ENGINE_PACKAGES, PACKAGE, base_image
 from tests.integration.wheels import read, wheel
 
@@ -218,26 +218,6 @@ def with_step(step: str, base: str) -> BuildContext:
     return build_context(plan, dataclasses.replace(sources, template=f"{sources.template}\n{step}\n"))
 
 
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[str]:
-    """A registry of the test's own on the loopback."""
-    program = shutil.which("docker-registry")
-    if program is None:
-        pytest.skip("docker-registry is not installed")
-    config = tmp_path / "registry.yml"
-    config.write_text(
-        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {tmp_path}/data}}}}\nhttp: {{addr: 127.0.0.1:21655}}\n"
-    )
-    with subprocess.Popen(
-        [program, "serve", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as server:
-        try:
-            _await_http("http://127.0.0.1:21655/v2/", seconds=20)
-            yield "127.0.0.1:21655"
-        finally:
-            server.terminate()
-
-
 def test_a_pushed_image_comes_back_with_its_digest(docker: Docker, image: str, registry: str) -> None:
     tag_image(docker, image, f"{registry}/sglang:patched")
     pushed = push(docker, f"{registry}/sglang:patched")
@@ -276,7 +256,7 @@ def test_the_image_serves_from_the_patched_sources(
     )
     assert started.ok, started.stderr
     try:
-        _await_http("http://127.0.0.1:21656/health", seconds=240)
+        await_http("http://127.0.0.1:21656/health", seconds=240)
         body = json.dumps({"text": "hello", "sampling_params": {"max_new_tokens": 4, "temperature": 0}}).encode()
         request = urllib.request.Request(
             "http://127.0.0.1:21656/generate", data=body, headers={"Content-Type": "application/json"}
@@ -287,14 +267,3 @@ def test_the_image_serves_from_the_patched_sources(
         assert place.stdout.splitlines()[-1] == f"{PACKAGE}/__init__.py"
     finally:
         docker.run("rm", "--force", name)
-
-
-def _await_http(url: str, *, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(url, timeout=30):  # noqa: S310 - the URL is ours
-                return
-        except OSError:
-            time.sleep(0.3)
-    raise AssertionError(f"{url} did not answer within {seconds} s")

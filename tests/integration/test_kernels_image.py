@@ -1,16 +1,22 @@
 """The tables of a real image, read through a real Docker engine without starting a container."""
 
 import io
+import subprocess
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import docker
 import pytest
-from docker.errors import DockerException
+from command_line import CommandLine
+from docker.errors import DockerException, ImageNotFound
 from kernel_samples import FUSED_TP8, HEADER, line
 
 from orchestrator.errors import KernelsError
 from orchestrator.kernels.rows import RowOrigin
+from orchestrator.paths import Home
+from orchestrator.tuning.files import read_tables
 from orchestrator.tuning.image import read_image
 
 pytestmark = pytest.mark.docker
@@ -47,7 +53,8 @@ def image(engine: docker.DockerClient) -> Iterator[str]:
             archive.addfile(member, io.BytesIO(text.encode()))
     engine.api.import_image_from_data(content.getvalue(), repository="deploy-kernels-test", tag="1")
     yield "deploy-kernels-test:1"
-    engine.images.remove("deploy-kernels-test:1", force=True)
+    with suppress(ImageNotFound):
+        engine.images.remove("deploy-kernels-test:1", force=True)
 
 
 def test_an_images_own_rows_its_digest_and_its_aiter_are_read(engine: docker.DockerClient, image: str) -> None:
@@ -68,3 +75,38 @@ def test_an_image_without_tables_and_one_that_is_not_there_are_told(engine: dock
     with pytest.raises(KernelsError) as caught:
         read_image("deploy-kernels-test:none", AITER)
     assert caught.value.hint.startswith("`docker pull deploy-kernels-test:none`")
+
+
+def table(image: str, home: Home) -> subprocess.CompletedProcess[str]:
+    """`deploy kernels table` of a profile whose engine has this image, by the rows of that image alone."""
+    newer = ("--set", "engine=sglang-0.5.16-rocm", "--set", f"engine.image={image}")
+    return CommandLine(home).run("kernels", "table", "--profile", "mi355x-tp8", *newer, "--no-upstream")
+
+
+def test_the_profiles_own_image_is_pulled_and_its_rows_are_taken(
+    engine: docker.DockerClient, image: str, registry: str, tmp_path: Path
+) -> None:
+    far = f"{registry}/deploy-kernels-test"
+    engine.images.get(image).tag(far, "1")
+    engine.images.push(far, "1")
+    engine.images.remove(f"{far}:1")
+    engine.images.remove(image)
+    try:
+        built = table(f"{far}:1", Home(tmp_path / "home"))
+        assert built.returncode == 0, built.stderr
+        assert f"base image `{far}:1` is not on this docker host: pulling it" in built.stderr
+        assert "2 image" in built.stderr
+        assert {row.key.token for row in read_tables([Path(built.stdout.strip())])} == {16, 32}
+    finally:
+        engine.images.remove(f"{far}:1", force=True)
+
+
+def test_an_image_that_cannot_be_pulled_says_what_else_will_do(
+    engine: docker.DockerClient, registry: str, tmp_path: Path
+) -> None:
+    assert engine.ping()
+    gone = table(f"{registry}/no-such:1", Home(tmp_path / "home"))
+    assert gone.returncode == 5
+    assert f"`{registry}/no-such:1` does not exist in its registry" in gone.stderr
+    assert "or give copies of its tables with `--table`" in gone.stderr
+    assert not (tmp_path / "home").exists()
