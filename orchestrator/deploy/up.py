@@ -20,7 +20,7 @@ from orchestrator.runtimes.base import Handle, Status
 from orchestrator.secret import Secret
 from orchestrator.shell import quote
 from orchestrator.smoke.report import SmokeReport
-from orchestrator.state import claim, latest_run, open_run, read_plan
+from orchestrator.state import RunDir, claim, latest_run, open_run, read_plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +141,7 @@ def _bring_up(start: Start, servers: Fleet) -> Up:
     secrets = {plan.server.api_key_env: key} if plan.server.api_key_env and key else {}
     try:
         handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=secrets)
-        log = str(run.log) if run.log.exists() else f"`deploy logs {name}`"  # Docker keeps it until the stop
-        say(f"started `{name}`; log: {log}")
+        say(f"started `{name}`; log: {_where_log(start.order, run, name)}")
         ready = await_ready(handle, runtime, plan=plan, key=key, timeout=start.order.timeout)
         report = prove(handle, runtime, plan=plan, key=key)
         run.save("smoke.json", report.to_dict())
@@ -155,6 +154,13 @@ def _bring_up(start: Start, servers: Fleet) -> Up:
             _take_down(servers, name)
         raise
     return Up(handle=handle, smoke=report, seconds=ready.seconds)
+
+
+def _where_log(order: Order, run: RunDir, name: str) -> str:
+    """Its file, or the command that shows it where the runtime keeps it until the stop."""
+    if run.log.exists():
+        return str(run.log)
+    return f"`{quote(['deploy', 'logs', name, *(['--host', order.host] if order.host else [])])}`"
 
 
 def _undo(error: DeployError | KeyboardInterrupt, servers: Fleet, name: str, *, keep: bool) -> DeployError:

@@ -1,10 +1,11 @@
 """What `deploy up` adds to a start: the same server command started by hand and polled, side by side in one run.
 
-    python tests/benchmarks/up_overhead.py [ROUNDS]
+    python tests/benchmarks/up_overhead.py [ROUNDS [IMAGE]]
 
 By hand: the rendered command is executed, and `/health` polled every 0.1 s until it answers 200. `deploy up`: from the
 command's first moment to the line that says ready; the smoke test that follows is shown apart. The two alternate, so
-that whatever else the machine does meets both. Needs the environment of `cpu-tiny` (`make demo` builds it).
+that whatever else the machine does meets both. Needs the environment of `cpu-tiny` (`make demo` builds it). With IMAGE
+(tests/integration/standin.py makes one that holds sglang) both are containers: the rendered `docker run` line by hand.
 """
 
 import json
@@ -18,7 +19,17 @@ import time
 import httpx
 
 PORT = 21877
-SET = ["--set", f"server.port={PORT}"]
+IMAGE = sys.argv[2] if len(sys.argv) > 2 else None
+SETTINGS = {"server.port": str(PORT)}
+if IMAGE:
+    SETTINGS |= {
+        "runtime": "docker",
+        "engine.image": IMAGE,
+        "engine.template": "sglang-rocm",
+        "engine.source_dir": "/sgl-workspace/sglang/python/sglang",
+        "engine.aiter_dir": "/sgl-workspace/aiter",
+    }
+SET = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
 DEPLOY = [sys.executable, "-m", "orchestrator"]
 
 
@@ -26,13 +37,17 @@ def by_hand(run_dir: str) -> float:
     """Seconds from starting the rendered command, as the run directory keeps it, to a 200 from /health."""
     start = time.perf_counter()
     nowhere = subprocess.DEVNULL
-    process = subprocess.Popen(["sh", f"{run_dir}/server.sh"], stdout=nowhere, stderr=nowhere, start_new_session=True)
+    script = f"{run_dir}/{'docker-run.sh' if IMAGE else 'server.sh'}"
+    process = subprocess.Popen(["sh", script], stdout=nowhere, stderr=nowhere, start_new_session=True)
     try:
         while not answers():
             time.sleep(0.1)
         return time.perf_counter() - start
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        if IMAGE:
+            subprocess.run(["docker", "rm", "--force", "deploy-cpu-tiny"], check=True, capture_output=True)
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
