@@ -95,15 +95,17 @@ def claim(home: Home, name: str) -> Iterator[None]:
 
 
 def open_run(home: Home, name: str, plan: Plan) -> RunDir:
-    """A fresh run directory."""
-    started = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    path = home.runs / name / f"{started}-{plan.digest[:8]}"
-    suffix = 1
-    while path.exists():
-        suffix += 1
-        path = path.with_name(f"{started}-{plan.digest[:8]}-{suffix}")
-    path.mkdir(parents=True)
-    return RunDir(path)
+    """A fresh run directory, its own even where two starts meet in one second."""
+    first = home.runs / name / f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{plan.digest[:8]}"
+    path, attempt = first, 1
+    while True:
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            attempt += 1
+            path = first.with_name(f"{first.name}-{attempt}")
+        else:
+            return RunDir(path)
 
 
 def latest_run(home: Home, name: str) -> RunDir | None:
