@@ -2,15 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from orchestrator.errors import BenchError, Problem, ProfileError, UsageError
+from orchestrator.faults import faults_in
 from orchestrator.paths import data_root
-from orchestrator.profile.document import Document, read_document
+from orchestrator.profile.document import read_document
 
 Rate = Annotated[float, Field(gt=0, le=10_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -87,13 +87,21 @@ class Workload(_Part):
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
 
+_FILES = (".yaml", ".yml")
+
+
+def workload_name(name_or_file: str) -> str:
+    """What a workload is called: a name as it stands (it may hold a dot), a file by its own name."""
+    return Path(name_or_file).stem if name_or_file.endswith(_FILES) else name_or_file
+
+
 def load_workload(name_or_file: str, *, directory: Path | None = None) -> Workload:
     """The workload of that name under profiles/workloads/, or in a file.
 
     Raises UsageError for an unknown name, BenchError with file:line for every fault of a file.
     """
     directory = directory or data_root() / "profiles" / "workloads"
-    path = Path(name_or_file) if name_or_file.endswith((".yaml", ".yml")) else directory / f"{name_or_file}.yaml"
+    path = Path(name_or_file) if name_or_file.endswith(_FILES) else directory / f"{name_or_file}.yaml"
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -115,15 +123,8 @@ def parse_workload(text: str, *, name: str) -> Workload:
     try:
         return Workload.model_validate_json(json.dumps(document.data))
     except ValidationError as error:
-        raise BenchError("the workload is not valid", where=name, problems=_problems(error, document)) from error
+        raise BenchError("the workload is not valid", where=name, problems=faults_in(error, document.place)) from error
 
 
 def _only(error: ProfileError) -> tuple[Problem, ...]:
     return (Problem(error.message, error.where, error.hint),)
-
-
-def _problems(error: ValidationError, document: Document) -> Iterator[Problem]:
-    for fault in error.errors(include_url=False):
-        key = ".".join(str(step) for step in fault["loc"])
-        message = fault["msg"].removeprefix("Value error, ").lower()
-        yield Problem(f"`{key}`: {message}" if key else message, document.place(tuple(fault["loc"])))

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from orchestrator.bench.connection import Address
 from orchestrator.bench.measurement import Order, measure
 from orchestrator.bench.power import Reader, read_energy
-from orchestrator.bench.workload import Workload, load_workload
+from orchestrator.bench.workload import Workload, load_workload, workload_name
 from orchestrator.deploy.servers import Fleet, api_key
 from orchestrator.errors import UsageError
+from orchestrator.faults import faults_in
 from orchestrator.kernels.coverage import applies_to
 from orchestrator.kernels.gate import gate
 from orchestrator.results import RESULT_FILE, Price, Provenance, Result
@@ -103,7 +106,7 @@ def bench(sitting: Sitting, say: Callable[[str, str], None]) -> tuple[Result, Pa
         url=sitting.target.url,
         api=sitting.api,
         key=sitting.target.key,
-        workload_name=Path(sitting.workload).stem,
+        workload_name=workload_name(sitting.workload),
         workload=workload,
         overridden=overridden,
         command=sitting.command,
@@ -140,8 +143,8 @@ def change(workload: Workload, changes: Changes) -> tuple[Workload, tuple[str, .
     changed = {key: value for key, value in update.items() if getattr(workload, key) != value}
     try:
         changed_workload = Workload.model_validate({**workload.model_dump(), **changed})
-    except ValueError as error:
-        raise UsageError(f"the workload cannot be changed like that: {error}") from error
+    except ValidationError as error:
+        raise UsageError("the workload cannot be changed like that", problems=faults_in(error)) from error
     return changed_workload, tuple(sorted(changed.keys() & {"requests", "duration_s"}))
 
 
@@ -156,7 +159,7 @@ def _earlier(directory: Path, *, resume: bool) -> Result | None:
 
 def _default_directory(workload: str) -> Path:
     started = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
-    return Path("results") / f"{Path(workload).stem}-{started}"
+    return Path("results") / f"{workload_name(workload)}-{started}"
 
 
 def _price(usd_per_gpu_hour: float | None) -> Price | None:

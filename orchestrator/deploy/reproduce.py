@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.bench.workload import Workload, load_workload
+from orchestrator.bench.workload import Workload, load_workload, workload_name
 from orchestrator.catalog.profiles import load
 from orchestrator.console import say
 from orchestrator.errors import DeployError, Interrupted, UsageError
@@ -116,7 +116,7 @@ def _serve(run: ReproduceRun, plan: Plan, directory: Path, *, published: Publish
     yield _step("up", name, "up", "--profile", run.profile, "--name", name, more=loading)
     yield _step("smoke", name, "smoke", name)
     for workload in run.workloads:
-        output = directory / name / Path(workload).stem
+        output = directory / name / workload_name(workload)
         yield Step(
             id=f"{name}/bench/{workload}",
             stage="bench",

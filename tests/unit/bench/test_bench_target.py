@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 from kernel_samples import MISS
 
+from orchestrator.bench.measurement import Order
 from orchestrator.bench.workload import load_workload
 from orchestrator.catalog.profiles import load
-from orchestrator.deploy.bench import Changes, change, is_url, server_target, url_target
+from orchestrator.deploy.bench import Changes, Sitting, bench, change, is_url, server_target, url_target
 from orchestrator.deploy.servers import Fleet
 from orchestrator.errors import UsageError
 from orchestrator.paths import Home
+from orchestrator.report.published import load_published
 from orchestrator.runtimes.base import Handle
 
 
@@ -72,6 +74,26 @@ def test_any_endpoint_can_be_measured_by_its_url() -> None:
     assert is_url("http://node:30000")
     assert not is_url("glm52")
     assert url_target("http://node:30000", gpus=8, api_key_env=None).provenance.gpus == 8
+
+
+def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name decides what it is compared with, and may hold a dot: `single-stream-10k-1.5k`."""
+    ordered: list[Order] = []
+    monkeypatch.setattr("orchestrator.deploy.bench.measure", lambda order, _say: ordered.append(order))
+    published = load_published("wafer-glm52")
+    for name in (published.single_stream.workload, published.workload.name):
+        sitting = Sitting(
+            target=url_target("http://node:30000", gpus=8, api_key_env=None),
+            workload=name,
+            changes=changes(),
+            api="native",
+            usd_per_gpu_hour=None,
+            directory=tmp_path,
+            resume=False,
+            command="deploy bench",
+        )
+        bench(sitting, lambda _point, _text: None)
+        assert ordered[-1].workload_name == name
 
 
 def test_other_rates_leave_the_workload_comparable_and_do_not_climb() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench.prompts import arrival_times, prompts, warmup_prompts
-from orchestrator.bench.workload import Workload, load_workload, parse_workload
+from orchestrator.bench.workload import Workload, load_workload, parse_workload, workload_name
 from orchestrator.errors import BenchError, UsageError
 from orchestrator.paths import data_root
 
@@ -27,6 +27,11 @@ def test_the_published_workload_is_the_published_one() -> None:
     assert wafer.rates_rps == (0.5, 1.0, 1.5, 2.0, 2.25, 2.4)
     assert wafer.limits.ttft_p95_s == 5.0
     assert wafer.prefix_tokens == 12_000
+
+
+def test_a_workload_is_called_by_its_name_or_by_its_file_s() -> None:
+    assert workload_name("single-stream-10k-1.5k") == "single-stream-10k-1.5k"
+    assert workload_name("/home/me/mine-2.5k.yaml") == "mine-2.5k"
 
 
 def test_every_shipped_workload_is_valid() -> None:

@@ -90,6 +90,15 @@ def test_a_plan_has_only_the_steps_that_it_needs_and_says_so(tmp_path: Path) -> 
     assert ("report", str(tmp_path), "--published", "mine.yaml") in [step.argv for step in itinerary.steps]
 
 
+def test_each_measurement_is_kept_under_its_own_name(tmp_path: Path) -> None:
+    outputs = [step.output.relative_to(tmp_path) for step in steps(tmp_path) if step.output]
+    assert [str(path) for path in outputs] == [
+        "mi355x-tp8/single-stream-10k-1.5k",
+        "mi355x-tp8/wafer-20k-1k",
+        "mi355x-tp4dp2/wafer-20k-1k",
+    ]
+
+
 def test_a_profile_in_a_file_is_served_under_its_name(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text((data_root() / "profiles" / "cpu-tiny.yaml").read_text())
     (tmp_path / "brief.yaml").write_text((data_root() / "profiles" / "workloads" / "smoke-tiny.yaml").read_text())
