@@ -23,7 +23,8 @@ def upstream_table(
 ) -> Path:
     """The path of the table below `folder`, downloaded where it is not there yet.
 
-    Asks again, after 1 s and 2 s, where the network or the host fails for the moment. Raises KernelsError where the network or the checksum says no; nothing is left behind then.
+    Asks again, after 1 s and 2 s, where the network or the host fails for the moment. Raises KernelsError where the
+    network or the checksum says no; nothing is left behind then.
     """
     path = folder / f"{pin.commit[:12]}-{Path(pin.path).name}"
     if path.is_file() and _digest(path.read_bytes()) == pin.sha256:
