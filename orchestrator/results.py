@@ -10,7 +10,8 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from orchestrator.errors import BenchError, Problem
+from orchestrator.errors import BenchError
+from orchestrator.faults import faults_in
 
 SCHEMA: Final = 1
 RESULT_FILE: Final = "result.json"
@@ -260,5 +261,5 @@ def from_json(text: str, *, where: str) -> Result:
             )
         return _RESULT.validate_json(text)
     except ValidationError as error:
-        problems = [Problem(e["msg"].lower(), ".".join(str(part) for part in e["loc"])) for e in error.errors()[:10]]
+        problems = faults_in(error)[:10]
         raise BenchError("not a result of `deploy bench`, or a damaged one", where=where, problems=problems) from error

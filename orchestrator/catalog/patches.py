@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from orchestrator.errors import Problem, ProfileError
+from orchestrator.faults import faults_in
 from orchestrator.patches import Patch
 from orchestrator.patches.schema import Diff
 from orchestrator.paths import data_root
@@ -17,12 +18,13 @@ def read_ledger(root: Path | None = None) -> tuple[Patch, ...]:
     """Every patch, sorted by id. Raises ProfileError with all that is wrong in any patch.yaml, each at its line."""
     root = root or data_root()
     documents = [_read(path, root) for path in sorted((root / "patches").glob("*/patch.yaml"))]
-    patches, problems = [], []
+    patches: list[Patch] = []
+    problems: list[Problem] = []
     for document in documents:
         try:
             patches.append(Patch.model_validate_json(json.dumps(document.data)))
         except ValidationError as error:
-            problems += list(_problems(error, document))
+            problems += faults_in(error, document.place)
     problems += [problem for patch in patches for problem in _misplaced(patch, root)]
     if problems:
         raise ProfileError("the ledger of patches is not valid", problems=problems)
@@ -38,13 +40,6 @@ def read_diff(patch: Patch, root: Path | None = None) -> str | None:
 
 def _read(path: Path, root: Path) -> Document:
     return read_document(path.read_text(encoding="utf-8"), str(path.relative_to(root)))
-
-
-def _problems(error: ValidationError, document: Document) -> Iterator[Problem]:
-    for details in error.errors(include_url=False):
-        path = details["loc"]
-        key = ".".join(str(step) for step in path)
-        yield Problem(f"`{key}`: {details['msg']}", document.place(path))
 
 
 def _misplaced(patch: Patch, root: Path) -> Iterator[Problem]:

@@ -88,8 +88,7 @@ def read_flags(version: str, root: Path, *, place: str = "") -> FlagTable:
 
 
 def _read_known_bad(root: Path) -> tuple[KnownBad, ...]:
-    document = _read(root / "profiles" / "known-bad.yaml", root)
-    return parse_known_bad(document.data, document.name)
+    return parse_known_bad(_read(root / "profiles" / "known-bad.yaml", root))
 
 
 _GENERATOR = "profiles/engines/flags/generate.py"

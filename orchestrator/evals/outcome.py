@@ -5,7 +5,8 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from orchestrator.errors import BenchError, Problem
+from orchestrator.errors import BenchError
+from orchestrator.faults import faults_in
 from orchestrator.scores import SCHEMA, Outcome
 
 _OUTCOME: Final = TypeAdapter(Outcome)
@@ -28,8 +29,7 @@ def load(file: Path) -> Outcome:
     except OSError as error:
         raise BenchError(f"cannot read the outcome: {error.strerror}", where=str(file)) from error
     except ValidationError as error:
-        problems = [Problem(e["msg"].lower(), ".".join(str(part) for part in e["loc"])) for e in error.errors()[:5]]
-        raise BenchError("not an outcome of `deploy eval`", where=str(file), problems=problems) from error
+        raise BenchError("not an outcome of `deploy eval`", where=str(file), problems=faults_in(error)[:10]) from error
     if outcome.schema_version != SCHEMA or not outcome.items:
         raise BenchError("an outcome of another version, or an empty one", where=str(file), hint="evaluate again")
     return outcome

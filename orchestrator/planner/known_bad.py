@@ -8,7 +8,9 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from orchestrator.errors import Problem, ProfileError
+from orchestrator.faults import faults_in
 from orchestrator.plan import Plan
+from orchestrator.profile.document import Document
 
 
 class _Strict(BaseModel):
@@ -52,16 +54,13 @@ class _Reports(_Strict):
     known_bad: tuple[KnownBad, ...]
 
 
-def parse_known_bad(data: object, name: str) -> tuple[KnownBad, ...]:
-    """The reports in a document's data, `{known_bad: [...]}`; `name` is the file's name. Raises ProfileError."""
+def parse_known_bad(document: Document) -> tuple[KnownBad, ...]:
+    """The reports in a document, `{known_bad: [...]}`. Raises ProfileError with every fault at its line."""
     try:
-        return _Reports.model_validate(data).known_bad
+        return _Reports.model_validate(document.data).known_bad
     except ValidationError as error:
-        problems = [
-            Problem(fault["msg"][:1].lower() + fault["msg"][1:], f"{name}: {'.'.join(map(str, fault['loc']))}")
-            for fault in error.errors()
-        ]
-        raise ProfileError(f"`{name}` is not a list of known-bad layouts", problems=problems) from error
+        problems = faults_in(error, document.place)
+        raise ProfileError(f"`{document.name}` is not a list of known-bad layouts", problems=problems) from error
 
 
 def known_bad(entries: Sequence[KnownBad], plan: Plan, *, accepted: Collection[str] = ()) -> tuple[Problem, ...]:

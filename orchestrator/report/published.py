@@ -6,7 +6,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from orchestrator.errors import Problem, ProfileError, UsageError
+from orchestrator.errors import ProfileError, UsageError
+from orchestrator.faults import faults_in
 from orchestrator.paths import data_root
 from orchestrator.profile.document import read_document
 
@@ -188,13 +189,8 @@ def parse(text: str, *, name: str) -> Published | Reference | Prices:
     try:
         return _ADAPTER.validate_json(json.dumps(document.data))
     except ValidationError as error:
-        problems = [Problem(fault["msg"].lower(), document.place(_path(fault["loc"]))) for fault in error.errors()]
+        problems = faults_in(error, document.place, skip=1)
         raise ProfileError("published figures that cannot be read", where=name, problems=problems) from error
-
-
-def _path(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """The key path of a fault: pydantic puts the kind in front of it."""
-    return place[1:]
 
 
 def load_all(directory: Path | None = None) -> tuple[Published | Reference | Prices, ...]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from orchestrator.errors import KernelsError, Problem
+from orchestrator.errors import KernelsError
+from orchestrator.faults import faults_in
 from orchestrator.kernels.keys import Shape
 from orchestrator.kernels.names import KernelNames, ShapeBound
 from orchestrator.paths import data_root
@@ -72,14 +73,11 @@ class Pins:
 def read_pins(root: Path | None = None) -> Pins:
     """The file that ships with the tool, or the one below `root`. Raises KernelsError for a file it cannot use."""
     path = (root or data_root()) / "profiles" / "kernels" / "aiter.yaml"
+    document = read_document(path.read_text(encoding="utf-8"), path.name)
     try:
-        raw = _Pins.model_validate(read_document(path.read_text(encoding="utf-8"), path.name).data)
+        raw = _Pins.model_validate(document.data)
     except ValidationError as error:
-        faults = [
-            Problem(fault["msg"], f"{path.name}: {'.'.join(str(part) for part in fault['loc'])}")
-            for fault in error.errors()
-        ]
-        raise KernelsError(f"`{path.name}` is malformed", problems=faults) from error
+        raise KernelsError(f"`{path.name}` is malformed", problems=faults_in(error, document.place)) from error
     bound = tuple(
         ShapeBound(prefix=one.prefix, shapes=tuple(Shape(**shape.model_dump()) for shape in one.shapes))
         for one in raw.shape_bound

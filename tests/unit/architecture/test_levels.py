@@ -11,7 +11,7 @@ from orchestrator.paths import data_root
 PACKAGE = data_root() / "orchestrator"
 LEVELS = {
     0: ("errors", "secret", "nearest"),
-    1: ("profile", "plan", "artifacts", "patches", "kernels", "results", "scores"),
+    1: ("faults", "profile", "plan", "artifacts", "patches", "kernels", "results", "scores"),
     2: ("planner", "render"),
     3: ("runtimes.base", "shell", "paths", "files", "safetensors", "console"),
     4: (
@@ -32,6 +32,7 @@ PURE = (
     "planner",
     "render",
     "errors",
+    "faults",
     "nearest",
 )
 IMPURE_IMPORTS = {"os", "subprocess", "socket", "time", "httpx", "docker", "datetime", "random", "tempfile", "shutil"}

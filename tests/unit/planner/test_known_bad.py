@@ -11,10 +11,10 @@ from orchestrator.catalog.profiles import load
 from orchestrator.errors import ProfileError
 from orchestrator.plan import Plan
 from orchestrator.planner.known_bad import image_date, known_bad, parse_known_bad
-from orchestrator.profile.document import read_document
+from orchestrator.profile.document import Data, Document, read_document
 
 DATA = Path(__file__).parents[3] / "profiles" / "known-bad.yaml"
-REPORTS = parse_known_bad(read_document(DATA.read_text(), DATA.name).data, DATA.name)
+REPORTS = parse_known_bad(read_document(DATA.read_text(), DATA.name))
 
 
 def ids(plan: Plan) -> set[str]:
@@ -82,10 +82,11 @@ def test_a_report_that_the_user_accepts_is_not_raised() -> None:
         {"id": "x", "what": "w", "instead": "i", "when": {}},
     ],
 )
-def test_a_report_that_is_not_well_formed_is_refused(entry: dict[str, object]) -> None:
+def test_a_report_that_is_not_well_formed_is_refused_at_its_line(entry: dict[str, Data]) -> None:
     with pytest.raises(ProfileError) as caught:
-        parse_known_bad({"known_bad": [entry]}, "known-bad.yaml")
-    assert caught.value.problems[0].where.startswith("known-bad.yaml: known_bad.0.")
+        parse_known_bad(Document("known-bad.yaml", {"known_bad": [entry]}, {("known_bad", 0): 7}))
+    assert caught.value.problems[0].message.startswith("`known_bad.0.")
+    assert caught.value.problems[0].where == "known-bad.yaml:7"
 
 
 def test_every_report_has_a_source_and_a_condition() -> None:
