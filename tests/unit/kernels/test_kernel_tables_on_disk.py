@@ -223,7 +223,8 @@ def test_an_unreadable_names_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "profiles" / "kernels" / "aiter.yaml").write_text("upstream: {commit: a}\nnames: []\n")
     with pytest.raises(DeployError) as caught:
         read_pins(tmp_path)
-    assert any("upstream.sha256" in problem.where for problem in caught.value.problems)
+    lost = next(problem for problem in caught.value.problems if "`upstream.sha256`" in problem.message)
+    assert lost.where == "aiter.yaml:1"
 
 
 def test_a_built_table_goes_into_the_servers_image_and_the_variable_leads_to_it(tmp_path: Path) -> None:
