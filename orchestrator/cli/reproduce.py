@@ -42,7 +42,7 @@ def reproduce(
 
     from orchestrator import shell
     from orchestrator.deploy.report import price_book
-    from orchestrator.deploy.reproduce import STATE_FILE, Hands, State, plan_steps
+    from orchestrator.deploy.reproduce import STATE_FILE, Hands, State, may_be_there, plan_steps
     from orchestrator.deploy.reproduce import reproduce as run_steps
     from orchestrator.deploy.servers import fleet
     from orchestrator.paths import Home
@@ -50,7 +50,7 @@ def reproduce(
 
     def there(server: str) -> bool:
         with fleet(Home.from_environment()) as servers:
-            return bool(servers.find(server))
+            return may_be_there(servers, server)
 
     published = load_published(name)
     directory = output or Path("results") / published.name

@@ -15,12 +15,14 @@ from typing import Final
 from orchestrator.bench.workload import Workload, load_workload, workload_name
 from orchestrator.catalog.profiles import load
 from orchestrator.console import say
+from orchestrator.deploy.servers import Fleet
 from orchestrator.errors import DeployError, Interrupted, UsageError
 from orchestrator.files import write_whole
 from orchestrator.kernels.coverage import applies_to
 from orchestrator.plan import Plan
 from orchestrator.report.published import Published, ReproduceRun
 from orchestrator.results import RESULT_FILE
+from orchestrator.state import latest_run, read_plan
 
 STATE_FILE: Final = "reproduce.json"
 _BEFORE: Final = ("preflight", "stage", "kernels", "build")  # what may fail before anything is measured
@@ -186,12 +188,19 @@ class Hands:
     """What the steps are done with: `run` runs one command of this tool and returns its exit code."""
 
     run: Callable[[tuple[str, ...]], int]
-    there: Callable[[str], bool]  # whether a server of that name runs, or what is left of it
+    there: Callable[[str], bool]  # see `may_be_there`
     now: Callable[[], dt.datetime]
 
     def take_down(self, server: str) -> int:
         """Take a server down that may be gone already; the exit code."""
         return self.run(("down", server)) if self.there(server) else 0
+
+
+def may_be_there(servers: Fleet, name: str) -> bool:
+    """Whether there is a server of that name, or its runtime cannot be asked at the moment."""
+    found = servers.find(name)
+    plan = read_plan(latest_run(servers.home, name))
+    return bool(found) or (plan is not None and plan.runtime in servers.silent)
 
 
 def reproduce(steps: Sequence[Step], state: State, hands: Hands, *, keep: bool) -> None:

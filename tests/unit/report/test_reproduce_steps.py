@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench.workload import load_workload
+from orchestrator.catalog.profiles import load
 from orchestrator.deploy.reproduce import (
     STATE_FILE,
     Hands,
@@ -13,13 +14,17 @@ from orchestrator.deploy.reproduce import (
     Step,
     bench_seconds,
     command,
+    may_be_there,
     plan_steps,
     reproduce,
     still_to_do,
 )
-from orchestrator.errors import DeployError, Interrupted, UsageError
-from orchestrator.paths import data_root
+from orchestrator.deploy.servers import Fleet
+from orchestrator.errors import DeployError, HostError, Interrupted, UsageError
+from orchestrator.paths import Home, data_root
 from orchestrator.report.published import Published, ReproduceRun, load_published
+from orchestrator.runtimes.base import Handle
+from orchestrator.state import open_run
 
 NOW = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
 WAFER = load_published("wafer-glm52")
@@ -172,6 +177,22 @@ def test_a_server_that_is_gone_is_not_taken_down_again(tmp_path: Path) -> None:
     go(tmp_path, again)
     assert again.ran[0].startswith("report")
     assert again.ran[1] == "up --profile mi355x-tp4dp2 --name mi355x-tp4dp2"
+
+
+def test_a_server_whose_runtime_is_silent_is_not_taken_for_gone(tmp_path: Path) -> None:
+    """While the Docker daemon restarts, a container is still to be taken down."""
+
+    class Silent:
+        def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+            raise HostError("the Docker daemon does not answer")
+
+    servers = Fleet(Home(tmp_path), {"docker": Silent()})  # type: ignore[dict-item]
+    for profile in ("mi355x-tp8", "cpu-tiny"):
+        plan = load(profile).plan
+        open_run(servers.home, profile, plan).save("plan.json", plan.to_dict())
+    assert may_be_there(servers, "mi355x-tp8")
+    assert not may_be_there(servers, "cpu-tiny")
+    assert not may_be_there(servers, "never-started")
 
 
 def test_a_measurement_that_was_begun_is_resumed(tmp_path: Path) -> None:
