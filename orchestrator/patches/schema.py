@@ -1,11 +1,22 @@
 """What one folder under patches/ says. Read strictly: an unknown key is an error."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from orchestrator.plan import Origin
+
+
+def _version_range(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        raise ValueError(f"`{text}` is not a range of versions such as `>=0.5.10,<0.5.15`") from error
+    return text
+
+
+VersionRange: TypeAlias = Annotated[str, AfterValidator(_version_range)]  # PEP 440
 
 
 class _Strict(BaseModel):
@@ -31,19 +42,10 @@ class Applies(_Strict):
     """The facts a plan must show for it to carry the patch; a null is no condition."""
 
     platforms: tuple[Literal["rocm", "cuda", "cpu"], ...]
-    engine: str | None = Field(default=None, description="PEP 440 range of sglang versions")
+    engine: VersionRange | None = Field(default=None, description="PEP 440 range of sglang versions")
     quantisation: tuple[str, ...] | None = None
     mtp: bool | None = Field(default=None, description="speculative decoding with the checkpoint's own MTP layer")
     min_speculative_steps: int | None = None
-
-    @field_validator("engine")
-    @classmethod
-    def _range(cls, value: str | None) -> str | None:
-        try:
-            SpecifierSet(value or "")
-        except InvalidSpecifier as error:
-            raise ValueError(f"`{value}` is not a range of versions such as `>=0.5.10,<0.5.15`") from error
-        return value
 
 
 class Probe(_Strict):

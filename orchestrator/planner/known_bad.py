@@ -4,11 +4,12 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatch
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from packaging.specifiers import SpecifierSet
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.errors import Problem, ProfileError
 from orchestrator.faults import faults_in
+from orchestrator.patches.schema import VersionRange
 from orchestrator.plan import Plan
 from orchestrator.profile.document import Document
 
@@ -20,7 +21,7 @@ class _Strict(BaseModel):
 class When(_Strict):
     """What a plan must show; what is left out is no condition, and all that is given must hold."""
 
-    engine: str | None = Field(default=None, description="PEP 440 range of sglang versions")
+    engine: VersionRange | None = Field(default=None, description="PEP 440 range of sglang versions")
     platforms: tuple[str, ...] = ()
     archs: tuple[str, ...] = Field(default=(), description="gfx950, sm100")
     models: tuple[str, ...] = Field(default=(), description="shell patterns of model names")
@@ -29,15 +30,6 @@ class When(_Strict):
     dp_attention: bool | None = None
     flags: Mapping[str, str] = Field(default={}, description="flag -> shell pattern of its value, `*` for any")
     env_not: Mapping[str, str] = Field(default={}, description="variable -> the value that makes it good")
-
-    @field_validator("engine")
-    @classmethod
-    def _range(cls, value: str | None) -> str | None:
-        try:
-            SpecifierSet(value or "")
-        except InvalidSpecifier as error:
-            raise ValueError(f"`{value}` is not a range of versions such as `>=0.5.14,<0.5.16`") from error
-        return value
 
 
 class KnownBad(_Strict):
