@@ -116,14 +116,16 @@ def logs(
     host: HostOption = None,
 ) -> None:
     """Show a server's log, secrets removed."""
+    from orchestrator.deploy.proof import known_secrets
     from orchestrator.deploy.servers import fleet
     from orchestrator.paths import Home
     from orchestrator.secret import redact
 
     with fleet(Home.from_environment(), host) as servers:
         handle = servers.one(name)
+        secrets = known_secrets(handle)
         for line in servers.runtime(handle).logs(handle, follow=follow):
-            out(redact(line))
+            out(redact(line, secrets))
 
 
 def smoke(

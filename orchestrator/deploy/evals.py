@@ -19,7 +19,7 @@ def served_model(target: Target) -> str:
     """The name of the model an endpoint serves. Raises BenchError where it does not answer."""
     headers = {"Authorization": f"Bearer {target.key.reveal()}"} if target.key else {}
     try:
-        answer = httpx.get(f"{target.url.rstrip('/')}/v1/models", headers=headers, timeout=30)
+        answer = httpx.get(f"{target.url.rstrip('/')}/v1/models", headers=headers, timeout=30, trust_env=False)
         answer.raise_for_status()
         return str(answer.json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:

@@ -131,6 +131,7 @@ def build_table(plan: Plan, given: Given, home: Home, *, upstream: bool) -> Buil
     table, BuildError for an image that cannot be pulled.
     """
     require_moe(plan)
+    asked = plan
     own = [replace(row, origin=RowOrigin.IMAGE) for row in read_tables(given.tables)]
     if image := given.image or (None if given.tables else _own_image(plan)):
         shipped, plan = _in_image(plan, image)
@@ -145,7 +146,7 @@ def build_table(plan: Plan, given: Given, home: Home, *, upstream: bool) -> Buil
     names = pins.names_of(plan.engine.aiter_commit)
     table = assemble(plan, rows, names=names)
     checkpoint = _checkpoint(plan, given, home)
-    written = Store.of(home, plan).write(plan, table.rows)
+    written = Store.of(home, asked).write(asked, table.rows)  # where `build` and `up` look for it
     return Built(path=written, table=table, found=coverage(plan, table.rows, checkpoint=checkpoint, names=names))
 
 

@@ -10,7 +10,7 @@ from orchestrator import health, smoke
 from orchestrator.deploy.gate import kernel_gate
 from orchestrator.deploy.servers import Fleet, api_key
 from orchestrator.diagnose import diagnose
-from orchestrator.errors import StartError
+from orchestrator.errors import StartError, UsageError
 from orchestrator.plan import Plan
 from orchestrator.runtimes.base import Handle, Runtime
 from orchestrator.secret import Secret
@@ -62,6 +62,15 @@ def key_of(handle: Handle) -> Secret | None:
     """The API key of a server that is up, from the variable its plan names."""
     plan = read_plan(RunDir(Path(handle.run_dir)))
     return api_key(plan.server.api_key_env) if plan else None
+
+
+def known_secrets(handle: Handle) -> tuple[Secret, ...]:
+    """What must not be shown of a server, as far as this shell knows it."""
+    try:
+        key = key_of(handle)
+    except UsageError:  # the variable is not set here: then what looks like a key is removed all the same
+        return ()
+    return (key,) if key else ()
 
 
 def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeReport:
