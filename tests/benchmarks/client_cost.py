@@ -72,8 +72,8 @@ def serve(pipe: Connection) -> None:
     with scripted(script) as server:
         pipe.send(server.url)
         while pipe.recv():
-            pipe.send(script.arrived_s)
-            script.arrived_s = []
+            pipe.send([each.arrived_s for each in script.exchanges])
+            script.forget()
 
 
 def ours(url: str, requests: int, rate: float, folder: Path) -> float:

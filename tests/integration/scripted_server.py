@@ -10,6 +10,7 @@ import re
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,16 @@ class Answer:
 
 
 @dataclass
+class Exchange:
+    """When the server really did what; on the monotonic clock, which is the client's too."""
+
+    arrived_s: float  # the request was whole
+    chunk_s: list[float] = field(default_factory=list)  # the last byte of a chunk was handed over
+    tokens: int = 0
+    ended_s: float | None = None  # the answer was whole; None where it never was
+
+
+@dataclass
 class Script:
     """What the server does, and what it saw."""
 
@@ -45,10 +56,16 @@ class Script:
     replicas: int = 1
     pinned: list[int | None] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
-    arrived_s: list[float] = field(default_factory=list)  # on the monotonic clock, once a request is whole
+    exchanges: list[Exchange] = field(default_factory=list)  # in the order of arrival, the warm-up's too
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+
+    def forget(self) -> None:
+        """What was seen; the script stays."""
+        self.served = self.prompt_tokens = self.output_tokens = self.cached_tokens = 0
+        for seen in (self.pinned, self.bodies, self.exchanges):
+            seen.clear()
 
 
 class ScriptedServer:
@@ -57,34 +74,37 @@ class ScriptedServer:
     def __init__(self, script: Script, *, tls: ssl.SSLContext | None = None) -> None:
         self.script = script
         self._tls = tls
-        self._loop = asyncio.new_event_loop()
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._socket.getsockname()[1]}"
         self._busy = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._listening = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+        self._listening.wait()
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._server = self._loop.run_until_complete(
-            asyncio.start_server(self._connection, sock=self._socket, limit=1 << 24, ssl=self._tls)
-        )
-        self._loop.run_forever()
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._server = await asyncio.start_server(self._connection, sock=self._socket, limit=1 << 24, ssl=self._tls)
+        self._listening.set()
+        await self._stopping.wait()
         self._server.close()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0.01))
-        self._loop.close()
+        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            _, waiting = await asyncio.wait(tasks, timeout=0.1)  # what just came in, and what the client has closed
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.sleep(0.01)  # closed connections let go of their sockets
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(self.script.connect_delay_s)
@@ -96,6 +116,8 @@ class ScriptedServer:
                 await self._respond(path.decode(), content, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
+        except asyncio.CancelledError:  # the server ends
+            writer.transport.abort()
         finally:
             writer.close()
 
@@ -137,7 +159,8 @@ class ScriptedServer:
         )
 
     async def _generate(self, path: str, content: bytes, writer: asyncio.StreamWriter, answer: Answer) -> None:
-        self.script.arrived_s.append(asyncio.get_running_loop().time())
+        exchange = Exchange(arrived_s=time.monotonic())
+        self.script.exchanges.append(exchange)
         request = json.loads(content)
         self.script.bodies.append(content)
         self.script.pinned.append(request.get("routed_dp_rank"))
@@ -151,13 +174,19 @@ class ScriptedServer:
             async with self._busy:
                 await asyncio.sleep(self.script.one_at_a_time_s)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-        await _stream(path, request, writer, answer, self.script)
+        if (tokens := await _stream(path, request, writer, answer, exchange)) is not None:
+            self.script.prompt_tokens += tokens[0]
+            self.script.output_tokens += tokens[1]
+            self.script.cached_tokens += answer.cached_tokens or 0
 
 
 async def _stream(
-    path: str, request: dict[str, object], writer: asyncio.StreamWriter, answer: Answer, script: Script
-) -> None:
-    """Chunks at their times, measured from the arrival of the request: errors do not add up."""
+    path: str, request: dict[str, object], writer: asyncio.StreamWriter, answer: Answer, exchange: Exchange
+) -> tuple[int, int] | None:
+    """Chunks at their times, measured from the arrival of the request: errors do not add up.
+
+    Returns the tokens read and written; None where the answer was not a whole one.
+    """
     loop = asyncio.get_running_loop()
     begin = loop.time()
     native = path == "/generate"
@@ -172,21 +201,20 @@ async def _stream(
         await asyncio.sleep(begin + answer.ttft_s + index * answer.itl_s - loop.time())
         if index == answer.reset_after_chunks:
             writer.transport.abort()
-            return
+            return None
         if index == answer.error_after_chunks:
             await _send(writer, 'data: {"error": {"message": "out of memory"}}\n\ndata: [DONE]\n\n')
-            break
+            writer.write(b"0\r\n\r\n")
+            return None
         so_far = min(sent + answer.tokens_per_chunk, total)
         event = _event(len(prompt), so_far, total, cached, native=native, counted=not answer.usage_at_end_only)
-        await _send(writer, event, split_s=answer.split_s)
-    else:
-        script.prompt_tokens += len(prompt)
-        script.output_tokens += total
-        script.cached_tokens += cached
-        usage = {"choices": [], "usage": _usage(len(prompt), total, cached)}
-        asked = not native and request.get("stream_options")
-        await _send(writer, (f"data: {json.dumps(usage)}\n\n" if asked else "") + "data: [DONE]\n\n")
+        exchange.chunk_s.append(await _send(writer, event, split_s=answer.split_s))
+    usage = {"choices": [], "usage": _usage(len(prompt), total, cached)}
+    asked = not native and request.get("stream_options")
+    await _send(writer, (f"data: {json.dumps(usage)}\n\n" if asked else "") + "data: [DONE]\n\n")
+    exchange.tokens, exchange.ended_s = total, time.monotonic()
     writer.write(b"0\r\n\r\n")
+    return len(prompt), total
 
 
 def _event(prompt: int, so_far: int, total: int, cached: int, *, native: bool, counted: bool) -> str:
@@ -210,7 +238,8 @@ def _usage(prompt: int, output: int, cached: int) -> dict[str, object]:
     return {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details}
 
 
-async def _send(writer: asyncio.StreamWriter, text: str, *, split_s: float = 0.0) -> None:
+async def _send(writer: asyncio.StreamWriter, text: str, *, split_s: float = 0.0) -> float:
+    """Write one chunk; returns when its last part was handed over, by the clock just before: it arrives no earlier."""
     data = text.encode()
     data = b"%x\r\n%s\r\n" % (len(data), data)
     if split_s:
@@ -218,7 +247,9 @@ async def _send(writer: asyncio.StreamWriter, text: str, *, split_s: float = 0.0
         writer.write(data[:half])
         await asyncio.sleep(split_s)
         data = data[half:]
+    handed_over = time.monotonic()
     writer.write(data)
+    return handed_over
 
 
 @contextmanager

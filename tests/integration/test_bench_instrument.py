@@ -1,17 +1,21 @@
 """The measuring instrument, measured: a loopback server with scripted timing, through the whole program."""
 
 import json
+import os
+import re
 import signal
 import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import linear_regression, median
 
 import pytest
 from scripted_server import Answer, Script, ScriptedServer, scripted
+from true_times import TrueTimes, assert_found, from_arrival, from_plan
 
 from orchestrator.bench.measurement import Order, UnwrittenError, measure
 from orchestrator.bench.workload import Workload, load_workload
@@ -24,12 +28,54 @@ TOKENS = 6
 WORKLOAD = load_workload("smoke-tiny").model_copy(
     update={"output_tokens": TOKENS, "requests": 30, "rates_rps": (10.0,), "prefixes": 2, "timeout_s": 5.0}
 )
+FOLLOWED = 0.2  # how far from its script the server may be: on a busy machine its sleeps end late
 
 
-def bench(script: Script, directory: Path, *, workload: Workload = WORKLOAD, **changes: object) -> Result:
-    """Measure a scripted server. Its answers are counted from 0 after the warm-up, see `after_warm_up`."""
-    with scripted(script) as server:
-        return measure(order(server, directory, workload=workload, **changes), lambda _text, _far: None)
+Bench = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def first_on_a_core() -> Iterator[None]:
+    """Where the system allows it (it allows root) client and server come before whatever else runs on this machine.
+
+    What is measured is how exact the client is, not how long Linux lets it wait: on two cores with two other programs
+    a bare sleep of 5 ms ends up to 19 ms late, in this class at most 2 ms. Threads and subprocesses inherit it.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except PermissionError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+@pytest.fixture
+def bench(capsys: pytest.CaptureFixture[str]) -> Bench:
+    """Measure a scripted server. Its answers are counted from 0 after the warm-up, see `after_warm_up`.
+
+    A result that says of itself that the client was kept from its core is thrown away aloud, twice at most.
+    """
+
+    def once(script: Script, directory: Path, workload: Workload, changes: dict[str, object]) -> Result:
+        script.forget()
+        with scripted(script) as server:
+            return measure(order(server, directory, workload=workload, **changes), lambda _text, _far: None)
+
+    def measured(script: Script, directory: Path, *, workload: Workload = WORKLOAD, **changes: object) -> Result:
+        result = once(script, directory, workload, changes)
+        for _ in range(2):
+            lagged = [mark.detail for mark in result.marks if mark.kind is MarkKind.CLIENT_LAGGED]
+            if not lagged:
+                break
+            with capsys.disabled():
+                print(f"\nmeasured again: {lagged[0]}")
+            result = once(script, directory, workload, changes)
+        return result
+
+    return measured
 
 
 def order(server: ScriptedServer, directory: Path, *, workload: Workload = WORKLOAD, **changes: object) -> Order:
@@ -61,63 +107,77 @@ def only(result: Result) -> Point:
     return point
 
 
+def planned(script: Script, point: Point) -> TrueTimes:
+    """What the server really did at the one point that was measured."""
+    assert point.offered_rps is not None
+    return from_plan(script.exchanges[-point.requests :], rate_rps=point.offered_rps)
+
+
 def ttft(point: Point) -> Spread:
     assert point.latency is not None
     return point.latency.ttft_from_schedule_s
 
 
 def kinds(result: Result) -> set[MarkKind]:
-    return {mark.kind for mark in result.marks}
+    """Without the one that speaks of this machine and not of the endpoint."""
+    return {mark.kind for mark in result.marks} - {MarkKind.CLIENT_LAGGED}
 
 
 @pytest.mark.parametrize("api", ["completions", "generate"])
-def test_every_percentile_comes_back_within_two_per_cent(tmp_path: Path, api: str) -> None:
+def test_every_percentile_comes_back_within_two_per_cent(bench: Bench, tmp_path: Path, api: str) -> None:
     """TTFT rises from 0.3 s to 0.88 s over 30 requests, then a token every 0.15 s."""
-    answer = after_warm_up(lambda index: Answer(ttft_s=0.3 + 0.02 * index, itl_s=0.15, cached_tokens=300))
-    point = only(bench(Script(answer=answer), tmp_path, api=api))
+    script = Script(
+        answer=after_warm_up(lambda index: Answer(ttft_s=0.3 + 0.02 * index, itl_s=0.15, cached_tokens=300))
+    )
+    point = only(bench(script, tmp_path, api=api))
     assert point.latency is not None
-    assert point.latency.tpot_s is not None
-    assert point.latency.itl_per_chunk_s is not None
-    true_ttft = {"mean": 0.59, "p50": 0.59, "p90": 0.822, "p95": 0.851, "p99": 0.8742, "max": 0.88}
-    for name, true in true_ttft.items():
-        assert getattr(ttft(point), name) == pytest.approx(true, rel=0.02)
-        assert getattr(point.latency.e2e_from_schedule_s, name) == pytest.approx(true + 0.75, rel=0.02)
-    for name in ("mean", "p50", "p90", "p95", "p99"):
-        assert getattr(point.latency.tpot_s, name) == pytest.approx(0.15, rel=0.02)
-    for name in ("mean", "p50"):
-        assert getattr(point.latency.itl_per_chunk_s, name) == pytest.approx(0.15, rel=0.02)
+    true = planned(script, point)
+    assert median(true.ttft_s) == pytest.approx(0.59, rel=FOLLOWED)
+    assert max(true.ttft_s) == pytest.approx(0.88, rel=FOLLOWED)
+    assert median(true.itl_s) == pytest.approx(0.15, rel=FOLLOWED)
+    assert_found(point.latency.ttft_from_schedule_s, true.ttft_s)
+    assert_found(point.latency.e2e_from_schedule_s, true.e2e_s)
+    assert_found(point.latency.tpot_s, true.tpot_s)
+    assert_found(point.latency.itl_per_chunk_s, true.itl_s)
     assert (point.input_tokens, point.output_tokens) == (30 * 500, 30 * TOKENS)
     assert point.cache is not None
     assert point.cache.usage_share == point.cache.metrics_share == 0.6
     assert point.sent_rps == pytest.approx(10.0, rel=0.02)
 
 
-def test_a_stalled_server_shows_as_latency_and_not_as_a_lower_rate(tmp_path: Path) -> None:
+def test_a_stalled_server_shows_as_latency_and_not_as_a_lower_rate(bench: Bench, tmp_path: Path) -> None:
     """It says nothing for a second; the requests that fell due in that time leave on time all the same."""
-    begun: list[float] = []
+    begun = 0.0
 
-    def answer(_index: int) -> Answer:
-        begun.append(time.monotonic())
-        stall = max(0.0, 1.0 - (time.monotonic() - begun[0]))
-        return Answer(ttft_s=stall, itl_s=0.0)
+    def answer(index: int) -> Answer:
+        nonlocal begun
+        begun = begun if index else time.monotonic()
+        return Answer(ttft_s=max(0.0, begun + 1.0 - time.monotonic()), itl_s=0.0)
 
-    point = only(bench(Script(answer=after_warm_up(answer)), tmp_path))
+    script = Script(answer=after_warm_up(answer))
+    point = only(bench(script, tmp_path))
+    true = planned(script, point)
     assert point.sent_rps == pytest.approx(10.0, rel=0.02)
-    assert ttft(point).max == pytest.approx(1.0, rel=0.02)
-    assert ttft(point).p90 == pytest.approx(0.71, abs=0.03)  # of 30 requests ten waited 1.0, 0.9, ... 0.1 s
+    assert max(true.ttft_s) == pytest.approx(1.0, rel=FOLLOWED)
+    assert sorted(true.ttft_s)[-10:] == pytest.approx([0.1 * waited for waited in range(1, 11)], abs=0.05)
+    assert_found(ttft(point), true.ttft_s)
 
 
-def test_a_queue_shows_as_latency_from_the_plan_and_as_not_sustained(tmp_path: Path) -> None:
+def test_a_queue_shows_as_latency_from_the_plan_and_as_not_sustained(bench: Bench, tmp_path: Path) -> None:
     """One request at a time, 0.15 s each, 10 rps offered: only 6.7 rps can be served."""
-    workload = WORKLOAD.model_copy(update={"requests": 50})
-    point = only(bench(Script(one_at_a_time_s=0.15), tmp_path, workload=workload))
+    script, workload = Script(one_at_a_time_s=0.15), WORKLOAD.model_copy(update={"requests": 50})
+    point = only(bench(script, tmp_path, workload=workload))
+    true = planned(script, point)
+    assert max(true.ttft_s) == pytest.approx(0.15 + 49 * 0.05, rel=FOLLOWED)
+    assert_found(ttft(point), true.ttft_s)
     assert point.sent_rps == pytest.approx(10.0, rel=0.02)
-    assert point.ttft_growth_s_per_s == pytest.approx(0.5, rel=0.1)
-    assert ttft(point).max == pytest.approx(0.15 + 49 * 0.05, rel=0.05)
+    grown = linear_regression(true.begun_s[25:], true.ttft_s[25:]).slope
+    assert grown == pytest.approx(0.5, rel=FOLLOWED)
+    assert point.ttft_growth_s_per_s == pytest.approx(grown, rel=0.05)
     assert point.sustained is False
 
 
-def test_the_knee_lies_between_a_rate_that_holds_and_one_that_does_not(tmp_path: Path) -> None:
+def test_the_knee_lies_between_a_rate_that_holds_and_one_that_does_not(bench: Bench, tmp_path: Path) -> None:
     workload = WORKLOAD.model_copy(update={"requests": 50, "rates_rps": (8.0, 16.0)})
     result = bench(
         Script(one_at_a_time_s=0.08, answer=lambda _: Answer(cached_tokens=300)), tmp_path, workload=workload
@@ -126,31 +186,37 @@ def test_the_knee_lies_between_a_rate_that_holds_and_one_that_does_not(tmp_path:
     assert result.knee_rps == 8.0
 
 
-def test_slow_accept_counts_as_latency(tmp_path: Path) -> None:
+def test_slow_accept_counts_as_latency(bench: Bench, tmp_path: Path) -> None:
     """The first request finds the warm-up's connection still open, the three others need one each."""
     script = Script(answer=lambda _: Answer(ttft_s=0.3), connect_delay_s=0.3)
     point = only(bench(script, tmp_path, workload=WORKLOAD.model_copy(update={"requests": 4, "rates_rps": (20.0,)})))
-    assert ttft(point).max == pytest.approx(0.6, rel=0.02)
-    assert ttft(point).mean == pytest.approx((0.3 + 3 * 0.6) / 4, rel=0.02)
+    true = planned(script, point)
+    assert true.ttft_s == pytest.approx([0.3, 0.6, 0.6, 0.6], rel=FOLLOWED)
+    assert_found(ttft(point), true.ttft_s)
 
 
 @pytest.mark.parametrize("usage_at_end_only", [False, True])
-def test_several_tokens_in_a_chunk_and_chunks_in_halves(tmp_path: Path, *, usage_at_end_only: bool) -> None:
+def test_several_tokens_in_a_chunk_and_chunks_in_halves(
+    bench: Bench, tmp_path: Path, *, usage_at_end_only: bool
+) -> None:
     slow = Answer(
         ttft_s=0.3, itl_s=0.4, tokens_per_chunk=3, split_s=0.1, usage_at_end_only=usage_at_end_only, cached_tokens=300
     )
-    point = only(bench(Script(answer=lambda _: slow), tmp_path))
+    script = Script(answer=lambda _: slow)
+    point = only(bench(script, tmp_path))
+    true = planned(script, point)
     assert point.latency is not None
-    assert point.latency.itl_per_chunk_s is not None
-    assert point.latency.tpot_s is not None
     assert point.latency.tokens_per_chunk == 3.0
-    assert ttft(point).p50 == pytest.approx(0.4, rel=0.02)  # a chunk has come when its second half has
-    assert point.latency.itl_per_chunk_s.p50 == pytest.approx(0.4, rel=0.02)
-    assert point.latency.tpot_s.p50 == pytest.approx(0.4 / (TOKENS - 1), rel=0.02)
+    assert median(true.ttft_s) == pytest.approx(0.4, rel=FOLLOWED)  # a chunk has come when its second half has
+    assert median(true.itl_s) == pytest.approx(0.4, rel=FOLLOWED)
+    assert median(true.tpot_s) == pytest.approx(0.4 / (TOKENS - 1), rel=FOLLOWED)
+    assert_found(ttft(point), true.ttft_s)
+    assert_found(point.latency.itl_per_chunk_s, true.itl_s)
+    assert_found(point.latency.tpot_s, true.tpot_s)
     assert point.output_tokens == 30 * TOKENS
 
 
-def test_failures_are_counted_by_kind_and_delay_nobody(tmp_path: Path) -> None:
+def test_failures_are_counted_by_kind_and_delay_nobody(bench: Bench, tmp_path: Path) -> None:
     bad = {
         3: Answer(status=503),
         7: Answer(ttft_s=0.1, reset_after_chunks=2),
@@ -162,22 +228,24 @@ def test_failures_are_counted_by_kind_and_delay_nobody(tmp_path: Path) -> None:
     point = only(result)
     assert {failure.kind for failure in point.failures} == {"http-503", "reset", "stream-error", "timeout"}
     assert point.succeeded == 26
-    assert ttft(point).max == pytest.approx(0.3, rel=0.05)
+    true = planned(script, point)
+    assert max(true.ttft_s) == pytest.approx(0.3, rel=FOLLOWED)
+    assert_found(ttft(point), true.ttft_s)
     assert point.sent_rps == pytest.approx(10.0, rel=0.02)
     assert kinds(result) == {MarkKind.FAILED_REQUESTS}
 
 
-def test_an_endpoint_that_ignores_ignore_eos_is_refused_at_the_warm_up(tmp_path: Path) -> None:
+def test_an_endpoint_that_ignores_ignore_eos_is_refused_at_the_warm_up(bench: Bench, tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="answered with 4 tokens where 6 were asked"):
         bench(Script(answer=lambda _: Answer(stops_after_tokens=4)), tmp_path)
 
 
-def test_an_endpoint_that_stops_early_later_on_is_marked(tmp_path: Path) -> None:
+def test_an_endpoint_that_stops_early_later_on_is_marked(bench: Bench, tmp_path: Path) -> None:
     answer = after_warm_up(lambda index: Answer(stops_after_tokens=4 if index == 9 else None, cached_tokens=300))
     assert kinds(bench(Script(answer=answer), tmp_path)) == {MarkKind.WRONG_LENGTH}
 
 
-def test_a_context_too_short_is_said_before_anything_is_sent(tmp_path: Path) -> None:
+def test_a_context_too_short_is_said_before_anything_is_sent(bench: Bench, tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="context of 505 tokens, the workload needs 506"):
         bench(Script(context_length=505), tmp_path)
     assert not list(tmp_path.iterdir())
@@ -190,7 +258,7 @@ def test_an_unreachable_endpoint(tmp_path: Path) -> None:
         measure(order(gone, tmp_path), lambda _text, _far: None)
 
 
-def test_every_replica_is_warmed_by_its_rank_and_the_load_is_not_pinned(tmp_path: Path) -> None:
+def test_every_replica_is_warmed_by_its_rank_and_the_load_is_not_pinned(bench: Bench, tmp_path: Path) -> None:
     script = Script(replicas=2, answer=lambda _: Answer(cached_tokens=300))
     result = bench(script, tmp_path)
     assert sorted(rank for rank in script.pinned if rank is not None) == [0, 0, 1, 1]
@@ -198,7 +266,7 @@ def test_every_replica_is_warmed_by_its_rank_and_the_load_is_not_pinned(tmp_path
     assert "each of 2 replicas" in result.run.warmup
 
 
-def test_the_same_seed_sends_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_seed_sends_the_same_bytes(bench: Bench, tmp_path: Path) -> None:
     first, second = Script(), Script()
     bench(first, tmp_path / "1")
     bench(second, tmp_path / "2")
@@ -229,7 +297,7 @@ def test_a_server_that_dies_ends_the_run_with_what_was_measured_and_resume_goes_
     assert [point.label for point in whole.points] == ["10", "12", "14"]
     assert whole.points[0] == result.points[0]
     assert whole.ending is Ending.COMPLETE
-    assert whole.marks == ()
+    assert not kinds(whole)
 
 
 def test_another_workload_is_not_resumed(tmp_path: Path) -> None:
@@ -240,7 +308,7 @@ def test_another_workload_is_not_resumed(tmp_path: Path) -> None:
             measure(order(server, tmp_path, workload=other, earlier=first), lambda _text, _far: None)
 
 
-def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_nothing(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second write meets a full disk: the figures come back with the error."""
     writes: list[Path] = []
 
@@ -257,23 +325,26 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]  # the one from before, whole
 
 
-def test_the_key_is_sent_and_written_nowhere(tmp_path: Path) -> None:
+def test_the_key_is_sent_and_written_nowhere(bench: Bench, tmp_path: Path) -> None:
     bench(Script(), tmp_path, key=Secret("sk-hidden-value"))
     written = "".join(path.read_text() for path in tmp_path.iterdir())
     assert "sk-hidden-value" not in written
     assert "never-to-be-stored" not in written  # the server's own key, which /server_info shows in clear
 
 
-def test_one_request_at_a_time(tmp_path: Path) -> None:
+def test_one_request_at_a_time(bench: Bench, tmp_path: Path) -> None:
     """0.3 s to the first token and 0.1 s for each of five others: 6 tokens in 0.8 s."""
     workload = load_workload("single-stream-10k-1.5k").model_copy(update={"output_tokens": TOKENS, "requests": 4})
-    result = bench(Script(answer=lambda _: Answer(ttft_s=0.3, itl_s=0.1)), tmp_path, workload=workload)
-    point = only(result)
+    script = Script(answer=lambda _: Answer(ttft_s=0.3, itl_s=0.1))
+    result = bench(script, tmp_path, workload=workload)
+    point, true = only(result), from_arrival(script.exchanges[-4:])
     assert (point.label, point.concurrency, point.offered_rps, point.sustained) == ("closed-1", 1, None, None)
-    assert ttft(point).max == pytest.approx(0.3, rel=0.02)
+    assert median(true.ttft_s) == pytest.approx(0.3, rel=FOLLOWED)
+    assert median(true.e2e_s) == pytest.approx(0.8, rel=FOLLOWED)
+    assert_found(ttft(point), true.ttft_s)
     assert point.full_run is not None
-    assert point.full_run.output_tok_per_s == pytest.approx(6 / 0.8, rel=0.02)
-    assert result.marks == ()
+    assert point.full_run.output_tok_per_s == pytest.approx(4 * TOKENS / sum(true.e2e_s), rel=0.02)
+    assert not kinds(result)
 
 
 def test_an_endpoint_behind_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +358,7 @@ def test_an_endpoint_behind_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with scripted(Script(answer=lambda _: Answer(cached_tokens=300)), tls=tls) as server:
         result = measure(order(server, tmp_path / "out"), lambda _text, _far: None)
     assert result.run.endpoint.url.startswith("https://")
-    assert result.marks == ()
+    assert not kinds(result)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -308,5 +379,5 @@ def test_an_interrupted_run_keeps_and_reports_what_is_finished(tmp_path: Path, n
     assert running.returncode == 130
     assert "Traceback" not in err
     assert "--resume" in err
-    assert "NOT COMPARABLE (incomplete at 11)" in out
+    assert re.search(r"NOT COMPARABLE \(.*incomplete at 11", out)
     assert [point.ending for point in load_result(kept_in).points] == [Ending.COMPLETE, Ending.INTERRUPTED]

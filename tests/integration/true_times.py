@@ -1,0 +1,64 @@
+"""What a scripted server really did, as figures to hold a client's against; made without a line of the client."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from scripted_server import Exchange
+
+from orchestrator.results import Spread
+
+TOLERANCE = 0.02
+# The clocks are one, but the client reads what was written only once it is given a core: where both are taken that is
+# up to a time slice of Linux's scheduler later (3 to 4 ms).
+TIME_SLICE_S = 0.004
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrueTimes:
+    """Seconds, over the requests that were answered to the end; `ttft_s` and `e2e_s` count from `begun_s`."""
+
+    begun_s: Sequence[float]
+    ttft_s: Sequence[float]
+    e2e_s: Sequence[float]
+    tpot_s: Sequence[float]
+    itl_s: Sequence[float]
+
+
+def from_plan(exchanges: Sequence[Exchange], *, rate_rps: float) -> TrueTimes:
+    """Evenly spaced requests, counted from when each was due: the most punctual one tells when the plan began."""
+    began = min(each.arrived_s - index / rate_rps for index, each in enumerate(exchanges))
+    return _times(exchanges, [began + index / rate_rps for index in range(len(exchanges))])
+
+
+def from_arrival(exchanges: Sequence[Exchange]) -> TrueTimes:
+    """Counted from when each request had come."""
+    return _times(exchanges, [each.arrived_s for each in exchanges])
+
+
+def _times(exchanges: Sequence[Exchange], begun: Sequence[float]) -> TrueTimes:
+    done = [(at, each, each.ended_s) for at, each in zip(begun, exchanges, strict=True) if each.ended_s is not None]
+    return TrueTimes(
+        begun_s=[at for at, _, _ in done],
+        ttft_s=[each.chunk_s[0] - at for at, each, _ in done],
+        e2e_s=[ended - at for at, _, ended in done],
+        tpot_s=[(ended - each.chunk_s[0]) / (each.tokens - 1) for _, each, ended in done],
+        itl_s=[b - a for _, each, _ in done for a, b in pairwise(each.chunk_s)],
+    )
+
+
+def assert_found(found: Spread | None, true: Sequence[float]) -> None:
+    """Every percentile of `found` is the true one, within 2 % or a time slice."""
+    assert found is not None
+    assert found.count == len(true)
+    figures = dict(_figures(true))
+    assert {name: getattr(found, name) for name in figures} == pytest.approx(figures, rel=TOLERANCE, abs=TIME_SLICE_S)
+
+
+def _figures(values: Sequence[float]) -> Iterator[tuple[str, float]]:
+    hundredths = statistics.quantiles(values, n=100, method="inclusive")
+    yield "mean", statistics.fmean(values)
+    yield from ((f"p{share}", hundredths[share - 1]) for share in (50, 90, 95, 99))
+    yield "max", max(values)
