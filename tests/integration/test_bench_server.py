@@ -3,7 +3,9 @@
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import httpx
 import pytest
@@ -20,7 +22,12 @@ pytestmark = pytest.mark.engine
 
 REQUESTS = 40
 WORKLOAD = load_workload("smoke-tiny").model_copy(update={"rates_rps": (4.0,), "requests": REQUESTS})
+TURNS, TURN_REQUESTS = 3, 20
+AGREES = 0.25  # of the median
+QUANTITIES = ("ttft", "e2e_latency", "tpot")  # as sglang.bench_serving names them
 TTFT_HISTOGRAM = "sglang:time_to_first_token_seconds"
+
+Medians = dict[str, float]  # seconds
 
 
 def bench(server: CpuServer, directory: Path, *, workload: Workload = WORKLOAD, api: str = "completions") -> Point:
@@ -74,31 +81,45 @@ def test_our_figures_are_the_servers_own(server: CpuServer, tmp_path: Path, api:
 def test_sglangs_own_client_finds_the_same(
     server: CpuServer, cpu_environment: Environment, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Same lengths, nothing from cache, same number and rate; theirs sends Poisson arrivals, so ours does."""
-    changes = {"cached_share": 0.0, "prefixes": 1, "arrivals": "poisson"}
+    """Same lengths, nothing from cache, same number and rate; theirs sends Poisson arrivals, so ours does.
+
+    The clients take turns. Where one and the same client does not find the same again, the machine is too busy to tell
+    two clients apart by time, and that half of the test is skipped.
+    """
+    changes = {"cached_share": 0.0, "prefixes": 1, "arrivals": "poisson", "requests": TURN_REQUESTS}
     workload = WORKLOAD.model_copy(update=changes)
-    agreed = []
-    for attempt in range(3):  # a machine that is busy with other things for a second spoils one pair
-        ours = bench(server, tmp_path / f"ours-{attempt}", workload=workload, api="generate")
-        theirs = bench_serving(server, cpu_environment, tiny_model, tmp_path)
-        assert theirs["completed"] == ours.succeeded
-        assert theirs["total_input_tokens"] == ours.input_tokens
-        assert theirs["total_output_tokens"] == ours.output_tokens
-        agreed.append(medians_agree(ours.latency, theirs))
-        if agreed[-1]:
-            break
-    assert agreed[-1]
+    ours, theirs = list[Medians](), list[Medians]()
+    for turn in range(TURNS):
+        own = bench(server, tmp_path / f"ours-{turn}", workload=workload, api="generate")
+        other = bench_serving(server, cpu_environment, tiny_model, tmp_path)
+        assert other["completed"] == own.succeeded == TURN_REQUESTS
+        assert other["total_input_tokens"] == own.input_tokens
+        assert other["total_output_tokens"] == own.output_tokens
+        ours.append(our_medians(own.latency))
+        theirs.append({name: other[f"median_{name}_ms"] / 1e3 for name in QUANTITIES})
+    apart = [name for name in QUANTITIES if not agree([each[name] for each in ours], [each[name] for each in theirs])]
+    noisy = {name: max(scatter([each[name] for each in turns]) for turns in (ours, theirs)) for name in apart}
+    if apart and min(noisy.values()) > AGREES:
+        pytest.skip(f"too busy to compare times: one client's own medians differ by {noisy}; the tokens agree")
+    assert not apart, (ours, theirs)
 
 
-def medians_agree(ours: Latency | None, theirs: dict[str, float]) -> bool:
-    assert ours is not None
-    assert ours.tpot_s is not None
-    pairs = (
-        (ours.ttft_from_send_s.p50, theirs["median_ttft_ms"]),
-        (ours.e2e_from_send_s.p50, theirs["median_e2e_latency_ms"]),
-        (ours.tpot_s.p50, theirs["median_tpot_ms"]),
-    )
-    return all(own == pytest.approx(other / 1e3, rel=0.25, abs=0.003) for own, other in pairs)
+def our_medians(latency: Latency | None) -> Medians:
+    assert latency is not None
+    assert latency.tpot_s is not None
+    found = (latency.ttft_from_send_s.p50, latency.e2e_from_send_s.p50, latency.tpot_s.p50)
+    return dict(zip(QUANTITIES, found, strict=True))
+
+
+def agree(ours: Sequence[float], theirs: Sequence[float]) -> bool:
+    """Whether the median of the differences within a turn is small; below 3 ms it is the way there and back."""
+    apart = median(own - other for own, other in zip(ours, theirs, strict=True))
+    return abs(apart) <= max(AGREES * median(theirs), 0.003)
+
+
+def scatter(values: Sequence[float]) -> float:
+    """How far a client is from itself."""
+    return (max(values) - min(values)) / median(values)
 
 
 def bench_serving(server: CpuServer, engine: Environment, model: Path, directory: Path) -> dict[str, float]:
@@ -119,7 +140,7 @@ def bench_serving(server: CpuServer, engine: Environment, model: Path, directory
         *lengths,
         "--random-range-ratio=1.0",
         "--tokenize-prompt",
-        f"--num-prompts={REQUESTS}",
+        f"--num-prompts={TURN_REQUESTS}",
         f"--request-rate={WORKLOAD.rates_rps[0]}",
         "--disable-tqdm",
         "--flush-cache",
