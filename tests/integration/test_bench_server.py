@@ -112,9 +112,9 @@ def our_medians(latency: Latency | None) -> Medians:
 
 
 def agree(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    """Whether the median of the differences within a turn is small; below 3 ms it is the way there and back."""
+    """Whether the median of the differences within a turn is small."""
     apart = median(own - other for own, other in zip(ours, theirs, strict=True))
-    return abs(apart) <= max(AGREES * median(theirs), 0.003)
+    return abs(apart) <= AGREES * median(theirs)
 
 
 def scatter(values: Sequence[float]) -> float:
