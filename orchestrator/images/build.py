@@ -146,7 +146,9 @@ def _run_build(docker: Docker, arguments: Sequence[str], stdin: bytes) -> None:
         return
     if refusal := refusal_in(log):
         raise PatchError("a patch does not fit the sources in the base image", details=refusal, hint=_FITS)
-    raise BuildError("the image cannot be built", details="\n".join(log[-30:]))
+    full = any("no space left on device" in line.lower() for line in log)
+    hint = "free space where Docker keeps its data: `docker system df`, `docker system prune`" if full else ""
+    raise BuildError("the image cannot be built", details="\n".join(log[-30:]), hint=hint)
 
 
 def _follow(

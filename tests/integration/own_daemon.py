@@ -46,14 +46,17 @@ class OwnDaemon:
 
 
 @contextmanager
-def own_daemon(*options: str) -> Iterator[OwnDaemon]:
-    """A running daemon; its containers go with it."""
+def own_daemon(*options: str, disk: str | None = None) -> Iterator[OwnDaemon]:
+    """A running daemon; its containers go with it. `disk` is the size of the disk it has, such as `400m`."""
     folder = Path(tempfile.mkdtemp(prefix="deploy-dockerd-", dir="/tmp"))  # a short path, for the socket
     daemon = OwnDaemon(folder=folder, options=options)
     _ip("link", "add", _BRIDGE, "type", "bridge")
     try:
         _ip("address", "add", _ADDRESS, "dev", _BRIDGE)
         _ip("link", "set", _BRIDGE, "up")
+        if disk is not None:
+            (folder / "root").mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk}", "tmpfs", str(folder / "root")], check=True)
         daemon.start()
         yield daemon
     finally:

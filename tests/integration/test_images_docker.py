@@ -6,16 +6,17 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from orchestrator import smoke
 from orchestrator.artifacts import BuildContext
 from orchestrator.catalog.images import image_sources
 from orchestrator.catalog.profiles import load
 from orchestrator.deploy.images import build_image, on_base
+from orchestrator.diagnose import diagnose
 from orchestrator.environments import Environment
 from orchestrator.errors import BuildError, HostError, PatchError
 from orchestrator.images.build import BuildOptions, ensure_image, push, tag_image
@@ -237,7 +238,8 @@ def test_the_image_serves_from_the_patched_sources(
     mounts = ["--volume", f"{packages}:{ENGINE_PACKAGES}:ro", "--volume", f"{tiny_model}:/model:ro"]
     variables = ["--env", "SGLANG_USE_CPU_ENGINE=1", "--env", "TORCHDYNAMO_DISABLE=1"]
     server = "python3 -m sglang.launch_server --model-path /model --device cpu --attention-backend torch_native"
-    flags = "--disable-overlap-schedule --grammar-backend llguidance --max-total-tokens 8192 --mem-fraction-static 0.3"
+    flags = "--disable-overlap-schedule --grammar-backend llguidance --max-total-tokens 65536 --mem-fraction-static 0.3"
+    flags += " --served-model-name tiny --enable-metrics --enable-cache-report"
     command = f"{server} {flags} --host 0.0.0.0 --port 30000".split()
     name = "deploy-test-serves"
     docker.run("rm", "--force", name)
@@ -257,12 +259,9 @@ def test_the_image_serves_from_the_patched_sources(
     assert started.ok, started.stderr
     try:
         await_http("http://127.0.0.1:21656/health", seconds=240)
-        body = json.dumps({"text": "hello", "sampling_params": {"max_new_tokens": 4, "temperature": 0}}).encode()
-        request = urllib.request.Request(
-            "http://127.0.0.1:21656/generate", data=body, headers={"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - the URL is ours
-            assert json.load(answer)["meta_info"]["completion_tokens"] == 4
+        target = smoke.target_of(load("cpu-tiny").plan, url="http://127.0.0.1:21656", api_key=None)
+        report = smoke.run(target, faults=lambda: diagnose(docker.run("logs", name).stderr.splitlines()).degraded)
+        assert report.ok, report.to_table()
         place = docker.run("exec", name, "python3", "-c", "import sglang; print(sglang.__file__)")
         assert place.stdout.splitlines()[-1] == f"{PACKAGE}/__init__.py"
     finally:

@@ -1,0 +1,44 @@
+"""A build that fills the disk of its Docker host."""
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from own_daemon import OwnDaemon, own_daemon, unavailable
+
+from orchestrator.catalog.profiles import load
+from orchestrator.deploy.images import on_base
+from orchestrator.errors import BuildError
+from orchestrator.images.build import BuildOptions, ensure_image
+from orchestrator.images.client import find_docker
+from tests.integration.test_images_docker import with_step
+
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "available"),
+]
+
+
+@pytest.fixture
+def small(docker_image: str) -> Iterator[OwnDaemon]:
+    """A daemon whose disk holds the base image and little more."""
+    with own_daemon(disk="400m") as daemon:
+        copied = f"docker save {docker_image} | docker --host {daemon.url} load"
+        assert not subprocess.run(["sh", "-c", copied], capture_output=True, check=False).returncode
+        yield daemon
+
+
+def test_it_is_said_and_nothing_is_left(small: OwnDaemon, docker_image: str) -> None:
+    docker = find_docker(small.url)
+    context = with_step("RUN dd if=/dev/zero of=/large bs=1M count=1000", docker_image)
+    options = BuildOptions(tag="deploy-test/large:1", no_cache=True, network=None, secrets={})
+
+    with pytest.raises(BuildError) as caught:
+        ensure_image(docker, on_base(load("mi355x-tp8").plan, docker_image).engine, context, options)
+
+    assert "no space left on device" in caught.value.details.lower()
+    assert "docker system df" in caught.value.hint
+    assert small.docker("images", "--quiet", "--no-trunc").stdout.split() == [
+        small.docker("inspect", "--format", "{{.Id}}", docker_image).stdout.strip()
+    ]
+    assert small.docker("ps", "--all", "--quiet").stdout == ""
