@@ -5,7 +5,7 @@
     $DEPLOY_HOME/                     default: $XDG_DATA_HOME/deploy, else ~/.local/share/deploy
         environments/<digest>/        Python environments of engines (process runtime)
         models/<name>/                checkpoints, staged or generated
-        caches/<key>/                 JIT caches, one an image digest and gfx
+        overlays/<model>/<patches>/   a checkpoint with its patched config.json
         runs/<name>/<run>/            what was done: plan, rendered files, command, log, record, reports
         kernels/                      measured rows of tuned tables
 """
@@ -46,11 +46,6 @@ class Home:
     def models(self) -> Path:
         """Checkpoints by model name."""
         return self.root / "models"
-
-    @property
-    def caches(self) -> Path:
-        """JIT caches."""
-        return self.root / "caches"
 
     @property
     def runs(self) -> Path:

@@ -59,7 +59,7 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
     try:
         from huggingface_hub import HfApi, RepoFile, errors  # noqa: PLC0415 - an optional extra
     except ImportError as error:
-        raise HostError("staging needs huggingface_hub", hint="`pip install 'deploy-sglang[stage]'`") from error
+        raise HostError("staging needs huggingface_hub", hint="`pip install 'huggingface-hub>=1.0'`") from error
     # False, not None: None would take the token that `hf auth login` left on this machine.
     api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
     try:

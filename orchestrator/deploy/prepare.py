@@ -10,7 +10,7 @@ from orchestrator.checkpoint.verify import checkpoint_directory, needs_mtp, veri
 from orchestrator.console import Progress, note, warn
 from orchestrator.deploy.images import build_image
 from orchestrator.deploy.readiness import far_host, inspect_host, wait_until_drained
-from orchestrator.errors import BuildError
+from orchestrator.errors import BuildError, WeightsError
 from orchestrator.host.gpu_checks import VRAM_IN_USE
 from orchestrator.host.report import Level, PreflightReport
 from orchestrator.images.build import Built
@@ -104,5 +104,11 @@ def _overlay(plan: Plan, home: Home, receipt: Receipt | None) -> None:
     ids = [patch.id for patch in plan.patches if patch.kind == "config"]
     present = receipt is not None and all(receipt.state(patch) == PRESENT for patch in ids)
     directory = checkpoint_directory(plan.model, home)
+    if not (directory / "config.json").is_file():  # with a far host, nobody has looked for it yet
+        raise WeightsError(
+            f"the config of `{plan.model.name}` is patched from the checkpoint, which is not on this machine",
+            where=str(directory),
+            hint="run the same command on the node itself, without --host",
+        )
     expansion = write_overlay(directory, (home.root / overlay).parent, needed=not present)
     note(f"config overlay: {expansion.reason}")

@@ -40,7 +40,7 @@ def harness_directory() -> Path:
     if spec is None or spec.origin is None:
         raise UsageError(
             "lm-evaluation-harness is not installed",
-            hint="it is an extra of 0.75 GB: `pip install 'deploy-sglang[eval]'`",
+            hint="it is an extra of 0.75 GB: `pip install 'lm-eval[api]==0.4.13'`",
         )
     return Path(spec.origin).parent
 

@@ -225,10 +225,10 @@ def _refused(probe: Probe, statuses: dict[str, int]) -> Finding:
     wrong = [f"{what} is answered {status}" for what, status in statuses.items() if not 400 <= status < 500]
     if wrong:
         return failed("; ".join(wrong))
+    if (health := probe.health()) != 200:  # before the requests below: see `Probe.health`
+        return failed(f"`/health` answers {health} afterwards")
     for rank in range(probe.target.dp):
         probe.generate(PROMPT, tokens=1, rank=rank)
-    if (health := probe.health()) != 200:
-        return failed(f"`/health` answers {health} afterwards")
     return passed(
         f"{len(statuses)} requests answered {', '.join(map(str, sorted(set(statuses.values()))))}; still serving"
     )

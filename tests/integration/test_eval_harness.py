@@ -17,7 +17,7 @@ from orchestrator.errors import BenchError
 from orchestrator.scores import Outcome, judge
 
 pytestmark = pytest.mark.skipif(
-    find_spec("lm_eval") is None, reason="lm-evaluation-harness is not installed: pip install 'deploy-sglang[eval]'"
+    find_spec("lm_eval") is None, reason="lm-evaluation-harness is not installed: pip install 'lm-eval[api]==0.4.13'"
 )
 
 SUMS = [(number, 2 * number + 1) for number in range(12)]

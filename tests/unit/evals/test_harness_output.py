@@ -114,7 +114,7 @@ def test_without_the_harness_the_error_says_how_to_get_it(monkeypatch: pytest.Mo
     monkeypatch.setattr("orchestrator.evals.harness.find_spec", lambda _: None)
     with pytest.raises(UsageError) as caught:
         harness_directory()
-    assert "deploy-sglang[eval]" in caught.value.hint
+    assert "lm-eval[api]" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"schema_version": 1}'])
