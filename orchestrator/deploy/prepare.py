@@ -108,7 +108,7 @@ def _overlay(plan: Plan, home: Home, receipt: Receipt | None) -> None:
         raise WeightsError(
             f"the config of `{plan.model.name}` is patched from the checkpoint, which is not on this machine",
             where=str(directory),
-            hint="run the same command on the node itself, without --host",
+            hint="stage it here as well, or run the same command on the node, without --host",
         )
     expansion = write_overlay(directory, (home.root / overlay).parent, needed=not present)
     note(f"config overlay: {expansion.reason}")
