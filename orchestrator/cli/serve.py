@@ -6,7 +6,7 @@ import typer
 
 from orchestrator.cli.options import HostOption, Json, NameArgument, ProfileOption, SetOption
 from orchestrator.console import note, out, out_json, say
-from orchestrator.errors import UsageError
+from orchestrator.errors import StartError, UsageError
 
 StrictKernels: TypeAlias = Annotated[bool, typer.Option("--strict-kernels", help="an untuned MoE kernel is a failure")]
 
@@ -97,12 +97,14 @@ def ask(
     import sys
 
     from orchestrator.deploy.ask import ask
-    from orchestrator.deploy.proof import key_of
+    from orchestrator.deploy.proof import key_of, not_running
     from orchestrator.deploy.servers import fleet
     from orchestrator.paths import Home
 
     with fleet(Home.from_environment(), host) as servers:
         handle = servers.one(name)
+        if (ended := not_running(servers.runtime(handle), handle)) is not None:
+            raise StartError(ended.message, hint=ended.hint)
         for piece in ask(handle.url, prompt, tokens=tokens, key=key_of(handle)):
             sys.stdout.write(piece)
             sys.stdout.flush()

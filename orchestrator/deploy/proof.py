@@ -10,9 +10,9 @@ from orchestrator import health, smoke
 from orchestrator.deploy.gate import kernel_gate
 from orchestrator.deploy.servers import Fleet, api_key
 from orchestrator.diagnose import diagnose
-from orchestrator.errors import StartError, UsageError
+from orchestrator.errors import Problem, SmokeError, StartError, UsageError
 from orchestrator.plan import Plan
-from orchestrator.runtimes.base import Handle, Runtime
+from orchestrator.runtimes.base import Handle, Runtime, Status
 from orchestrator.secret import Secret
 from orchestrator.smoke.report import SmokeReport
 from orchestrator.state import RunDir, read_plan
@@ -73,6 +73,19 @@ def known_secrets(handle: Handle) -> tuple[Secret, ...]:
     return (key,) if key else ()
 
 
+def not_running(runtime: Runtime, handle: Handle) -> Problem | None:
+    """How a server that no longer runs has ended, and what to do about it; None for one that runs."""
+    state = runtime.state(handle)
+    if state.status is Status.RUNNING:
+        return None
+    code = "" if state.exit_code is None else f" with {state.exit_code}"
+    again = f"`deploy down {handle.name}`, then `deploy up` starts it anew"
+    return Problem(
+        f"`{handle.name}` does not run: {state.status}{code}",
+        hint=f"`deploy diagnose {handle.name}` and `deploy logs {handle.name}` show its end; {again}",
+    )
+
+
 def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeReport:
     """The smoke test of a server that is up, by the plan it was started with, and another look at its kernels.
 
@@ -85,6 +98,8 @@ def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeRepo
         raise StartError(
             f"the plan of `{name}` is not on this machine", hint="`deploy up … --replace` starts it from here"
         )
+    if (ended := not_running(runtime, handle)) is not None:
+        raise SmokeError(ended.message, hint=ended.hint)
     report = prove(handle, runtime, plan=plan, key=api_key(plan.server.api_key_env))
     run.save("smoke.json", report.to_dict())
     kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=strict_kernels)
