@@ -11,8 +11,8 @@ from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from orchestrator.bench.http import Framing, MalformedError
-from orchestrator.errors import UsageError
-from orchestrator.secret import Secret
+from orchestrator.core.errors import UsageError
+from orchestrator.core.secret import Secret
 
 # uvicorn drops an idle connection after 5 s unless SGLANG_TIMEOUT_KEEP_ALIVE is raised: reuse only well before.
 _REUSE_WITHIN_S: Final = 2.0

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from orchestrator.results import ServerCounts
+from orchestrator.results.result import ServerCounts
 
 _LINE: Final = re.compile(r"^(sglang:\w+)(?:\{([^}]*)\})?\s+(\S+)$", re.MULTILINE)
 _OTHER_RANK: Final = re.compile(r'\btp_rank="(?!0")')

@@ -13,8 +13,8 @@ from typing import Final
 
 from orchestrator.bench.answer import Answer
 from orchestrator.bench.connection import Connections
-from orchestrator.results import Ending
-from orchestrator.secret import redact
+from orchestrator.core.secret import redact
+from orchestrator.results.result import Ending
 
 Request = tuple[bytes, ...]
 

@@ -9,8 +9,8 @@ from orchestrator.bench.api import COMPLETIONS, PATHS
 from orchestrator.bench.connection import Address, Connections, UnreachableError
 from orchestrator.bench.counters import read_metrics
 from orchestrator.bench.workload import Workload
-from orchestrator.errors import BenchError
-from orchestrator.results import EndpointFacts
+from orchestrator.core.errors import BenchError
+from orchestrator.results.result import EndpointFacts
 
 _SPECULATIVE: Final = ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
 

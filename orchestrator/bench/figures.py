@@ -7,7 +7,7 @@ from orchestrator.bench.drive import Drive, Sample
 from orchestrator.bench.measure import cache, failures, latency, spread, throughput
 from orchestrator.bench.steady import judge, realised_share, steady_window, ttft_growth
 from orchestrator.bench.workload import Workload
-from orchestrator.results import Energy, Point, Price, ServerCounts, Throughput
+from orchestrator.results.result import Energy, Point, Price, ServerCounts, Throughput
 
 
 @dataclass(frozen=True, kw_only=True)

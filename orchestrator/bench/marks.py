@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from orchestrator.bench.workload import Workload
-from orchestrator.results import Ending, Mark, MarkKind, Point, Provenance
+from orchestrator.results.result import Ending, Mark, MarkKind, Point, Provenance
 
 HIT_SHARE_TOLERANCE: Final = 0.02  # hits round down to the page: 64 of 12,000 tokens are half a per cent
 LAG_LIMIT_S: Final = 0.05  # p99; a client on a free core keeps within 5 ms

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from orchestrator.bench.drive import Sample
-from orchestrator.results import Cache, FailureCount, Latency, ServerCounts, Spread, Throughput
+from orchestrator.results.result import Cache, FailureCount, Latency, ServerCounts, Spread, Throughput
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

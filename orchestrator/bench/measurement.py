@@ -17,9 +17,10 @@ from orchestrator.bench.point import Setting, run_closed, run_open, warm_up
 from orchestrator.bench.power import Reader
 from orchestrator.bench.steady import knee
 from orchestrator.bench.workload import Workload
-from orchestrator.errors import BenchError, UsageError
-from orchestrator.files import write_whole
-from orchestrator.results import (
+from orchestrator.core.errors import BenchError, UsageError
+from orchestrator.core.files import write_whole
+from orchestrator.core.secret import Secret
+from orchestrator.results.result import (
     RESULT_FILE,
     SCHEMA,
     Ending,
@@ -31,7 +32,6 @@ from orchestrator.results import (
     Run,
     to_json,
 )
-from orchestrator.secret import Secret
 
 
 @dataclass(frozen=True, kw_only=True)

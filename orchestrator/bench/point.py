@@ -14,8 +14,8 @@ from orchestrator.bench.figures import Observed, closed_point, open_point
 from orchestrator.bench.power import EnergyUnavailableError, Reader, Reading, energy_between
 from orchestrator.bench.prompts import Prompt, arrival_times, prompts, warmup_prompts
 from orchestrator.bench.workload import Workload
-from orchestrator.errors import BenchError
-from orchestrator.results import Energy, Point, Price
+from orchestrator.core.errors import BenchError
+from orchestrator.results.result import Energy, Point, Price
 
 _GAUGES_EVERY_S: Final = 1.0
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.results import Energy
-from orchestrator.shell import ProgramMissingError, Result, run
+from orchestrator.core.shell import ProgramMissingError, Result, run
+from orchestrator.results.result import Energy
 
 _AMD_SMI: Final = ("amd-smi", "metric", "--energy", "--json")
 

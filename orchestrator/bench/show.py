@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from orchestrator.console import table
-from orchestrator.results import Point, Result, Throughput
+from orchestrator.core.console import table
+from orchestrator.results.result import Point, Result, Throughput
 
 _HEADER: Final = (
     "load",

@@ -21,7 +21,7 @@ from typing import Final
 
 from orchestrator.bench.drive import Sample
 from orchestrator.bench.workload import Limits
-from orchestrator.results import Point
+from orchestrator.results.result import Point
 
 REALISED_AT_LEAST: Final = 0.97
 GROWTH_AT_MOST: Final = 0.03

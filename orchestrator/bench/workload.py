@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from orchestrator.errors import BenchError, Problem, ProfileError, UsageError
-from orchestrator.faults import faults_in
-from orchestrator.paths import data_root
-from orchestrator.profile.document import read_document
+from orchestrator.core.document import read_document
+from orchestrator.core.errors import BenchError, Problem, ProfileError, UsageError
+from orchestrator.core.paths import data_root
+from orchestrator.core.validation import faults_in
 
 Rate = Annotated[float, Field(gt=0, le=10_000)]
 Share = Annotated[float, Field(ge=0, le=1)]

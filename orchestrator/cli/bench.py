@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import HostOption, Json
-from orchestrator.console import Progress, note, out
-from orchestrator.errors import BenchError, Interrupted, UsageError
+from orchestrator.core.console import Progress, note, out
+from orchestrator.core.errors import BenchError, Interrupted, UsageError
 
 
 def register(app: typer.Typer) -> None:
@@ -42,11 +42,11 @@ def bench(
 
     from orchestrator.bench.measurement import UnwrittenError
     from orchestrator.bench.show import result_text
-    from orchestrator.deploy.bench import Changes, Sitting, is_url, server_target, url_target
-    from orchestrator.deploy.bench import bench as run_bench
-    from orchestrator.deploy.servers import fleet
-    from orchestrator.paths import Home
-    from orchestrator.results import Ending, to_json
+    from orchestrator.commands.bench import Changes, Sitting, is_url, server_target, url_target
+    from orchestrator.commands.bench import bench as run_bench
+    from orchestrator.commands.servers import fleet
+    from orchestrator.core.paths import Home
+    from orchestrator.results.result import Ending, to_json
 
     _check(api, arrivals)
     changes = Changes(rates_rps=_rates(rates), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed)

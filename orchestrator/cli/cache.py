@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import HostOption, Json
-from orchestrator.console import note, out, out_json, say, table, warn
+from orchestrator.core.console import note, out, out_json, say, table, warn
 
 
 def register(app: typer.Typer) -> None:
@@ -20,9 +20,9 @@ def show(*, host: HostOption = None, json: Json = False) -> None:
     """List the caches: one set of Docker volumes for each image and gfx."""
     import dataclasses
 
-    from orchestrator.paths import Home
-    from orchestrator.runtimes.docker_caches import caches
-    from orchestrator.runtimes.docker_host import DockerHost
+    from orchestrator.core.paths import Home
+    from orchestrator.runtimes.docker.caches import caches
+    from orchestrator.runtimes.docker.host import DockerHost
 
     found = caches(DockerHost(Home.from_environment(), host))
     if json:
@@ -42,9 +42,9 @@ def clear(
     host: HostOption = None,
 ) -> None:
     """Remove caches that no container uses; the next start compiles again. Mends a truncated kernel or a stale lock."""
-    from orchestrator.paths import Home
-    from orchestrator.runtimes.docker_caches import caches, clear
-    from orchestrator.runtimes.docker_host import DockerHost
+    from orchestrator.core.paths import Home
+    from orchestrator.runtimes.docker.caches import caches, clear
+    from orchestrator.runtimes.docker.host import DockerHost
 
     at = DockerHost(Home.from_environment(), host)
     for cache in caches(at):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import HostOption, Json
-from orchestrator.console import note, out, out_json
-from orchestrator.errors import UsageError
+from orchestrator.core.console import note, out, out_json
+from orchestrator.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from orchestrator.paths import Home
+    from orchestrator.core.paths import Home
 
 
 def register(app: typer.Typer) -> None:
@@ -29,8 +29,8 @@ def diagnose(
     json: Json = False,
 ) -> None:
     """Name the first known cause of a failure, with the lines that prove it; never guess."""
+    from orchestrator.core.paths import Home
     from orchestrator.diagnose import diagnose
-    from orchestrator.paths import Home
 
     home = Home.from_environment()
     subject = subject or _last_started(home)
@@ -51,10 +51,10 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[Iterator[s
     import sys
     from pathlib import Path
 
-    from orchestrator.deploy.servers import fleet
-    from orchestrator.health import LogTail
-    from orchestrator.nearest import did_you_mean
-    from orchestrator.state import known_names, latest_run
+    from orchestrator.commands.runs import known_names, latest_run
+    from orchestrator.commands.servers import fleet
+    from orchestrator.core.nearest import did_you_mean
+    from orchestrator.prove.waiting import LogTail
 
     if subject == "-":
         yield (line.rstrip("\n") for line in sys.stdin)
@@ -77,7 +77,7 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[Iterator[s
 
 
 def _last_started(home: "Home") -> str:
-    from orchestrator.state import known_names, latest_run
+    from orchestrator.commands.runs import known_names, latest_run
 
     runs = {name: run.path.name for name in known_names(home) if (run := latest_run(home, name))}
     if not runs:

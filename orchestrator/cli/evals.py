@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import HostOption, Json
-from orchestrator.console import note, out, out_json, say
+from orchestrator.core.console import note, out, out_json, say
 
 if TYPE_CHECKING:
-    from orchestrator.scores import Judgement, Outcome
+    from orchestrator.results.scores import Judgement, Outcome
 
 
 def register(app: typer.Typer) -> None:
@@ -37,11 +37,11 @@ def evaluate(
     import shlex
     import sys
 
-    from orchestrator.deploy.bench import is_url, server_target, url_target
-    from orchestrator.deploy.evals import against_file, against_published, run_eval, save_outcome
-    from orchestrator.deploy.servers import fleet
-    from orchestrator.errors import BenchError
-    from orchestrator.paths import Home
+    from orchestrator.commands.bench import is_url, server_target, url_target
+    from orchestrator.commands.evals import against_file, against_published, run_eval, save_outcome
+    from orchestrator.commands.servers import fleet
+    from orchestrator.core.errors import BenchError
+    from orchestrator.core.paths import Home
 
     if is_url(target):
         found = url_target(target, gpus=None, api_key_env=api_key_env)

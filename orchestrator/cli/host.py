@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import HostOption, Json, ProfileOption, SetOption
-from orchestrator.console import Progress, note, out, out_json, say
+from orchestrator.core.console import Progress, note, out, out_json, say
 
 if TYPE_CHECKING:
-    from orchestrator.checkpoint.stage import Arrived
+    from orchestrator.weights.stage import Arrived
 
 
 def register(app: typer.Typer) -> None:
@@ -20,10 +20,10 @@ def register(app: typer.Typer) -> None:
 
 def preflight(*, profile: ProfileOption, set_: SetOption = None, host: HostOption = None, json: Json = False) -> None:
     """Check whether this machine (or a far one) is ready for a profile; exit code 4 where it is not."""
-    from orchestrator.catalog.profiles import load
-    from orchestrator.deploy.readiness import inspect_host
-    from orchestrator.errors import HostError
-    from orchestrator.paths import Home
+    from orchestrator.commands.planning import load
+    from orchestrator.commands.readiness import inspect_host
+    from orchestrator.core.errors import HostError
+    from orchestrator.core.paths import Home
 
     report = inspect_host(load(profile, overrides=set_ or ()).plan, Home.from_environment(), host=host)
     if json:
@@ -46,11 +46,11 @@ def stage(
     """Download a profile's checkpoint (resumes where it was cut), or find it where it lies, and verify all of it."""
     import os
 
-    from orchestrator.catalog.profiles import load
-    from orchestrator.checkpoint.hub import Hub
-    from orchestrator.checkpoint.stage import stage as fetch
-    from orchestrator.checkpoint.verify import checkpoint_directory, needs_mtp
-    from orchestrator.paths import Home
+    from orchestrator.commands.planning import load
+    from orchestrator.core.paths import Home
+    from orchestrator.weights.hub import Hub
+    from orchestrator.weights.stage import stage as fetch
+    from orchestrator.weights.verify import checkpoint_directory, needs_mtp
 
     plan = load(profile, overrides=set_ or ()).plan
     target = (directory or checkpoint_directory(plan.model, Home.from_environment())).absolute()

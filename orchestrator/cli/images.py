@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import GiveOption, Json, ProfileOption, SetOption, named_files
-from orchestrator.console import note, out, out_json, say, table
-from orchestrator.errors import UsageError
+from orchestrator.core.console import note, out, out_json, say, table
+from orchestrator.core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,13 +43,13 @@ def build(
     """Build a profile's image, as `up` does, prove the patches in it, and print its name."""
     from dataclasses import asdict
 
-    from orchestrator.deploy.images import build_image, on_base
-    from orchestrator.deploy.kernels import planned
+    from orchestrator.commands.images import build_image, on_base
+    from orchestrator.commands.kernels import planned
+    from orchestrator.core.paths import Home
     from orchestrator.images.build import push as push_image
     from orchestrator.images.build import tag_image
     from orchestrator.images.client import find_docker
     from orchestrator.images.metadata import write_metadata
-    from orchestrator.paths import Home
 
     if push and tag is None:
         raise UsageError("`--push` needs a name to push", hint="give one with `--tag registry/name:tag`")
@@ -97,7 +97,7 @@ def inspect(
 
 def matrix() -> None:
     """Print the profiles that have an image, as a matrix for GitHub Actions."""
-    from orchestrator.catalog.profiles import load, profile_names
+    from orchestrator.commands.planning import load, profile_names
 
     plans = [load(name).plan for name in profile_names()]
     entries = [
@@ -111,7 +111,7 @@ def matrix() -> None:
 @_patches.command("list")
 def list_patches(*, json: Json = False) -> None:
     """List every patch: what it mends, for which engines, and where the fix came from."""
-    from orchestrator.catalog.patches import read_ledger
+    from orchestrator.patches.ledger import read_ledger
 
     ledger = read_ledger()
     if json:
@@ -143,9 +143,9 @@ def check_patches(
 
 
 def _find(checker: "Checker", *, wheel: str | None, source: Path | None, image: str | None) -> "Sequence[Finding]":
+    from orchestrator.core.paths import Home
     from orchestrator.images.client import find_docker
     from orchestrator.images.wheels import fetch_wheel
-    from orchestrator.paths import Home
 
     if wheel is not None:
         path = Path(wheel) if wheel.endswith(".whl") else fetch_wheel(wheel, Home.from_environment().root / "wheels")
@@ -156,9 +156,9 @@ def _find(checker: "Checker", *, wheel: str | None, source: Path | None, image: 
 
 
 def _checker() -> "Checker":
-    from orchestrator.catalog.images import applier_path
-    from orchestrator.catalog.patches import read_diff, read_ledger
     from orchestrator.images.check import Checker
+    from orchestrator.images.sources import applier_path
+    from orchestrator.patches.ledger import read_diff, read_ledger
 
     ledger = read_ledger()
     diffs = {patch.id: text for patch in ledger if (text := read_diff(patch)) is not None}

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from orchestrator.cli.options import Json, ProfileOption, SetOption
-from orchestrator.console import Progress, note, out, out_json, say
-from orchestrator.errors import KernelsError, UsageError
+from orchestrator.core.console import Progress, note, out, out_json, say
+from orchestrator.core.errors import KernelsError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,9 +51,9 @@ def coverage(
 ) -> None:
     """Say for every bucket of tokens whether a tuned kernel answers; exit code 9 where the server would miss."""
     from orchestrator.cli.kernels_view import coverage_text
-    from orchestrator.deploy.kernels import Given, cover
+    from orchestrator.commands.kernels import Given, cover
+    from orchestrator.core.paths import Home
     from orchestrator.kernels.coverage import to_dict
-    from orchestrator.paths import Home
 
     home, given = Home.from_environment(), Given(tables=tuple(tables or ()), image=image, model=model)
     covered = [cover(plan, given, home) for plan in _plans(profile, set_ or ())]
@@ -71,8 +71,8 @@ def coverage(
 
 def _plans(profile: str | None, overrides: "Sequence[str]") -> "list[Plan]":
     """The plan of that profile, else those of all profiles that have such kernels."""
-    from orchestrator.catalog.profiles import load, profile_names
-    from orchestrator.deploy.kernels import require_moe
+    from orchestrator.commands.kernels import require_moe
+    from orchestrator.commands.planning import load, profile_names
     from orchestrator.kernels.coverage import applies_to
 
     if profile is None:
@@ -99,11 +99,11 @@ def table(
 
     The image's own rows are read from the profile's image, or from copies of its tables given with `--table`.
     """
-    from orchestrator.catalog.profiles import load
     from orchestrator.cli.kernels_view import table_text
-    from orchestrator.deploy.kernels import Given, build_table
+    from orchestrator.commands.kernels import Given, build_table
+    from orchestrator.commands.planning import load
+    from orchestrator.core.paths import Home
     from orchestrator.kernels.coverage import to_dict
-    from orchestrator.paths import Home
 
     plan = load(profile, overrides=set_ or ()).plan
     given = Given(tables=tuple(tables or ()), image=image, model=model)
@@ -130,11 +130,11 @@ def tune(
     set_: SetOption = None,
 ) -> None:
     """Run aiter's own tuner for the missing keys, on a host with the profile's GPU; go on where it was stopped."""
-    from orchestrator.catalog.profiles import load
-    from orchestrator.deploy.kernels import Given, prepare_tuning, run_tuning
+    from orchestrator.commands.kernels import Given, prepare_tuning, run_tuning
+    from orchestrator.commands.planning import load
+    from orchestrator.core.paths import Home
+    from orchestrator.core.shell import quote
     from orchestrator.kernels.rows import write_untuned
-    from orchestrator.paths import Home
-    from orchestrator.shell import quote
 
     plan = load(profile, overrides=set_ or ()).plan
     given = Given(tables=tuple(tables or ()), image=image, model=model)
@@ -169,7 +169,7 @@ def log(
     json: Json = False,
 ) -> None:
     """Read a server's log: which keys were found in the tuned table, which were not."""
-    from orchestrator.files import write_whole
+    from orchestrator.core.files import write_whole
 
     report = _read_log(path)
     if json:

@@ -1,7 +1,7 @@
 """What `deploy kernels` shows to people."""
 
-from orchestrator.console import table
-from orchestrator.deploy.kernels import Built, Covered
+from orchestrator.commands.kernels import Built, Covered
+from orchestrator.core.console import table
 from orchestrator.kernels.coverage import Bucket, Coverage, KeyCoverage, count_states
 from orchestrator.kernels.rows import RowOrigin
 

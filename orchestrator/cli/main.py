@@ -9,8 +9,8 @@ import typer
 
 from orchestrator import __version__
 from orchestrator.cli import bench, cache, diagnose, evals, host, images, kernels, profiles, report, reproduce, serve
-from orchestrator.console import out, show_error
-from orchestrator.errors import DeployError, HostError
+from orchestrator.core.console import out, show_error
+from orchestrator.core.errors import DeployError, HostError
 
 app = typer.Typer(
     name="deploy", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False

@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from orchestrator.errors import UsageError
+from orchestrator.core.errors import UsageError
 
 ProfileOption: TypeAlias = Annotated[
     str, typer.Option("--profile", "-p", metavar="PROFILE", help="a profile's name, or a file")

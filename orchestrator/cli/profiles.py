@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from orchestrator.cli.options import GiveOption, Json, ProfileOption, SetOption, named_files
-from orchestrator.console import out, out_json, say
+from orchestrator.core.console import out, out_json, say
 
 if TYPE_CHECKING:
     from orchestrator.plan import Plan
@@ -23,8 +23,8 @@ def register(app: typer.Typer) -> None:
 
 def profiles(*, json: Json = False) -> None:
     """List the profiles that ship with the tool."""
-    from orchestrator.catalog.profiles import load, profile_names
-    from orchestrator.console import table
+    from orchestrator.commands.planning import load, profile_names
+    from orchestrator.core.console import table
 
     plans = [load(name).plan for name in profile_names()]
     if json:
@@ -44,8 +44,8 @@ def show(
     json: Json = False,
 ) -> None:
     """Show what a profile decides."""
-    from orchestrator.catalog.profiles import load
-    from orchestrator.deploy.explain import explained, explained_table
+    from orchestrator.commands.explain import explained, explained_table
+    from orchestrator.commands.planning import load
 
     loaded = load(profile, overrides=set_ or ())
     if explain:
@@ -73,8 +73,8 @@ def render(
 
     Files come from the profile and the options alone: a table that this machine holds is named with `--give`.
     """
-    from orchestrator.deploy.artifacts import plan_given, render_artifacts, rendered_files
-    from orchestrator.state import write_files
+    from orchestrator.commands.artifacts import plan_given, render_artifacts, rendered_files
+    from orchestrator.commands.runs import write_files
 
     files = rendered_files(render_artifacts(*plan_given(profile, set_ or (), named_files("--give", give))))
     if output is None:

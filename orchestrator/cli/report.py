@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from orchestrator.cli.options import Json
-from orchestrator.console import note, out, warn
+from orchestrator.core.console import note, out, warn
 
 if TYPE_CHECKING:
     from orchestrator.report.document import Report
@@ -34,7 +34,7 @@ def compare(
     json: Json = False,
 ) -> None:
     """Set measurements side by side, and beside the published one."""
-    from orchestrator.deploy.report import find_results, make_report
+    from orchestrator.commands.report import find_results, make_report
     from orchestrator.report.render import to_json
     from orchestrator.report.show import comparison_text
 
@@ -55,8 +55,8 @@ def report(
     json: Json = False,
 ) -> None:
     """Write report.html, report.md and report.json: one self-contained page, and the same as text and data."""
-    from orchestrator.deploy.report import find_evals, find_results, make_report, write_report
-    from orchestrator.errors import BenchError
+    from orchestrator.commands.report import find_evals, find_results, make_report, write_report
+    from orchestrator.core.errors import BenchError
     from orchestrator.report.render import to_json
 
     evals = find_evals(directory, baseline or ())

@@ -7,12 +7,12 @@ import typer
 
 from orchestrator.cli.options import Json
 from orchestrator.cli.report import PriceOption
-from orchestrator.console import note, out, out_json, table
+from orchestrator.core.console import note, out, out_json, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orchestrator.deploy.reproduce import Itinerary
+    from orchestrator.commands.reproduce import Itinerary
 
 
 def register(app: typer.Typer) -> None:
@@ -40,12 +40,12 @@ def reproduce(
     import datetime as dt
     import sys
 
-    from orchestrator import shell
-    from orchestrator.deploy.report import price_book
-    from orchestrator.deploy.reproduce import STATE_FILE, Hands, State, may_be_there, plan_steps
-    from orchestrator.deploy.reproduce import reproduce as run_steps
-    from orchestrator.deploy.servers import fleet
-    from orchestrator.paths import Home
+    from orchestrator.commands.report import price_book
+    from orchestrator.commands.reproduce import STATE_FILE, Hands, State, may_be_there, plan_steps
+    from orchestrator.commands.reproduce import reproduce as run_steps
+    from orchestrator.commands.servers import fleet
+    from orchestrator.core import shell
+    from orchestrator.core.paths import Home
     from orchestrator.report.published import load_published
 
     def there(server: str) -> bool:
@@ -73,7 +73,7 @@ def reproduce(
 
 def _show(itinerary: "Itinerary", done: "Mapping[str, str]", *, hourly: float | None, source: str, json: bool) -> None:
     """What remains, with its sums; `hourly` is USD for the whole node."""
-    from orchestrator.deploy.reproduce import command, still_to_do
+    from orchestrator.commands.reproduce import command, still_to_do
 
     steps = still_to_do(itinerary.steps, done)
     seconds = sum(step.about for step in steps)

@@ -5,8 +5,8 @@ from typing import Annotated, TypeAlias
 import typer
 
 from orchestrator.cli.options import HostOption, Json, NameArgument, ProfileOption, SetOption
-from orchestrator.console import note, out, out_json, say
-from orchestrator.errors import StartError, UsageError
+from orchestrator.core.console import note, out, out_json, say
+from orchestrator.core.errors import StartError, UsageError
 
 StrictKernels: TypeAlias = Annotated[bool, typer.Option("--strict-kernels", help="an untuned MoE kernel is a failure")]
 
@@ -33,8 +33,8 @@ def up(
     json: Json = False,
 ) -> None:
     """Bring a profile's server up: build, start, wait, prove."""
-    from orchestrator.deploy.up import Order, dry_run_text, up
-    from orchestrator.paths import Home
+    from orchestrator.commands.up import Order, dry_run_text, up
+    from orchestrator.core.paths import Home
 
     order = Order(
         profile=profile,
@@ -68,9 +68,9 @@ def status(
     json: Json = False,
 ) -> None:
     """Show what runs. A named server is asked for its health, all of them only with --health."""
-    from orchestrator.deploy.servers import fleet
-    from orchestrator.deploy.status import status_table, statuses
-    from orchestrator.paths import Home
+    from orchestrator.commands.servers import fleet
+    from orchestrator.commands.status import status_table, statuses
+    from orchestrator.core.paths import Home
 
     with fleet(Home.from_environment(), host) as servers:
         if name is not None:
@@ -96,10 +96,10 @@ def ask(
     """Stream one greedy completion of a running server."""
     import sys
 
-    from orchestrator.deploy.ask import ask
-    from orchestrator.deploy.proof import key_of, not_running
-    from orchestrator.deploy.servers import fleet
-    from orchestrator.paths import Home
+    from orchestrator.commands.ask import ask
+    from orchestrator.commands.proof import key_of, not_running
+    from orchestrator.commands.servers import fleet
+    from orchestrator.core.paths import Home
 
     with fleet(Home.from_environment(), host) as servers:
         handle = servers.one(name)
@@ -118,10 +118,10 @@ def logs(
     host: HostOption = None,
 ) -> None:
     """Show a server's log, secrets removed."""
-    from orchestrator.deploy.proof import known_secrets
-    from orchestrator.deploy.servers import fleet
-    from orchestrator.paths import Home
-    from orchestrator.secret import redact
+    from orchestrator.commands.proof import known_secrets
+    from orchestrator.commands.servers import fleet
+    from orchestrator.core.paths import Home
+    from orchestrator.core.secret import redact
 
     with fleet(Home.from_environment(), host) as servers:
         handle = servers.one(name)
@@ -134,9 +134,9 @@ def smoke(
     name: NameArgument, *, strict_kernels: StrictKernels = False, host: HostOption = None, json: Json = False
 ) -> None:
     """Prove a running server: features that are silently absent turn a check red."""
-    from orchestrator.deploy.proof import prove_again
-    from orchestrator.deploy.servers import fleet
-    from orchestrator.paths import Home
+    from orchestrator.commands.proof import prove_again
+    from orchestrator.commands.servers import fleet
+    from orchestrator.core.paths import Home
 
     with fleet(Home.from_environment(), host) as servers:
         report = prove_again(servers, name, strict_kernels=strict_kernels)
@@ -154,9 +154,9 @@ def down(
     host: HostOption = None,
 ) -> None:
     """Stop a server with everything it started; returns when ports and GPU memory are free."""
-    from orchestrator.deploy.down import down
-    from orchestrator.deploy.servers import fleet
-    from orchestrator.paths import Home
+    from orchestrator.commands.down import down
+    from orchestrator.commands.servers import fleet
+    from orchestrator.core.paths import Home
 
     if (name is None) != all_:
         raise UsageError("name one server, or say `--all`", hint="`deploy status` lists them")

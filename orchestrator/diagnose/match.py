@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
+from orchestrator.core.secret import redact
 from orchestrator.diagnose.catalogue import Clause, Signature, load_catalogue
 from orchestrator.diagnose.report import TAIL_LINES, Diagnosis, Evidence, Finding
-from orchestrator.secret import redact
 
 BATCH_LINES: Final = 4096
 KEPT_EVIDENCE: Final = 3

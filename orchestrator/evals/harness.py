@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from orchestrator import shell
-from orchestrator.errors import BenchError, UsageError
+from orchestrator.core import shell
+from orchestrator.core.errors import BenchError, UsageError
+from orchestrator.core.secret import Secret
 from orchestrator.evals.suites import Suite, local_files
-from orchestrator.scores import SCHEMA, Item, Outcome
-from orchestrator.secret import Secret
+from orchestrator.results.scores import SCHEMA, Item, Outcome
 
 CONCURRENCY: Final = 32
 LOCAL_TASK: Final = "deploy_local"

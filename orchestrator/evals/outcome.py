@@ -5,9 +5,9 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from orchestrator.errors import BenchError
-from orchestrator.faults import faults_in
-from orchestrator.scores import SCHEMA, Outcome
+from orchestrator.core.errors import BenchError
+from orchestrator.core.validation import faults_in
+from orchestrator.results.scores import SCHEMA, Outcome
 
 _OUTCOME: Final = TypeAdapter(Outcome)
 

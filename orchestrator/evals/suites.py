@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.errors import UsageError
+from orchestrator.core.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from orchestrator.errors import HostError
+from orchestrator.core.errors import HostError
 from orchestrator.host.amd import read_amd
 from orchestrator.host.gpu_checks import DRAINED, busy_gpus, describe_use
 from orchestrator.host.gpus import GpuInventory, holders

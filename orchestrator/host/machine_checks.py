@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from orchestrator.errors import NoWeightsError, WeightsError
+from orchestrator.core.errors import NoWeightsError, WeightsError
 from orchestrator.host.gpus import GIB, gib
 from orchestrator.host.ports import plan_ports, port_holder
 from orchestrator.host.report import Finding, fail, info, warn

@@ -4,8 +4,8 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from orchestrator.console import table
-from orchestrator.errors import HostError, Problem
+from orchestrator.core.console import table
+from orchestrator.core.errors import HostError, Problem
 
 
 class Level(StrEnum):

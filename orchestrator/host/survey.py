@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from orchestrator.errors import HostError
-from orchestrator.shell import Result, attempt
+from orchestrator.core.errors import HostError
+from orchestrator.core.shell import Result, attempt
 
 Runner = Callable[[Sequence[str]], Result]  # runs a program on the machine in question, to its end
 

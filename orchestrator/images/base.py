@@ -4,8 +4,8 @@ import json
 import re
 from typing import Final
 
-from orchestrator.console import Progress, say, warn
-from orchestrator.errors import BuildError
+from orchestrator.core.console import Progress, say, warn
+from orchestrator.core.errors import BuildError
 from orchestrator.images.client import Docker
 from orchestrator.plan import Engine
 from orchestrator.render.dockerfile import base_reference

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.artifacts import BuildContext
-from orchestrator.console import Progress, say
-from orchestrator.errors import BuildError, PatchError
+from orchestrator.core.console import Progress, say
+from orchestrator.core.errors import BuildError, PatchError
 from orchestrator.images.base import ensure_base, image_id
 from orchestrator.images.client import Docker
 from orchestrator.images.receipt import BASE_LABEL, RECEIPT_LABEL, Receipt, labels, read_receipt
 from orchestrator.plan import Engine
+from orchestrator.render.artifacts import BuildContext
 from orchestrator.render.dockerfile import repository
 
 # BuildKit: `#7 [3/4] RUN …`, output as `#7 0.213 …`; the classic builder: `Step 3/7 : RUN …`, output as it is.

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from orchestrator.errors import BuildError, UsageError
+from orchestrator.core.errors import BuildError, UsageError
+from orchestrator.core.shell import Result, run
 from orchestrator.images.client import Docker
 from orchestrator.patches import Patch, manifest
-from orchestrator.shell import Result, run
 
 _CHECK: Final = ("check", "--manifest", "-")
 

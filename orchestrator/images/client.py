@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.errors import HostError
-from orchestrator.shell import Result, run
+from orchestrator.core.errors import HostError
+from orchestrator.core.shell import Result, run
 
 Line = Callable[[str], None]  # what is done with one line of output
 

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.errors import UsageError
-from orchestrator.files import write_whole
+from orchestrator.core.errors import UsageError
+from orchestrator.core.files import write_whole
 
 
 def write_metadata(path: Path, metadata: Mapping[str, object]) -> None:

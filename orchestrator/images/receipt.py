@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.errors import BuildError
+from orchestrator.core.errors import BuildError
 from orchestrator.images.client import Docker
 
 RECEIPT_LABEL: Final = "deploy.receipt"

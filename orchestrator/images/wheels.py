@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from orchestrator.errors import UsageError
-from orchestrator.shell import quote, run
+from orchestrator.core.errors import UsageError
+from orchestrator.core.shell import quote, run
 
 # Whatever Python runs this tool: the sources are the same in every wheel of a version.
 _PLATFORMS: Final = ("manylinux_2_34_x86_64", "manylinux2014_x86_64", "any")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.errors import ProfileError
+from orchestrator.core.errors import ProfileError
 from orchestrator.plan import Layout, Moe
 
 TIERS: Final = (32768, 131072)  # aiter/fused_moe.py, `_PADDED_M_TIERS`

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from orchestrator.errors import Problem
+from orchestrator.core.errors import Problem
 from orchestrator.kernels.keys import KEY_COLUMNS, UNTUNED_COLUMNS, Key, Shape
 
 _GFX_OF_COMPUTE_UNITS: Final = {256: "gfx950", 80: "gfx942", 304: "gfx942"}  # aiter/jit/utils/chip_info.py

@@ -7,6 +7,5 @@ their content, in one place for an image, a wheel and a directory alike: images/
 from orchestrator.patches.exclude import Expansion, expand_exclude
 from orchestrator.patches.manifest import manifest
 from orchestrator.patches.schema import Patch
-from orchestrator.patches.select import PatchFacts, environment, select
 
-__all__ = ["Expansion", "Patch", "PatchFacts", "environment", "expand_exclude", "manifest", "select"]
+__all__ = ["Expansion", "Patch", "expand_exclude", "manifest"]

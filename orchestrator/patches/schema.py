@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from orchestrator.plan import Origin
+from orchestrator.core.origin import Origin
 
 
 def _version_range(text: str) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.errors import Problem, ProfileError
-from orchestrator.profile.document import Data, Document, KeyPath, read_scalar
+from orchestrator.core.document import Data, Document, KeyPath, read_scalar
+from orchestrator.core.errors import Problem, ProfileError
 
 PARTS: Final = ("hardware", "model", "engine")
 SHARED: Final = ("flags", "env")  # keys of a part that speak for the whole profile

@@ -6,10 +6,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from orchestrator.errors import Problem, ProfileError
-from orchestrator.nearest import did_you_mean
+from orchestrator.core.document import KeyPath
+from orchestrator.core.errors import Problem, ProfileError
+from orchestrator.core.nearest import did_you_mean
 from orchestrator.profile.compose import Composed
-from orchestrator.profile.document import KeyPath
 from orchestrator.profile.schema import Profile
 
 _EXPECTED = {

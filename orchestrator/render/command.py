@@ -2,9 +2,9 @@
 
 from pathlib import PurePosixPath
 
-from orchestrator.artifacts import Command
 from orchestrator.plan import Plan
-from orchestrator.render.container import container_model, overlay_path
+from orchestrator.render.artifacts import Command
+from orchestrator.runtimes.docker.container import container_model, overlay_path
 
 
 def server_command(plan: Plan) -> Command:

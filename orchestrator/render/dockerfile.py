@@ -7,11 +7,12 @@ from typing import Final
 
 from jinja2 import Environment, StrictUndefined
 
-from orchestrator.artifacts import BuildContext, ContextFile
-from orchestrator.errors import BuildError
-from orchestrator.patches import Patch, environment, manifest
+from orchestrator.core.errors import BuildError
+from orchestrator.patches import Patch, manifest
 from orchestrator.patches.schema import AddedFile
 from orchestrator.plan import Engine, Plan
+from orchestrator.plan.patches import environment
+from orchestrator.render.artifacts import BuildContext, ContextFile
 
 _JINJA: Final = Environment(
     undefined=StrictUndefined,

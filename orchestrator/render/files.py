@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from orchestrator.artifacts import Artifacts, ContextFile
 from orchestrator.plan import EnvVar, Flag, Plan
+from orchestrator.render.artifacts import Artifacts, ContextFile
 
 IMAGE_FOLDER: Final = "image"  # the build context
-_HOME: Final = '"${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"'  # as orchestrator.paths finds it
+_HOME: Final = '"${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"'  # as orchestrator.core.paths finds it
 
 
 def files(artifacts: Artifacts, *, docker_run: str | None) -> tuple[ContextFile, ...]:

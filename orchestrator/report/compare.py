@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from orchestrator.report.prices import PriceBook, usd_per_million_tokens
 from orchestrator.report.published import Published, PublishedRate
-from orchestrator.results import Point, Result
+from orchestrator.results.result import Point, Result
 
 
 class Verdict(StrEnum):

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, replace
 
-from orchestrator.errors import UsageError
+from orchestrator.core.errors import UsageError
 from orchestrator.report.compare import Comparison, compare
 from orchestrator.report.prices import PriceBook, usd_per_million_tokens
 from orchestrator.report.published import Prices, Published, PublishedEval, PublishedLayout, Reference, of_kind
-from orchestrator.results import Result
-from orchestrator.scores import Judgement, Outcome, judge, judge_independent
+from orchestrator.results.result import Result
+from orchestrator.results.scores import Judgement, Outcome, judge, judge_independent
 
 
 @dataclass(frozen=True, kw_only=True)

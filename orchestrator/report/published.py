@@ -6,10 +6,10 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from orchestrator.errors import ProfileError, UsageError
-from orchestrator.faults import faults_in
-from orchestrator.paths import data_root
-from orchestrator.profile.document import read_document
+from orchestrator.core.document import read_document
+from orchestrator.core.errors import ProfileError, UsageError
+from orchestrator.core.paths import data_root
+from orchestrator.core.validation import faults_in
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Positive = Annotated[float, Field(gt=0)]

@@ -1,6 +1,6 @@
 """Results side by side as plain text, for a terminal. Pure."""
 
-from orchestrator.console import table
+from orchestrator.core.console import table
 from orchestrator.report.compare import Comparison, Row
 from orchestrator.report.document import Report
 from orchestrator.report.render import ABSENT, count, plain, seconds, share, usd

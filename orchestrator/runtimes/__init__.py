@@ -3,18 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from orchestrator.paths import Home
+from orchestrator.core.paths import Home
 from orchestrator.runtimes.base import Runtime
 
 
 def _docker(home: Home, host: str | None) -> Runtime:
-    from orchestrator.runtimes.docker import DockerRuntime  # noqa: PLC0415 - the docker SDK costs 0.2 s to import
+    from orchestrator.runtimes.docker.runtime import DockerRuntime  # noqa: PLC0415 - the docker SDK costs 0.2 s to import
 
     return DockerRuntime(home, host)
 
 
 def _process(home: Home, host: str | None) -> Runtime:  # noqa: ARG001 - a process always runs on this machine
-    from orchestrator.runtimes.process import ProcessRuntime  # noqa: PLC0415
+    from orchestrator.runtimes.process.runtime import ProcessRuntime  # noqa: PLC0415
 
     return ProcessRuntime(home)
 

@@ -6,8 +6,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.artifacts import Artifacts
-from orchestrator.secret import Secret
+from orchestrator.core.secret import Secret
+from orchestrator.render.artifacts import Artifacts
 
 
 class Status(StrEnum):

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from orchestrator.diagnose import diagnose
-from orchestrator.health import LogTail
+from orchestrator.prove.waiting import LogTail
 
 DECODE = (
     "[2026-07-02 10:14:31 DP0 TP0] Decode batch, #running-req: 16, #token: 91000, token usage: 0.10, cuda graph: True"

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import httpx
 
-from orchestrator.artifacts import Artifacts, Command
-from orchestrator.catalog.profiles import load
-from orchestrator.paths import Home
-from orchestrator.render.container import container_spec, docker_run_line
-from orchestrator.runtimes.docker import DockerRuntime
+from orchestrator.commands.planning import load
+from orchestrator.core.paths import Home
+from orchestrator.render.artifacts import Artifacts, Command
+from orchestrator.runtimes.docker.container import container_spec, docker_run_line
+from orchestrator.runtimes.docker.runtime import DockerRuntime
 
 NAME = "overhead"
 

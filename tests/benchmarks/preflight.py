@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
 from checkpoint_samples import write_checkpoint
 from plan_samples import model
 
-from orchestrator.checkpoint.receipt import receipt_path
-from orchestrator.checkpoint.verify import verify
 from orchestrator.host.survey import local, survey
+from orchestrator.weights.receipt import receipt_path
+from orchestrator.weights.verify import verify
 
 
 def deploy(*words: str) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.catalog.profiles import load, profile_names
-from orchestrator.deploy.artifacts import render_artifacts, rendered_files
+from orchestrator.commands.artifacts import render_artifacts, rendered_files
+from orchestrator.commands.planning import load, profile_names
 
 GOLDEN = Path(__file__).parent
 NEWER = "engine=sglang-0.5.16-rocm"

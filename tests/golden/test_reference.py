@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from pydantic import BaseModel
 
-from orchestrator import errors
-from orchestrator.catalog.patches import read_ledger
-from orchestrator.paths import data_root
+from orchestrator.core import errors
+from orchestrator.core.paths import data_root
+from orchestrator.patches.ledger import read_ledger
 from orchestrator.profile import schema
 
 README = data_root() / "README.md"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.catalog.profiles import load
-from orchestrator.deploy.artifacts import render_artifacts, rendered_files
-from orchestrator.paths import data_root
+from orchestrator.commands.artifacts import render_artifacts, rendered_files
+from orchestrator.commands.planning import load
+from orchestrator.core.paths import data_root
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.paths import Home
+from orchestrator.core.paths import Home
 
 PATIENCE = 180  # seconds for a line that has to come
 

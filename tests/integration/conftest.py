@@ -10,12 +10,12 @@ from loopback_registry import serving
 from standin import base_image
 from wheels import wheel
 
-from orchestrator import environments
-from orchestrator.catalog.profiles import load
-from orchestrator.console import Progress
-from orchestrator.errors import HostError
+from orchestrator.commands.planning import load
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import HostError
+from orchestrator.core.paths import Home, data_root
 from orchestrator.images.client import Docker, find_docker
-from orchestrator.paths import Home, data_root
+from orchestrator.runtimes.process import environment as environments
 
 IMAGES = data_root() / "images"
 

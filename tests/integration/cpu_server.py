@@ -9,15 +9,15 @@ from pathlib import Path
 
 import httpx
 
-from orchestrator.artifacts import Artifacts
-from orchestrator.catalog.profiles import load
-from orchestrator.deploy.artifacts import render_artifacts
-from orchestrator.paths import Home
+from orchestrator.commands.artifacts import render_artifacts
+from orchestrator.commands.planning import load
+from orchestrator.commands.runs import open_run
+from orchestrator.core.paths import Home
+from orchestrator.core.secret import Secret
 from orchestrator.plan import Plan
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import Handle, Runtime, Status
-from orchestrator.runtimes.process import ProcessRuntime
-from orchestrator.secret import Secret
-from orchestrator.state import open_run
+from orchestrator.runtimes.process.runtime import ProcessRuntime
 
 READY_SECONDS = 120
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from cpu_server import CpuServer, free_port
 from standin import ENGINE_PACKAGES
 
-from orchestrator.artifacts import Artifacts, Mount
-from orchestrator.catalog.profiles import load
-from orchestrator.paths import Home
+from orchestrator.commands.planning import load
+from orchestrator.commands.runs import open_run
+from orchestrator.core.paths import Home
+from orchestrator.core.secret import Secret
 from orchestrator.plan import Plan
+from orchestrator.render.artifacts import Artifacts, Mount
 from orchestrator.render.command import server_command
-from orchestrator.render.container import container_spec
 from orchestrator.runtimes.base import Handle
-from orchestrator.runtimes.docker import DockerRuntime
-from orchestrator.secret import Secret
-from orchestrator.state import open_run
+from orchestrator.runtimes.docker.container import container_spec
+from orchestrator.runtimes.docker.runtime import DockerRuntime
 
 
 @dataclass(frozen=True, kw_only=True)

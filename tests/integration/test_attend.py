@@ -17,7 +17,9 @@ except KeyboardInterrupt:
     (here / "cleaned").touch()
     sys.exit(130)
 """
-PARENT = "import sys; from orchestrator.shell import attend; sys.exit(attend([sys.executable, '-c', *sys.argv[1:]]))"
+PARENT = (
+    "import sys; from orchestrator.core.shell import attend; sys.exit(attend([sys.executable, '-c', *sys.argv[1:]]))"
+)
 
 
 def test_an_exit_code_comes_back() -> None:

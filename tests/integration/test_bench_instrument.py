@@ -19,10 +19,10 @@ from true_times import TrueTimes, assert_found, from_arrival, from_plan
 
 from orchestrator.bench.measurement import Order, UnwrittenError, measure
 from orchestrator.bench.workload import Workload, load_workload
-from orchestrator.errors import BenchError, UsageError
-from orchestrator.results import Ending, MarkKind, Point, Provenance, Result, Spread
-from orchestrator.secret import Secret
-from orchestrator.state import load_result
+from orchestrator.commands.runs import load_result
+from orchestrator.core.errors import BenchError, UsageError
+from orchestrator.core.secret import Secret
+from orchestrator.results.result import Ending, MarkKind, Point, Provenance, Result, Spread
 
 TOKENS = 6
 WORKLOAD = load_workload("smoke-tiny").model_copy(

@@ -14,9 +14,9 @@ from cpu_server import CpuServer
 from orchestrator.bench.counters import histogram_bucket
 from orchestrator.bench.measurement import Order, measure
 from orchestrator.bench.workload import Workload, load_workload
-from orchestrator.environments import Environment
-from orchestrator.results import Latency, MarkKind, Point, Provenance
-from orchestrator.state import load_result
+from orchestrator.commands.runs import load_result
+from orchestrator.results.result import Latency, MarkKind, Point, Provenance
+from orchestrator.runtimes.process.environment import Environment
 
 pytestmark = pytest.mark.engine
 

@@ -11,7 +11,7 @@ from docker_server import DockerEngine
 from own_daemon import OwnDaemon, own_daemon, unavailable, wait_for
 
 from orchestrator.runtimes.base import Status
-from orchestrator.runtimes.docker import DockerRuntime
+from orchestrator.runtimes.docker.runtime import DockerRuntime
 
 pytestmark = [
     pytest.mark.engine,

@@ -17,11 +17,11 @@ import pytest
 from cpu_server import CpuServer
 from docker_server import DockerEngine
 
-from orchestrator.artifacts import Artifacts
-from orchestrator.errors import DeployError, HostError, NameTakenError, StartError
+from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.plan import ContainerNeeds, Ulimit
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import Status
-from orchestrator.runtimes.docker import DockerRuntime
+from orchestrator.runtimes.docker.runtime import DockerRuntime
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker]
 

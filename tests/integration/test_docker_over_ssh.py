@@ -14,8 +14,8 @@ from cpu_server import CpuEngine
 from docker_server import DockerEngine
 from loopback_ssh import needs_sshd, ssh_server, tunnels
 
-from orchestrator.errors import HostError
-from orchestrator.runtimes.docker import DockerRuntime
+from orchestrator.core.errors import HostError
+from orchestrator.runtimes.docker.runtime import DockerRuntime
 
 pytestmark = [
     pytest.mark.engine,
@@ -62,8 +62,8 @@ def test_a_far_server_is_used_like_one_that_is_here(docker_engine: DockerEngine,
 
 def test_the_tunnel_ends_with_a_command_that_is_killed(docker_engine: DockerEngine, far_host: str) -> None:
     command = (
-        "import sys; from pathlib import Path; from orchestrator.paths import Home;"
-        "from orchestrator.runtimes.docker import DockerRuntime;"
+        "import sys; from pathlib import Path; from orchestrator.core.paths import Home;"
+        "from orchestrator.runtimes.docker.runtime import DockerRuntime;"
         "runtime = DockerRuntime(Home(Path(sys.argv[1])), sys.argv[2]); runtime.find();"
         "print('asked', flush=True); sys.stdin.read()"
     )

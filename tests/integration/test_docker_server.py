@@ -10,9 +10,9 @@ import httpx
 import pytest
 from docker_server import DockerEngine
 
+from orchestrator.core.secret import Secret
 from orchestrator.runtimes.base import Status
-from orchestrator.runtimes.docker import DockerRuntime
-from orchestrator.secret import Secret
+from orchestrator.runtimes.docker.runtime import DockerRuntime
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker]
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.console import Progress
-from orchestrator.environments import Environment, ensure, generate_model
-from orchestrator.errors import BuildError
-from orchestrator.paths import Home
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import BuildError
+from orchestrator.core.paths import Home
+from orchestrator.runtimes.process.environment import Environment, ensure, generate_model
 
 BUILD = """
 import sys
 from pathlib import Path
-from orchestrator.console import Progress
-from orchestrator.environments import ensure
-from orchestrator.paths import Home
+from orchestrator.core.console import Progress
+from orchestrator.runtimes.process.environment import ensure
+from orchestrator.core.paths import Home
 ensure("small.txt", images_root=Path(sys.argv[1]), home=Home(Path(sys.argv[2])), progress=Progress())
 """
 
@@ -98,8 +98,8 @@ def test_build_that_fails_shows_what_pip_said_and_leaves_nothing(images: Path, h
 def test_model_is_made_again_only_when_its_generator_changed(
     cpu_environment: Environment, tmp_path: Path, home: Home
 ) -> None:
-    from orchestrator.catalog.profiles import load
-    from orchestrator.paths import data_root
+    from orchestrator.commands.planning import load
+    from orchestrator.core.paths import data_root
 
     model = load("cpu-tiny").plan.model
     generator = tmp_path / model.source.location

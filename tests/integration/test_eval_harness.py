@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.deploy.bench import Target, url_target
-from orchestrator.deploy.evals import run_eval
-from orchestrator.errors import BenchError
-from orchestrator.scores import Outcome, judge
+from orchestrator.commands.bench import Target, url_target
+from orchestrator.commands.evals import run_eval
+from orchestrator.core.errors import BenchError
+from orchestrator.results.scores import Outcome, judge
 
 pytestmark = pytest.mark.skipif(
     find_spec("lm_eval") is None, reason="lm-evaluation-harness is not installed: pip install 'lm-eval[api]==0.4.13'"

@@ -9,10 +9,10 @@ from functools import cache
 import pytest
 from wheels import unpack
 
-from orchestrator.catalog.profiles import load, profile_names
-from orchestrator.environments import Environment
-from orchestrator.paths import data_root
+from orchestrator.commands.planning import load, profile_names
+from orchestrator.core.paths import data_root
 from orchestrator.render.command import server_command
+from orchestrator.runtimes.process.environment import Environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels]
 

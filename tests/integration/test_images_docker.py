@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import smoke
-from orchestrator.artifacts import BuildContext
-from orchestrator.catalog.images import image_sources
-from orchestrator.catalog.profiles import load
-from orchestrator.deploy.images import build_image, on_base
+from orchestrator import prove as smoke
+from orchestrator.commands.images import build_image, on_base
+from orchestrator.commands.planning import load
+from orchestrator.core.errors import BuildError, HostError, PatchError
 from orchestrator.diagnose import diagnose
-from orchestrator.environments import Environment
-from orchestrator.errors import BuildError, HostError, PatchError
 from orchestrator.images.build import BuildOptions, ensure_image, push, tag_image
 from orchestrator.images.client import Docker, find_docker
 from orchestrator.images.receipt import read_receipt
+from orchestrator.images.sources import image_sources
+from orchestrator.render.artifacts import BuildContext
 from orchestrator.render.dockerfile import build_context
+from orchestrator.runtimes.process.environment import Environment
 from tests.integration.loopback_registry import await_http
 from tests.integration.standin import COMMIT, ENGINE_PACKAGES, PACKAGE, base_image
 from tests.integration.wheels import read, wheel
@@ -202,8 +202,8 @@ def test_ctrl_c_in_the_middle_leaves_nothing(docker: Docker, base: str, tmp_path
 
 _SLOW = """
 from tests.integration.test_images_docker import with_step
-from orchestrator.catalog.profiles import load
-from orchestrator.deploy.images import on_base
+from orchestrator.commands.planning import load
+from orchestrator.commands.images import on_base
 from orchestrator.images.build import BuildOptions, ensure_image
 from orchestrator.images.client import find_docker
 options = BuildOptions(tag="deploy-test/slow:1", no_cache=True, network=None, secrets={{}})

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.catalog.images import image_sources
-from orchestrator.catalog.profiles import load
-from orchestrator.deploy.images import on_base
+from orchestrator.commands.images import on_base
+from orchestrator.commands.planning import load
+from orchestrator.images.sources import image_sources
 from orchestrator.plan import Plan
 from orchestrator.render.dockerfile import build_context
 

@@ -13,11 +13,11 @@ from command_line import CommandLine
 from docker.errors import DockerException, ImageNotFound
 from kernel_samples import FUSED_TP8, HEADER, line
 
-from orchestrator.errors import KernelsError
+from orchestrator.core.errors import KernelsError
+from orchestrator.core.paths import Home
+from orchestrator.kernels.disk.files import read_tables
+from orchestrator.kernels.disk.image import read_image
 from orchestrator.kernels.rows import RowOrigin
-from orchestrator.paths import Home
-from orchestrator.tuning.files import read_tables
-from orchestrator.tuning.image import read_image
 
 pytestmark = pytest.mark.docker
 COMMIT = "9127c94a18e4398e1eba91f6639e910f0994ad02"

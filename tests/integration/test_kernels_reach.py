@@ -11,8 +11,8 @@ from cpu_server import CpuEngine, CpuServer
 from docker_server import DockerEngine
 from kernel_samples import FUSED_TP8, every_bucket, glm_plan
 
-from orchestrator.runtimes.procfs import family
-from orchestrator.tuning.store import Store
+from orchestrator.host.procfs import family
+from orchestrator.kernels.disk.store import Store
 
 pytestmark = pytest.mark.engine
 VARIABLE = "AITER_CONFIG_FMOE"

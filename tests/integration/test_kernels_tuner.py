@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from kernel_samples import FUSED_TP8, every_bucket
 
-from orchestrator.errors import HostError
+from orchestrator.core.errors import HostError
+from orchestrator.kernels.disk.pins import read_pins
+from orchestrator.kernels.disk.store import Provenance, Store
+from orchestrator.kernels.disk.tuner import Job, Tuned, tune
+from orchestrator.kernels.disk.watch import Limits, watch
 from orchestrator.kernels.rows import RowOrigin
-from orchestrator.tuning.pins import read_pins
-from orchestrator.tuning.store import Provenance, Store
-from orchestrator.tuning.tuner import Job, Tuned, tune
-from orchestrator.tuning.watch import Limits, watch
 
 STANDIN = Path(__file__).with_name("tuner_standin.py")
 KEYS = tuple(row.key for row in every_bucket(FUSED_TP8))[:6]

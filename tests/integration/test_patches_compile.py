@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.catalog.patches import read_diff, read_ledger
+from orchestrator.patches.ledger import read_diff, read_ledger
 from tests.integration.wheels import read, unpack
 
 pytestmark = [pytest.mark.compiler, pytest.mark.wheels]

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.environments import Environment
-from orchestrator.images.overlay import write_overlay
+from orchestrator.runtimes.process.environment import Environment
+from orchestrator.weights.overlay import write_overlay
 from tests.integration.wheels import unpack
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels]

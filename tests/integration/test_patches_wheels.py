@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.catalog.images import applier_path
-from orchestrator.catalog.patches import read_diff, read_ledger
 from orchestrator.images.check import Checker
+from orchestrator.images.sources import applier_path
 from orchestrator.patches import manifest
+from orchestrator.patches.ledger import read_diff, read_ledger
 from tests.integration.wheels import read, unpack, wheel
 
 pytestmark = pytest.mark.wheels

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from loopback_hub import free_port
 
-from orchestrator.errors import HostError
+from orchestrator.core.errors import HostError
 from orchestrator.host.machine import read_machine
 from orchestrator.host.ports import port_holder
 from orchestrator.host.survey import over_ssh, survey

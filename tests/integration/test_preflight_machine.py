@@ -15,13 +15,13 @@ from loopback_hub import free_port
 from machine_samples import RECORDED
 from plan_samples import plan_of
 
-from orchestrator.deploy.readiness import wait_until_free
-from orchestrator.errors import HostError
+from orchestrator.commands.readiness import wait_until_free
+from orchestrator.core.errors import HostError
+from orchestrator.core.paths import Home
 from orchestrator.host.amd import read_amd
 from orchestrator.host.machine import read_machine
 from orchestrator.host.ports import port_holder
 from orchestrator.host.survey import local, survey
-from orchestrator.paths import Home
 
 
 @pytest.fixture

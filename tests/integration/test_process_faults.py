@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from cpu_server import CpuEngine, CpuServer, healthy
 
-from orchestrator.errors import NameTakenError
+from orchestrator.core.errors import NameTakenError
+from orchestrator.core.secret import Secret
+from orchestrator.host.procfs import family, read_process
 from orchestrator.runtimes.base import Status
-from orchestrator.runtimes.process import ProcessRuntime
-from orchestrator.runtimes.procfs import family, read_process
-from orchestrator.runtimes.record import read_record, write_record
-from orchestrator.secret import Secret
+from orchestrator.runtimes.process.record import read_record, write_record
+from orchestrator.runtimes.process.runtime import ProcessRuntime
 
 pytestmark = pytest.mark.engine
 
@@ -122,7 +122,7 @@ def test_server_outlives_a_killed_cli_and_is_found_again(cpu_engine: CpuEngine) 
         import os, signal, sys
         from pathlib import Path
         from cpu_server import CpuEngine
-        from orchestrator.paths import Home
+        from orchestrator.core.paths import Home
         CpuEngine(home=Home(Path(sys.argv[1])), python=Path(sys.argv[2])).start("survivor")
         os.kill(os.getpid(), signal.SIGKILL)
     """

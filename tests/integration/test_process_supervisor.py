@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from cpu_server import CpuEngine, CpuServer
 
-from orchestrator import shell
-from orchestrator.errors import StartError
-from orchestrator.paths import Home
+from orchestrator.core import shell
+from orchestrator.core.errors import StartError
+from orchestrator.core.paths import Home
+from orchestrator.core.secret import Secret
+from orchestrator.host.procfs import family
 from orchestrator.runtimes.base import Status
-from orchestrator.runtimes.process import ProcessRuntime
-from orchestrator.runtimes.procfs import family
-from orchestrator.runtimes.record import read_record
-from orchestrator.secret import Secret
+from orchestrator.runtimes.process.record import read_record
+from orchestrator.runtimes.process.runtime import ProcessRuntime
 
 Start = Callable[..., CpuServer]
 DETACHES = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); time.sleep({seconds})"
@@ -28,7 +28,7 @@ STARTER = """
 import sys
 from pathlib import Path
 from cpu_server import CpuEngine
-from orchestrator.paths import Home
+from orchestrator.core.paths import Home
 engine = CpuEngine(home=Home(Path(sys.argv[1])), python=Path(sys.executable))
 engine.start(sys.argv[2], artifacts=engine.artifacts(argv=("sleep", "600")))
 """

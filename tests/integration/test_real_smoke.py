@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from cpu_server import CpuEngine, CpuServer, free_port
 
-from orchestrator import health, smoke
+from orchestrator import prove as smoke
+from orchestrator.core.errors import NotReadyError
+from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
-from orchestrator.errors import NotReadyError
-from orchestrator.runtimes.procfs import family
-from orchestrator.secret import Secret
-from orchestrator.smoke import Verdict
+from orchestrator.host.procfs import family
+from orchestrator.prove import Verdict
+from orchestrator.prove import waiting as health
 
 pytestmark = pytest.mark.engine
 

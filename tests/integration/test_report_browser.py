@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from measured_samples import b200, marked, save, single_stream, tp4dp2, tp8
 
-from orchestrator.deploy.report import find_results, make_report, write_report
-from orchestrator.results import MarkKind, Result
+from orchestrator.commands.report import find_results, make_report, write_report
+from orchestrator.results.result import MarkKind, Result
 
 pytestmark = pytest.mark.browser
 

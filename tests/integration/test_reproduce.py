@@ -9,7 +9,7 @@ import pytest
 from command_line import CommandLine, processes_with
 from cpu_server import CpuEngine, free_port
 
-from orchestrator.paths import Home, data_root
+from orchestrator.core.paths import Home, data_root
 
 pytestmark = pytest.mark.engine
 SHIPPED = data_root() / "profiles"

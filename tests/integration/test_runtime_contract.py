@@ -8,7 +8,7 @@ import pytest
 from cpu_server import CpuEngine, CpuServer
 from docker_server import DockerEngine
 
-from orchestrator.errors import NameTakenError
+from orchestrator.core.errors import NameTakenError
 from orchestrator.runtimes import REGISTRY
 from orchestrator.runtimes.base import Status
 

@@ -15,7 +15,7 @@ import pytest
 from checkpoint_samples import write_checkpoint
 from loopback_hub import COMMIT, Hub, serve
 
-from orchestrator.checkpoint.receipt import read_receipt
+from orchestrator.weights.receipt import read_receipt
 
 pytest.importorskip("huggingface_hub", reason="staging is the optional extra `stage`")
 

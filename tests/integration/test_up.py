@@ -11,7 +11,7 @@ import pytest
 from command_line import CommandLine, processes_with
 from cpu_server import CpuEngine, free_port
 
-from orchestrator.paths import Home
+from orchestrator.core.paths import Home
 
 pytestmark = pytest.mark.engine
 

@@ -20,9 +20,9 @@ from cpu_server import free_port
 from loopback_ssh import needs_sshd, ssh_server, tunnels
 from standin import AITER, PACKAGE, engine_image
 
-from orchestrator.environments import Environment
+from orchestrator.core.paths import Home
 from orchestrator.images.client import Docker
-from orchestrator.paths import Home
+from orchestrator.runtimes.process.environment import Environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker]
 

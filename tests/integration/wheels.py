@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import UsageError
+from orchestrator.core.errors import UsageError
 from orchestrator.images.wheels import fetch_wheel
 
 CACHE = Path.home() / ".cache/deploy-tests/wheels"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from orchestrator.errors import Problem
+from orchestrator.core.errors import Problem
 from orchestrator.kernels.keys import Shape
 from orchestrator.kernels.rows import TABLE_COLUMNS, Row, RowOrigin, read_rows
 from orchestrator.plan import (

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from orchestrator.core.shell import Result
 from orchestrator.host.survey import Runner, Section, Survey
-from orchestrator.shell import Result
 
 RECORDED = Path(__file__).parents[1] / "unit" / "host" / "recorded"
 

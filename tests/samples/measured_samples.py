@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.files import write_whole
-from orchestrator.results import (
+from orchestrator.core.files import write_whole
+from orchestrator.results.result import (
     RESULT_FILE,
     Cache,
     Ending,

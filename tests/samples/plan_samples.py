@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from orchestrator.catalog.profiles import load
+from orchestrator.commands.planning import load
 from orchestrator.plan import Flag, Model, ModelSource, Origin, Plan
 
 

@@ -11,7 +11,7 @@ from orchestrator.bench.marks import marks
 from orchestrator.bench.measure import spread
 from orchestrator.bench.steady import knee
 from orchestrator.bench.workload import Workload, load_workload
-from orchestrator.results import Ending, Mark, MarkKind, Point, Price, Provenance, ServerCounts
+from orchestrator.results.result import Ending, Mark, MarkKind, Point, Price, Provenance, ServerCounts
 
 WORKLOAD = load_workload("smoke-tiny").model_copy(
     update={"input_tokens": 100, "output_tokens": 11, "cached_share": 0.6, "rates_rps": (1.0,)}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from orchestrator.bench.power import EnergyUnavailableError, Reading, energy_between, parse_amd_smi
-from orchestrator.shell import Result
+from orchestrator.core.shell import Result
 
 
 def reading(*joules: float, at: float) -> Reading:

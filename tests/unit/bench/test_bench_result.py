@@ -7,8 +7,9 @@ import pytest
 from measured_samples import save
 
 from orchestrator.bench.show import result_text
-from orchestrator.errors import BenchError
-from orchestrator.results import (
+from orchestrator.commands.runs import load_result
+from orchestrator.core.errors import BenchError
+from orchestrator.results.result import (
     SCHEMA,
     Ending,
     EndpointFacts,
@@ -22,7 +23,6 @@ from orchestrator.results import (
     from_json,
     to_json,
 )
-from orchestrator.state import load_result
 
 POINT = Point(
     label="2",

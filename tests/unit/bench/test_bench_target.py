@@ -8,11 +8,11 @@ from kernel_samples import MISS
 
 from orchestrator.bench.measurement import Order
 from orchestrator.bench.workload import load_workload
-from orchestrator.catalog.profiles import load
-from orchestrator.deploy.bench import Changes, Sitting, bench, change, is_url, server_target, url_target
-from orchestrator.deploy.servers import Fleet
-from orchestrator.errors import UsageError
-from orchestrator.paths import Home
+from orchestrator.commands.bench import Changes, Sitting, bench, change, is_url, server_target, url_target
+from orchestrator.commands.planning import load
+from orchestrator.commands.servers import Fleet
+from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
 from orchestrator.report.published import load_published
 from orchestrator.runtimes.base import Handle
 
@@ -79,7 +79,7 @@ def test_any_endpoint_can_be_measured_by_its_url() -> None:
 def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name decides what it is compared with, and may hold a dot: `single-stream-10k-1.5k`."""
     ordered: list[Order] = []
-    monkeypatch.setattr("orchestrator.deploy.bench.measure", lambda order, _say: ordered.append(order))
+    monkeypatch.setattr("orchestrator.commands.bench.measure", lambda order, _say: ordered.append(order))
     published = load_published("wafer-glm52")
     for name in (published.single_stream.workload, published.workload.name):
         sitting = Sitting(

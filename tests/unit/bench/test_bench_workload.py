@@ -7,8 +7,8 @@ import pytest
 
 from orchestrator.bench.prompts import arrival_times, prompts, warmup_prompts
 from orchestrator.bench.workload import Workload, load_workload, parse_workload, workload_name
-from orchestrator.errors import BenchError, UsageError
-from orchestrator.paths import data_root
+from orchestrator.core.errors import BenchError, UsageError
+from orchestrator.core.paths import data_root
 
 TEXT = (data_root() / "profiles/workloads/smoke-tiny.yaml").read_text()
 

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 from kernel_samples import FUSED_TP8, HEADER, every_bucket, line
 
-from orchestrator.catalog.profiles import load
 from orchestrator.cli.images import build
 from orchestrator.cli.profiles import render
 from orchestrator.cli.serve import up
-from orchestrator.errors import UsageError
+from orchestrator.commands.planning import load
+from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
 from orchestrator.images.build import Built
 from orchestrator.images.receipt import Receipt
-from orchestrator.paths import Home
-from orchestrator.tuning.store import Store
+from orchestrator.kernels.disk.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("orchestrator.images.client.find_docker", lambda: None)
-    monkeypatch.setattr("orchestrator.deploy.images.ensure_image", found)
+    monkeypatch.setattr("orchestrator.commands.images.ensure_image", found)
     return Home(tmp_path / "home")
 
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.errors import UsageError
+from orchestrator.core.errors import UsageError
 
 LOGS = Path(__file__).parents[1] / "diagnose/logs"
 PORT_TAKEN = LOGS / "port-taken/match-real-0.5.14.log"
@@ -16,7 +16,7 @@ PORT_TAKEN = LOGS / "port-taken/match-real-0.5.14.log"
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
-    monkeypatch.setattr("orchestrator.deploy.servers.REGISTRY", {})  # nothing runs, and Docker is not asked
+    monkeypatch.setattr("orchestrator.commands.servers.REGISTRY", {})  # nothing runs, and Docker is not asked
     return tmp_path
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import BenchError, UsageError
+from orchestrator.core.errors import BenchError, UsageError
+from orchestrator.core.secret import Secret
 from orchestrator.evals.harness import Order, argv, harness_directory, local_task, read_items, read_outcome
 from orchestrator.evals.outcome import file_name, load, to_json
 from orchestrator.evals.suites import find_suite
-from orchestrator.secret import Secret
 
 RECORDED = Path(__file__).parent / "recorded"
 MODEL_ARGS = (

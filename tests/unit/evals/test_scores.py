@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.report.published import load_published
-from orchestrator.scores import (
+from orchestrator.results.scores import (
     Item,
     Outcome,
     independent_interval,

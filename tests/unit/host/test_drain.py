@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from machine_samples import survey_of
 
-from orchestrator.errors import HostError
+from orchestrator.core.errors import HostError
 from orchestrator.host.amd import read_amd
 from orchestrator.host.drain import wait_for_vram
 from orchestrator.host.gpus import GpuInventory

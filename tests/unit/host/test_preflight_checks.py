@@ -8,7 +8,7 @@ import pytest
 from machine_samples import runner_of, sections
 from plan_samples import plan_of
 
-from orchestrator.errors import HostError, NoWeightsError, Problem, WeightsError
+from orchestrator.core.errors import HostError, NoWeightsError, Problem, WeightsError
 from orchestrator.host.gpu_checks import carries, image_toolkit
 from orchestrator.host.machine_checks import bound_cpus
 from orchestrator.host.preflight import preflight

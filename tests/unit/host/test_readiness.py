@@ -8,12 +8,12 @@ from typing import cast
 import pytest
 from plan_samples import plan_of
 
-from orchestrator.deploy.readiness import far_host, image_digests, inspect_host
-from orchestrator.errors import UsageError
+from orchestrator.commands.readiness import far_host, image_digests, inspect_host
+from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.shell import Result
 from orchestrator.host.subject import Probe
 from orchestrator.host.survey import Runner
-from orchestrator.paths import Home
-from orchestrator.shell import Result
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 
@@ -47,7 +47,7 @@ def test_an_image_that_does_not_exist_and_a_registry_that_is_silent() -> None:
 
 def test_room_is_asked_for_what_is_still_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fresh node needs room for the whole checkpoint, one that was staged in part for the rest."""
-    monkeypatch.setattr("orchestrator.deploy.readiness.preflight", lambda _plan, probe: probe)
+    monkeypatch.setattr("orchestrator.commands.readiness.preflight", lambda _plan, probe: probe)
     plan, home = plan_of("mi355x-tp8", runtime="process"), Home(tmp_path)
 
     def room() -> list[tuple[str, int]]:

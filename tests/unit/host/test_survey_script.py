@@ -3,10 +3,10 @@
 import pytest
 from machine_samples import runner_of, sections
 
-from orchestrator.errors import HostError
+from orchestrator.core.errors import HostError
+from orchestrator.core.shell import Result
 from orchestrator.host.machine import cpu_list, listening_ports, read_machine
 from orchestrator.host.survey import Section, over_ssh, parse, script, survey
-from orchestrator.shell import Result
 
 
 def test_each_command_is_fenced_by_name_and_exit_code() -> None:

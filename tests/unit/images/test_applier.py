@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.catalog.images import applier_path
+from orchestrator.images.sources import applier_path
 
 
 def load_applier() -> ModuleType:

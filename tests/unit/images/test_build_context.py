@@ -7,13 +7,13 @@ from hashlib import sha256
 import pytest
 from jinja2 import UndefinedError
 
-from orchestrator.artifacts import BuildContext
-from orchestrator.catalog.images import image_sources
-from orchestrator.catalog.profiles import load
-from orchestrator.deploy.images import on_base
-from orchestrator.errors import BuildError
+from orchestrator.commands.images import on_base
+from orchestrator.commands.planning import load
+from orchestrator.core.errors import BuildError
 from orchestrator.images.build import archive
+from orchestrator.images.sources import image_sources
 from orchestrator.plan import Plan
+from orchestrator.render.artifacts import BuildContext
 from orchestrator.render.dockerfile import base_reference, build_context, repository
 
 TABLE = b"gfx,cu_num\n"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import BuildError
+from orchestrator.core.errors import BuildError
 from orchestrator.images.build import BuildOptions, build_arguments, refusal_in, step_in
 from orchestrator.images.client import Docker
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import WeightsError
-from orchestrator.images.overlay import layer_dtypes, write_overlay
+from orchestrator.core.errors import WeightsError
+from orchestrator.weights.overlay import layer_dtypes, write_overlay
 
 CONFIG = {
     "num_hidden_layers": 78,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_samples import GLM
 
-from orchestrator.errors import ProfileError
+from orchestrator.core.errors import ProfileError
 from orchestrator.kernels.keys import TIERS, Shape, bucket, buckets, lenders, rank_shape
 from orchestrator.plan import Layout, Moe
 

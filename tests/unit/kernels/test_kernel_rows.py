@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_samples import FUSED_TP8, HEADER, STAGE1, STAGE2, UNFUSED_TP8, every_bucket, line, of, rows
 
-from orchestrator.errors import Problem
+from orchestrator.core.errors import Problem
 from orchestrator.kernels.rows import Row, RowOrigin, merge, read_rows, rekey, write_origins, write_table, write_untuned
 
 

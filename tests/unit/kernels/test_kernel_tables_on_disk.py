@@ -8,20 +8,20 @@ import httpx
 import pytest
 from kernel_samples import FUSED_TP8, HEADER, STAGE1_KW, UNFUSED_TP8, every_bucket, glm_plan, line, rows
 
-from orchestrator.catalog.profiles import load, profile_names
-from orchestrator.deploy.artifacts import render_artifacts
-from orchestrator.deploy.kernels import Given, build_table, cover, planned
-from orchestrator.errors import DeployError, KernelsError, WeightsError
-from orchestrator.files import write_whole
+from orchestrator.commands.artifacts import render_artifacts
+from orchestrator.commands.kernels import Given, build_table, cover, planned
+from orchestrator.commands.planning import load, profile_names
+from orchestrator.core.errors import DeployError, KernelsError, WeightsError
+from orchestrator.core.files import write_whole
+from orchestrator.core.paths import Home
 from orchestrator.kernels.coverage import applies_to
+from orchestrator.kernels.disk.checkpoint import read_checkpoint
+from orchestrator.kernels.disk.files import companion, read_tables
+from orchestrator.kernels.disk.pins import Upstream, read_pins
+from orchestrator.kernels.disk.store import Provenance, Store
+from orchestrator.kernels.disk.upstream import upstream_table
 from orchestrator.kernels.names import Verdict
 from orchestrator.kernels.rows import RowOrigin
-from orchestrator.paths import Home
-from orchestrator.tuning.checkpoint import read_checkpoint
-from orchestrator.tuning.files import companion, read_tables
-from orchestrator.tuning.pins import Upstream, read_pins
-from orchestrator.tuning.store import Provenance, Store
-from orchestrator.tuning.upstream import upstream_table
 
 CONFIG = {
     "hidden_size": 6144,
@@ -199,7 +199,7 @@ def test_a_table_is_built_from_files_and_leaves_them_as_they_are(tmp_path: Path)
 
 def test_rows_of_upstream_carry_its_commit_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upstream = table(tmp_path / "glm5.csv", line(16))
-    monkeypatch.setattr("orchestrator.deploy.kernels.upstream_table", lambda *_: upstream)
+    monkeypatch.setattr("orchestrator.commands.kernels.upstream_table", lambda *_: upstream)
     own = table(tmp_path / "own.csv")
     built = build_table(glm_plan(), Given(tables=(own,)), Home(tmp_path / "home"), upstream=True)
     assert built.table.rows[0].where == "aiter 45458be7280c glm5_fp4_tuned_fmoe.csv:2"

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from kernel_samples import HEADER, STAGE1, STAGE1_KW, STAGE2, UNFUSED_TP8, glm_plan, line, rows
 
+from orchestrator.kernels.disk.pins import read_pins
+from orchestrator.kernels.disk.store import Provenance, Store
+from orchestrator.kernels.disk.tuner import Job, check_rows, tune, tuner_command
+from orchestrator.kernels.disk.watch import Ended, Ending, Limits
 from orchestrator.kernels.keys import Key
 from orchestrator.kernels.rows import RowOrigin
-from orchestrator.tuning.pins import read_pins
-from orchestrator.tuning.store import Provenance, Store
-from orchestrator.tuning.tuner import Job, check_rows, tune, tuner_command
-from orchestrator.tuning.watch import Ended, Ending, Limits
 
 KEYS = tuple(row.key for row in rows([line(16), line(32)]))
 WHO = Provenance(host="h", image="sha256:1", aiter_commit="9127c94a", date="2026-11-20T00:00:00Z")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.catalog.patches import read_ledger
-from orchestrator.errors import ProfileError
-from orchestrator.paths import data_root
+from orchestrator.core.errors import ProfileError
+from orchestrator.core.paths import data_root
+from orchestrator.patches.ledger import read_ledger
 
 
 @pytest.fixture

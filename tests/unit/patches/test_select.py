@@ -2,8 +2,8 @@
 
 import pytest
 
-from orchestrator.catalog.patches import read_ledger
-from orchestrator.patches import PatchFacts, environment, select
+from orchestrator.patches.ledger import read_ledger
+from orchestrator.plan.patches import PatchFacts, environment, select
 
 LEDGER = read_ledger()
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from orchestrator.errors import ProfileError
-from orchestrator.profile.document import read_document
+from orchestrator.core.document import read_document
+from orchestrator.core.errors import ProfileError
 
 
 @pytest.mark.parametrize(

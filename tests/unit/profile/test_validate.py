@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.catalog.profiles import load
-from orchestrator.errors import ProfileError
+from orchestrator.commands.planning import load
+from orchestrator.core.errors import ProfileError
 
 GOOD = """\
 hardware: cpu

@@ -5,11 +5,11 @@ import shlex
 
 import pytest
 
-from orchestrator.artifacts import Artifacts
-from orchestrator.catalog.profiles import load
+from orchestrator.commands.planning import load
 from orchestrator.plan import Plan
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.render.command import server_command
-from orchestrator.render.container import (
+from orchestrator.runtimes.docker.container import (
     CONFIG_FILE,
     container_env,
     container_labels,

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from measured_samples import b200, marked, point, single_stream, tp4dp2, tp8
 
-from orchestrator.errors import UsageError
+from orchestrator.core.errors import UsageError
 from orchestrator.report.compare import Comparison, Verdict, compare, judge
 from orchestrator.report.document import build
 from orchestrator.report.prices import PriceBook, parse_prices, usd_per_million_tokens
 from orchestrator.report.published import Prices, load_all, load_published, of_kind
 from orchestrator.report.show import comparison_text
-from orchestrator.results import MarkKind, Result
+from orchestrator.results.result import MarkKind, Result
 
 PUBLISHED = load_published("wafer-glm52")
 TCO = PriceBook(given={}, published=of_kind(load_all(), Prices))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench.workload import load_workload
-from orchestrator.errors import ProfileError, UsageError
-from orchestrator.paths import data_root
+from orchestrator.core.errors import ProfileError, UsageError
+from orchestrator.core.paths import data_root
 from orchestrator.report.published import Prices, Published, Reference, load_all, load_published, of_kind, parse
 
 WAFER = load_published("wafer-glm52")

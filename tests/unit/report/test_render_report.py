@@ -14,8 +14,8 @@ from orchestrator.report.prices import PriceBook
 from orchestrator.report.published import Prices, load_all, load_published, of_kind
 from orchestrator.report.render import seconds, share, to_html, to_json, to_markdown
 from orchestrator.report.show import comparison_text
-from orchestrator.results import MarkKind, Result
-from orchestrator.scores import Item, Outcome
+from orchestrator.results.result import MarkKind, Result
+from orchestrator.results.scores import Item, Outcome
 
 
 def report(*results: Result, evals: tuple[tuple[Outcome | None, Outcome], ...] = ()) -> Report:

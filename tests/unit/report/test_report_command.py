@@ -8,10 +8,10 @@ from measured_samples import marked, save, single_stream, tp4dp2, tp8
 
 from orchestrator.cli.report import compare, report
 from orchestrator.cli.reproduce import reproduce
-from orchestrator.errors import BenchError, UsageError
+from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.evals.outcome import to_json
-from orchestrator.results import MarkKind
-from orchestrator.scores import Item, Outcome
+from orchestrator.results.result import MarkKind
+from orchestrator.results.scores import Item, Outcome
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench.workload import load_workload
-from orchestrator.catalog.profiles import load
-from orchestrator.deploy.reproduce import (
+from orchestrator.commands.planning import load
+from orchestrator.commands.reproduce import (
     STATE_FILE,
     Hands,
     State,
@@ -19,12 +19,12 @@ from orchestrator.deploy.reproduce import (
     reproduce,
     still_to_do,
 )
-from orchestrator.deploy.servers import Fleet
-from orchestrator.errors import DeployError, HostError, Interrupted, UsageError
-from orchestrator.paths import Home, data_root
+from orchestrator.commands.runs import open_run
+from orchestrator.commands.servers import Fleet
+from orchestrator.core.errors import DeployError, HostError, Interrupted, UsageError
+from orchestrator.core.paths import Home, data_root
 from orchestrator.report.published import Published, ReproduceRun, load_published
 from orchestrator.runtimes.base import Handle
-from orchestrator.state import open_run
 
 NOW = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
 WAFER = load_published("wafer-glm52")

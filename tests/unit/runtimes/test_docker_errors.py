@@ -4,12 +4,12 @@ import pytest
 import requests
 from docker.errors import DockerException
 
-from orchestrator.artifacts import Artifacts
-from orchestrator.catalog.profiles import load
-from orchestrator.errors import DeployError, HostError, NameTakenError, StartError
+from orchestrator.commands.planning import load
+from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.render.command import server_command
-from orchestrator.render.container import container_spec
-from orchestrator.runtimes.docker_errors import Refusal, daemon_errors, start_error
+from orchestrator.runtimes.docker.container import container_spec
+from orchestrator.runtimes.docker.errors import Refusal, daemon_errors, start_error
 
 SHIM = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: "
 PORT = "driver failed programming external connectivity on endpoint deploy-glm (5839ac1d047d): "

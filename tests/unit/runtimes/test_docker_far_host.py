@@ -2,8 +2,8 @@
 
 import pytest
 
-from orchestrator.errors import UsageError
-from orchestrator.runtimes.tunnel import FarHost
+from orchestrator.core.errors import UsageError
+from orchestrator.host.ssh import FarHost
 
 
 @pytest.mark.parametrize(

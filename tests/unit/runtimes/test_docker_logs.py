@@ -8,8 +8,8 @@ import pytest
 from docker.errors import NotFound
 from docker.models.containers import Container
 
-from orchestrator.errors import HostError
-from orchestrator.runtimes.docker_logs import container_log, follow_log, read_log, save_log
+from orchestrator.core.errors import HostError
+from orchestrator.runtimes.docker.logs import container_log, follow_log, read_log, save_log
 
 
 class Restarting:
@@ -46,7 +46,7 @@ class Restarting:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.runtimes.docker_logs.time.sleep", lambda _: None)
+    monkeypatch.setattr("orchestrator.runtimes.docker.logs.time.sleep", lambda _: None)
 
 
 def test_a_log_is_followed_from_run_to_run() -> None:

@@ -4,14 +4,14 @@ import dataclasses
 import io
 import tarfile
 
-from orchestrator.artifacts import Artifacts, ContainerSpec
-from orchestrator.catalog.profiles import load
+from orchestrator.commands.planning import load
+from orchestrator.core.secret import Secret
+from orchestrator.engine.config_file import Delivery
 from orchestrator.plan import Ulimit
+from orchestrator.render.artifacts import Artifacts, ContainerSpec
 from orchestrator.render.command import server_command
-from orchestrator.render.container import CONFIG_FILE, container_spec
-from orchestrator.runtimes.docker_options import archive, container_options, host_options, secret_files
-from orchestrator.runtimes.server_config import Delivery
-from orchestrator.secret import Secret
+from orchestrator.runtimes.docker.container import CONFIG_FILE, container_spec
+from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
 
 GROUPS = {"video": "44"}
 NOTHING = Delivery(config=None, env={})

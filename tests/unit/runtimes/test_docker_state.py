@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from orchestrator.runtimes.base import Status
-from orchestrator.runtimes.docker_state import server_state
+from orchestrator.runtimes.docker.state import server_state
 
 NEVER = "0001-01-01T00:00:00Z"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from orchestrator import shell
-from orchestrator.errors import HostError
+from orchestrator.core import shell
+from orchestrator.core.errors import HostError
 
 
 def missing(*_: object, **__: object) -> None:

@@ -5,10 +5,10 @@ import json
 import pytest
 from plan_samples import plan_of
 
-from orchestrator.errors import UsageError
-from orchestrator.runtimes.server_config import delivery
-from orchestrator.runtimes.supervisor import LONGEST_LINE, split_lines
-from orchestrator.secret import Secret
+from orchestrator.core.errors import UsageError
+from orchestrator.core.secret import Secret
+from orchestrator.engine.config_file import delivery
+from orchestrator.runtimes.process.supervisor import LONGEST_LINE, split_lines
 
 LOCKED = plan_of("cpu-tiny", "server.api_key_env=KEY")
 
@@ -29,7 +29,7 @@ def test_line_without_end_is_cut_before_it_fills_the_memory() -> None:
 
 
 def test_key_goes_into_a_config_file_and_the_rest_into_the_environment() -> None:
-    ways = delivery(LOCKED, {"KEY": Secret('a "quoted" key'), "HF_TOKEN": Secret("t")})
+    ways = delivery({"KEY": Secret('a "quoted" key'), "HF_TOKEN": Secret("t")}, api_key_env="KEY")
 
     assert ways.config is not None
     assert json.loads(ways.config.reveal()) == {"api-key": 'a "quoted" key'}
@@ -38,7 +38,7 @@ def test_key_goes_into_a_config_file_and_the_rest_into_the_environment() -> None
 
 
 def test_without_a_key_there_is_no_config_file() -> None:
-    ways = delivery(plan_of("cpu-tiny"), {"HF_TOKEN": Secret("t")})
+    ways = delivery({"HF_TOKEN": Secret("t")}, api_key_env=None)
 
     assert ways.config is None
     assert list(ways.env) == ["HF_TOKEN"]
@@ -46,7 +46,7 @@ def test_without_a_key_there_is_no_config_file() -> None:
 
 def test_key_that_looks_like_an_option_is_refused_without_being_shown() -> None:
     with pytest.raises(UsageError) as raised:
-        delivery(LOCKED, {"KEY": Secret("--sk-123")})
+        delivery({"KEY": Secret("--sk-123")}, api_key_env="KEY")
 
     assert "`KEY`" in raised.value.message
     assert "sk-123" not in raised.value.message

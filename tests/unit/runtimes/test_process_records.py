@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import HostError
-from orchestrator.paths import Home
-from orchestrator.runtimes import procfs
+from orchestrator.core.errors import HostError
+from orchestrator.core.paths import Home
+from orchestrator.host import procfs
 from orchestrator.runtimes.base import Status
-from orchestrator.runtimes.process import ProcessRuntime
-from orchestrator.runtimes.record import Record, read_record, write_record
+from orchestrator.runtimes.process.record import Record, read_record, write_record
+from orchestrator.runtimes.process.runtime import ProcessRuntime
 
 RECORD = Record(
     name="tiny",

@@ -1,0 +1,85 @@
+"""`deploy eval`: from a server's name or a URL to an outcome, and what it says beside a baseline."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from orchestrator.commands.bench import Target
+from orchestrator.core.errors import BenchError
+from orchestrator.core.files import write_whole
+from orchestrator.evals.harness import Order, evaluate, harness_directory
+from orchestrator.evals.outcome import file_name, load, to_json
+from orchestrator.evals.suites import find_suite
+from orchestrator.report.published import Published, PublishedEval, load_all, of_kind
+from orchestrator.results.scores import Judgement, Outcome, judge, judge_independent
+
+
+def served_model(target: Target) -> str:
+    """The name of the model an endpoint serves. Raises BenchError where it does not answer."""
+    headers = {"Authorization": f"Bearer {target.key.reveal()}"} if target.key else {}
+    try:
+        answer = httpx.get(f"{target.url.rstrip('/')}/v1/models", headers=headers, timeout=30, trust_env=False)
+        answer.raise_for_status()
+        return str(answer.json()["data"][0]["id"])
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        raise BenchError(f"the endpoint does not say which model it serves: {error}", where=target.url) from error
+
+
+def run_eval(
+    target: Target,
+    *,
+    suite: str,
+    limit: int | None,
+    data: Path | None,
+    command: str,
+    say: Callable[[str], None],
+) -> Outcome:
+    """Ask a served model the questions of a suite. See `harness.evaluate` for errors."""
+    chosen = find_suite(suite)
+    harness_directory()  # before the endpoint is bothered
+    order = Order(
+        suite=chosen,
+        url=target.url,
+        model=served_model(target),
+        key=target.key,
+        limit=limit,
+        data=data,
+        command=command,
+    )
+    return evaluate(order, say)
+
+
+def save_outcome(outcome: Outcome, directory: Path) -> Path:
+    """Write it where `deploy report` finds it. Raises OSError."""
+    return write_whole(directory / file_name(outcome.suite), to_json(outcome))
+
+
+def against_file(outcome: Outcome, baseline: Path) -> Judgement:
+    """What the outcome says beside an earlier one. Raises BenchError for one of another suite or metric."""
+    before = load(baseline)
+    if (before.suite, before.metric) != (outcome.suite, outcome.metric):
+        raise BenchError(
+            f"the baseline is `{before.suite}` scored by `{before.metric}`, "
+            f"this is `{outcome.suite}` scored by `{outcome.metric}`",
+            where=str(baseline),
+        )
+    return judge(before, outcome)
+
+
+def against_published(outcome: Outcome) -> tuple[tuple[str, Judgement], ...]:
+    """What the outcome says beside each published score of its suite, with that score's label."""
+    lines = [line for table in of_kind(load_all(), Published) for line in table.evals]
+    return tuple(
+        (
+            f"{score.label} {score.score} published",
+            judge_independent(baseline=score.score, candidate=outcome.score, items=sizes),
+        )
+        for line in lines
+        if line.suite == outcome.suite and (sizes := _sizes(line, outcome)) is not None
+        for score in (line.baseline, line.candidate)
+    )
+
+
+def _sizes(line: PublishedEval, outcome: Outcome) -> tuple[int, int] | None:
+    return (line.samples, len(outcome.items)) if line.samples is not None else None

@@ -1,0 +1,120 @@
+"""Waiting for a server and proving it, with what each part needs to know put together."""
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from pathlib import Path
+
+import httpx
+
+from orchestrator import prove as smoke
+from orchestrator.commands.gate import kernel_gate
+from orchestrator.commands.runs import RunDir, read_plan
+from orchestrator.commands.servers import Fleet, api_key
+from orchestrator.core.errors import Problem, SmokeError, StartError, UsageError
+from orchestrator.core.secret import Secret
+from orchestrator.diagnose import diagnose
+from orchestrator.plan import Plan
+from orchestrator.prove import waiting as health
+from orchestrator.prove.report import SmokeReport
+from orchestrator.runtimes.base import Handle, Runtime, Status
+
+_ANSWER_SECONDS = 25.0  # sglang gives its own health request 20 s
+
+
+def answers(handle: Handle) -> bool:
+    """Whether the server generates a token when asked for its health, which needs no API key.
+
+    A 503 is asked about once more: it may have met the end of another request (see `smoke.probe.Probe.health`).
+    """
+    try:
+        with httpx.Client(timeout=_ANSWER_SECONDS, trust_env=False) as client:
+            return any(client.get(f"{handle.url}/health").is_success for _ in range(2))
+    except httpx.HTTPError:
+        return False
+
+
+def await_ready(
+    handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None, timeout: float | None
+) -> health.Ready:
+    """Wait until the server serves. Raises NotReadyError at once when it exited, or when nothing moves any more."""
+    starting = health.Starting(
+        url=handle.url,
+        served_name=plan.model.served_name,
+        log=_log_of(handle, runtime),
+        state=lambda: runtime.state(handle),
+        api_key=key,
+    )
+    return health.wait(starting, silence=plan.waiting.silence, timeout=timeout)
+
+
+def _log_of(handle: Handle, runtime: Runtime) -> Callable[[], Iterable[str]]:
+    """The log's new lines at each call: from its file where the runtime writes one, else asked for anew."""
+    file = RunDir(Path(handle.run_dir)).log
+    return health.LogTail(file) if file.exists() else health.unseen(lambda: runtime.logs(handle, follow=False))
+
+
+def prove(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None) -> SmokeReport:
+    """Run the smoke test, with the known faults that the server's log shows without its having failed."""
+    target = smoke.target_of(plan, url=handle.url, api_key=key)
+    return smoke.run(target, faults=lambda: faults(runtime.logs(handle, follow=False)))
+
+
+def key_of(handle: Handle) -> Secret | None:
+    """The API key of a server that is up, from the variable its plan names."""
+    plan = read_plan(RunDir(Path(handle.run_dir)))
+    return api_key(plan.server.api_key_env) if plan else None
+
+
+def known_secrets(handle: Handle) -> tuple[Secret, ...]:
+    """What must not be shown of a server, as far as this shell knows it."""
+    try:
+        key = key_of(handle)
+    except UsageError:  # the variable is not set here: then what looks like a key is removed all the same
+        return ()
+    return (key,) if key else ()
+
+
+def not_running(runtime: Runtime, handle: Handle) -> Problem | None:
+    """How a server that no longer runs has ended, and what to do about it; None for one that runs."""
+    state = runtime.state(handle)
+    if state.status is Status.RUNNING:
+        return None
+    code = "" if state.exit_code is None else f" with {state.exit_code}"
+    again = f"`deploy down {handle.name}`, then `deploy up` starts it anew"
+    return Problem(
+        f"`{handle.name}` does not run: {state.status}{code}",
+        hint=f"`deploy diagnose {handle.name}` and `deploy logs {handle.name}` show its end; {again}",
+    )
+
+
+def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeReport:
+    """The smoke test of a server that is up, by the plan it was started with, and another look at its kernels.
+
+    Raises StartError where this machine does not know that plan, KernelsError on a miss where `strict_kernels`.
+    """
+    handle = servers.one(name)
+    runtime, run = servers.runtime(handle), RunDir(Path(handle.run_dir))
+    plan = read_plan(run)
+    if plan is None:
+        raise StartError(
+            f"the plan of `{name}` is not on this machine", hint="`deploy up … --replace` starts it from here"
+        )
+    if (ended := not_running(runtime, handle)) is not None:
+        raise SmokeError(ended.message, hint=ended.hint)
+    report = prove(handle, runtime, plan=plan, key=api_key(plan.server.api_key_env))
+    run.save("smoke.json", report.to_dict())
+    kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=strict_kernels)
+    return report
+
+
+def faults(log: Iterable[str]) -> tuple[str, ...]:
+    """Known faults in the log of a server that runs on in spite of them."""
+    return diagnose(log).degraded
+
+
+def explain_failure(runtime: Runtime, handle: Handle) -> str:
+    """What the log, and the runtime, give away about a failure; nothing known is said to be so."""
+    findings = diagnose(
+        chain(runtime.logs(handle, follow=False), filter(None, [runtime.state(handle).detail]))
+    ).findings
+    return "\n\n".join(found.to_text() for found in findings) or "diagnosis: no known signature in the log"

@@ -1,0 +1,65 @@
+"""`deploy compare` and `deploy report`: from directories of results to a report."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.commands.runs import load_result
+from orchestrator.core.errors import UsageError
+from orchestrator.core.files import write_whole
+from orchestrator.evals.outcome import load as load_outcome
+from orchestrator.report.document import Report, build
+from orchestrator.report.prices import PriceBook, parse_prices
+from orchestrator.report.published import Prices, load_all, load_published, of_kind
+from orchestrator.report.render import to_html, to_json, to_markdown
+from orchestrator.results.result import RESULT_FILE
+from orchestrator.results.scores import Outcome
+
+
+def find_results(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """The result files named, and those at or below the directories named. Raises UsageError where there is none."""
+    found: list[Path] = []
+    for path in paths:
+        here = sorted(path.rglob(RESULT_FILE)) if path.is_dir() else [path]
+        if not here:
+            raise UsageError(
+                "no result of `deploy bench` here", where=str(path), hint="`deploy bench NAME --output DIR`"
+            )
+        found += here
+    return tuple(dict.fromkeys(found))
+
+
+def find_evals(directory: Path, baselines: Sequence[Path]) -> tuple[tuple[Outcome | None, Outcome], ...]:
+    """The outcomes of `deploy eval` below a directory, each with the baseline of its suite where one was named."""
+    known = {(outcome := load_outcome(path)).suite: outcome for path in baselines}
+    named = {path.resolve() for path in baselines}
+    files = [path for path in sorted(directory.rglob("eval-*.json")) if path.resolve() not in named]
+    return tuple((known.get(outcome.suite), outcome) for outcome in map(load_outcome, files))
+
+
+def make_report(
+    results: Sequence[Path],
+    *,
+    published: str,
+    prices: Sequence[str],
+    evals: tuple[tuple[Outcome | None, Outcome], ...] = (),
+) -> Report:
+    """Read the results and set them beside the published figures of that name."""
+    measured = tuple(load_result(path) for path in results)
+    return build(
+        measured,
+        published=load_published(published),
+        everything=load_all(),
+        prices=price_book(prices),
+        evals=evals,
+    )
+
+
+def price_book(prices: Sequence[str]) -> PriceBook:
+    """The prices given on the command line, over those that were published."""
+    return PriceBook(given=parse_prices(prices), published=of_kind(load_all(), Prices))
+
+
+def write_report(report: Report, directory: Path) -> tuple[Path, ...]:
+    """Write report.html, report.md and report.json, each whole or not at all; the HTML's path comes first."""
+    texts = {"report.html": to_html(report), "report.md": to_markdown(report), "report.json": to_json(report)}
+    return tuple(write_whole(directory / name, text) for name, text in texts.items())

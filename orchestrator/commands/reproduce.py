@@ -1,0 +1,242 @@
+"""`deploy reproduce`: a published measurement, made again step by step.
+
+The steps are this tool's own commands, as far as a plan needs them. What is done stands in a state file, so that a call
+after a failure goes on where the last one ended; a server whose measurement is not finished is brought up again.
+"""
+
+import datetime as dt
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orchestrator.bench.workload import Workload, load_workload, workload_name
+from orchestrator.commands.planning import load
+from orchestrator.commands.runs import latest_run, read_plan
+from orchestrator.commands.servers import Fleet
+from orchestrator.core.console import say
+from orchestrator.core.errors import DeployError, Interrupted, UsageError
+from orchestrator.core.files import write_whole
+from orchestrator.kernels.coverage import applies_to
+from orchestrator.plan import Plan
+from orchestrator.report.published import Published, ReproduceRun
+from orchestrator.results.result import RESULT_FILE
+
+STATE_FILE: Final = "reproduce.json"
+_BEFORE: Final = ("preflight", "stage", "kernels", "build")  # what may fail before anything is measured
+_COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {"kernels": ("kernels", "table")}  # else the stage's own name
+
+# Estimates, in seconds, for one node of eight GPUs, without what is downloaded or loaded. `up` compiles and captures
+# graphs; `down` waits until VRAM is given back.
+_ABOUT: Final = {
+    "preflight": 5.0,
+    "stage": 5.0,
+    "kernels": 15.0,
+    "build": 30.0,
+    "up": 420.0,
+    "smoke": 60.0,
+    "report": 5.0,
+    "down": 120.0,
+}
+_PULL: Final = 900.0  # of an engine's image
+_LOAD: Final = 0.56e9  # bytes a second: 408 GiB in 13 min over NFS; NVMe took 3-4 min (AMD-AGI/Infera, GLM-5.2 recipe)
+_DRAIN: Final = 30.0  # until the last answer of a rate has come
+_CLIMB: Final = 2  # rates beyond the listed ones until the knee is found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One command. `run` names the server it belongs to; `about` is how long it may take, in seconds."""
+
+    id: str
+    stage: str
+    run: str
+    argv: tuple[str, ...]
+    about: float
+    output: Path | None = None  # of a measurement, which goes on where it was cut
+
+
+@dataclass(frozen=True, kw_only=True)
+class Itinerary:
+    """Every step in order, and a sentence for each that a plan has no use for."""
+
+    steps: tuple[Step, ...]
+    left_out: tuple[str, ...]
+
+
+def plan_steps(published: Published, directory: Path, *, named: str, download_mb_s: float) -> Itinerary:
+    """First what may fail before anything is measured, then one server after the other.
+
+    `named` is what the user called the published figures: a name, or a file.
+    """
+    runs = [(run, load(run.profile).plan) for run in published.reproduce.runs]
+    early = [(stage, run, plan) for stage in _BEFORE for run, plan in runs]
+    steps = list(_prepare([each for each in early if _needless(each[0], each[2]) is None], download_mb_s))
+    for run, plan in runs:
+        steps += _serve(run, plan, directory, published=published, named=named)
+    left_out = (
+        f"no step `{stage}` for `{plan.profile}`: {why}" for stage, _, plan in early if (why := _needless(stage, plan))
+    )
+    return Itinerary(steps=tuple(steps), left_out=tuple(left_out))
+
+
+def _needless(stage: str, plan: Plan) -> str | None:
+    """Why a plan does without a stage; None where it needs it."""
+    if stage == "stage" and plan.model.source.kind == "generated":
+        return "its checkpoint is made on the way up"
+    if stage == "kernels" and not applies_to(plan):
+        return "its server asks aiter for no MXFP4 experts"
+    if stage == "build" and plan.runtime != "docker":
+        return "it runs in no container"
+    return None
+
+
+def _prepare(needed: Sequence[tuple[str, ReproduceRun, Plan]], download_mb_s: float) -> Iterator[Step]:
+    """The steps before the first server; a checkpoint or an image that two of them need is downloaded once."""
+    here: set[str] = set()
+    for stage, run, plan in needed:
+        what, seconds = _download(stage, plan, download_mb_s)
+        command = (*_COMMANDS.get(stage, (stage,)), "--profile", run.profile)
+        yield _step(stage, plan.profile, *command, more=0.0 if what in here else seconds)
+        here.add(what)
+
+
+def _download(stage: str, plan: Plan, download_mb_s: float) -> tuple[str, float]:
+    """What a stage downloads where it is missing, and for how many seconds."""
+    if stage == "stage" and plan.model.source.kind == "hub":
+        return plan.model.source.location, plan.model.weight_bytes / (download_mb_s * 1e6)
+    if stage in {"kernels", "build"} and plan.engine.image:
+        return plan.engine.image, _PULL
+    return "", 0.0
+
+
+def _serve(run: ReproduceRun, plan: Plan, directory: Path, *, published: Published, named: str) -> Iterator[Step]:
+    name = plan.profile
+    loading = plan.model.weight_bytes / _LOAD
+    yield _step("up", name, "up", "--profile", run.profile, "--name", name, more=loading)
+    yield _step("smoke", name, "smoke", name)
+    for workload in run.workloads:
+        output = directory / name / workload_name(workload)
+        yield Step(
+            id=f"{name}/bench/{workload}",
+            stage="bench",
+            run=name,
+            argv=("bench", name, "--workload", workload, "--output", str(output)),
+            about=bench_seconds(load_workload(workload), tok_s=published.single_stream.output_tok_s),
+            output=output,
+        )
+    yield _step("report", name, "report", str(directory), "--published", named)
+    yield _step("down", name, "down", name)
+
+
+def _step(stage: str, run: str, *argv: str, more: float = 0.0) -> Step:
+    """A stage of one server; `more` is what it may take beyond its usual time, in seconds."""
+    return Step(id=f"{run}/{stage}", stage=stage, run=run, argv=argv, about=_ABOUT[stage] + more)
+
+
+def bench_seconds(workload: Workload, *, tok_s: float) -> float:
+    """How long a workload takes: arrivals at each rate and a drain, or one answer after the other at `tok_s`."""
+    if workload.load == "closed":
+        return workload.requests * workload.output_tokens / tok_s / (workload.concurrency or 1)
+    rates = list(workload.rates_rps)
+    if workload.climb is not None:
+        rates += [rates[-1] + workload.climb.step_rps * (step + 1) for step in range(_CLIMB)]
+    return sum(workload.requests_at(rate) / rate + _DRAIN for rate in rates)
+
+
+class State:
+    """Which steps are done, in a file that is replaced whole."""
+
+    def __init__(self, file: Path, steps: Sequence[Step]) -> None:
+        """Read `file`, or begin anew. Raises UsageError for a state of other steps, or one that cannot be read."""
+        self._file = file
+        self._digest = hashlib.sha256(json.dumps([(step.id, step.argv) for step in steps]).encode()).hexdigest()
+        self.done: dict[str, str] = self._read()
+
+    def finish(self, step: Step, now: dt.datetime) -> None:
+        """Note that a step is done."""
+        self.done[step.id] = now.isoformat(timespec="seconds")
+        write_whole(self._file, json.dumps({"steps": self._digest, "done": self.done}, indent=2) + "\n")
+
+    def _read(self) -> dict[str, str]:
+        if not self._file.exists():
+            return {}
+        try:
+            found = json.loads(self._file.read_text(encoding="utf-8"))
+            digest, done = found["steps"], dict(found["done"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise UsageError(
+                f"cannot read the state: {error}", where=str(self._file), hint="use another --output"
+            ) from error
+        if digest != self._digest:
+            hint = "go on with the options of then, or use another --output"
+            raise UsageError("this directory was begun with other steps", where=str(self._file), hint=hint)
+        return done
+
+
+def still_to_do(steps: Sequence[Step], done: Mapping[str, str]) -> tuple[Step, ...]:
+    """The steps that remain; an `up` that is done comes again while its server has something left to do."""
+    left = [step for step in steps if step.id not in done]
+    needed = {step.run for step in left if step.stage in {"smoke", "bench"}}
+    return tuple(step for step in steps if step in left or (step.stage == "up" and step.run in needed))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hands:
+    """What the steps are done with: `run` runs one command of this tool and returns its exit code."""
+
+    run: Callable[[tuple[str, ...]], int]
+    there: Callable[[str], bool]  # see `may_be_there`
+    now: Callable[[], dt.datetime]
+
+    def take_down(self, server: str) -> int:
+        """Take a server down that may be gone already; the exit code."""
+        return self.run(("down", server)) if self.there(server) else 0
+
+
+def may_be_there(servers: Fleet, name: str) -> bool:
+    """Whether there is a server of that name, or its runtime cannot be asked at the moment."""
+    found = servers.find(name)
+    plan = read_plan(latest_run(servers.home, name))
+    return bool(found) or (plan is not None and plan.runtime in servers.silent)
+
+
+def reproduce(steps: Sequence[Step], state: State, hands: Hands, *, keep: bool) -> None:
+    """Do what remains.
+
+    A server whose step fails, or is interrupted, is taken down unless `keep`. Raises DeployError with that step's code,
+    Interrupted after Ctrl-C.
+    """
+    todo = still_to_do(steps, state.done)
+    for number, step in enumerate(todo, start=1):
+        say(f"[{number}/{len(todo)}] deploy {' '.join(command(step))}")
+        finished = False
+        try:
+            _do(step, hands)
+            finished = True
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted", hint="the same command goes on from here") from error
+        finally:
+            if not finished and not keep and step.stage in {"smoke", "bench", "report"}:
+                hands.take_down(step.run)
+        state.finish(step, hands.now())
+
+
+def _do(step: Step, hands: Hands) -> None:
+    """Run one step. Raises DeployError where its command fails."""
+    argv = command(step)
+    code = hands.take_down(step.run) if step.stage == "down" else hands.run(argv)
+    if code != 0:
+        error = DeployError(
+            f"`deploy {' '.join(argv)}` ended with exit code {code}", hint="the same command goes on from here"
+        )
+        error.exit_code = code
+        raise error
+
+
+def command(step: Step) -> tuple[str, ...]:
+    """The step's command as it is run now: a measurement that was begun is resumed."""
+    begun = step.output is not None and (step.output / RESULT_FILE).exists()
+    return (*step.argv, "--resume") if begun else step.argv

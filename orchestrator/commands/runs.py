@@ -1,0 +1,141 @@
+"""Run directories, and the claim on a name. What runs is asked of the runtimes: nothing here is a database.
+
+::
+
+    runs/<name>/.lock                 held by the command that works on this name; freed by the kernel when it dies
+    runs/<name>/<time>-<digest>/      one start: plan.json, server.sh, image/, server.log, reports
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from orchestrator.core.errors import BenchError, HostError, NameTakenError, UsageError
+from orchestrator.core.files import write_whole
+from orchestrator.core.paths import Home
+from orchestrator.plan import NAME, Plan
+from orchestrator.render.artifacts import ContextFile
+from orchestrator.results.result import RESULT_FILE, Result, from_json
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """One start of a server, on disk."""
+
+    path: Path
+
+    @property
+    def log(self) -> Path:
+        """Where the server's log is kept."""
+        return self.path / "server.log"
+
+    def write(self, files: Iterable[ContextFile]) -> None:
+        """Write rendered files, each whole or not at all."""
+        write_files(self.path, files)
+
+    def read(self, name: str) -> dict[str, object]:
+        """A JSON file of this run; empty where it was never written."""
+        try:
+            data: dict[str, object] = json.loads((self.path / name).read_text())
+        except (OSError, ValueError):
+            return {}
+        return data
+
+    def save(self, name: str, data: object) -> Path:
+        """Write one report as JSON and return its path."""
+        text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+        self.write([ContextFile(path=name, content=text.encode(), executable=False)])
+        return self.path / name
+
+
+def write_files(folder: Path, files: Iterable[ContextFile]) -> None:
+    """Write files below `folder`, each by a rename. Raises HostError where the disk does not take them."""
+    try:
+        for file in files:
+            write_whole(folder / file.path, file.content, mode=0o755 if file.executable else 0o644)
+    except OSError as error:
+        raise HostError(
+            f"cannot write below `{folder}`: {error.strerror}", hint="free disk space, or set DEPLOY_HOME"
+        ) from error
+
+
+@contextlib.contextmanager
+def claim(home: Home, name: str) -> Iterator[None]:
+    """Be the only command that works on `name`.
+
+    Raises NameTakenError where another one is, with its pid, and UsageError for what cannot be a name.
+    """
+    if not NAME.match(name):
+        hint = "lower-case letters and digits, with single `.`, `_` or `-` between them, at most 63 characters"
+        raise UsageError(f"a server cannot be called `{name}`", hint=hint)
+    folder = home.runs / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("a+")
+    except OSError as error:
+        raise HostError(f"cannot write below `{home.root}`: {error.strerror}", hint="set DEPLOY_HOME") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise NameTakenError(
+                f"another `deploy` command is working on `{name}` (pid {lock.read().strip() or 'unknown'})",
+                hint=f"wait for it, or take another name with `--name`; `deploy status {name}` shows what runs",
+            ) from error
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def open_run(home: Home, name: str, plan: Plan) -> RunDir:
+    """A fresh run directory, its own even where two starts meet in one second."""
+    first = home.runs / name / f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{plan.digest[:8]}"
+    path, attempt = first, 1
+    while True:
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            attempt += 1
+            path = first.with_name(f"{first.name}-{attempt}")
+        else:
+            return RunDir(path)
+
+
+def latest_run(home: Home, name: str) -> RunDir | None:
+    """The newest run directory of a name, None where there is none."""
+    if not NAME.match(name):  # a path, perhaps
+        return None
+    runs = sorted(path for path in (home.runs / name).glob("*-*") if path.is_dir())
+    return RunDir(runs[-1]) if runs else None
+
+
+def known_names(home: Home) -> tuple[str, ...]:
+    """Every name that has a run directory."""
+    return tuple(sorted(path.name for path in home.runs.glob("*") if path.is_dir()))
+
+
+def read_plan(run: RunDir | None) -> Plan | None:
+    """The plan of a run; None where there is none, or one of another version of this tool."""
+    if run is None:
+        return None
+    try:
+        return Plan.from_json((run.path / "plan.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def load_result(path: Path) -> Result:
+    """A measurement, from its file or the directory that holds it. Raises BenchError for one that cannot be read."""
+    file = path / RESULT_FILE if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"cannot read the result: {error.strerror}", where=str(file)) from error
+    return from_json(text, where=str(file))

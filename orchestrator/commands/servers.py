@@ -1,0 +1,74 @@
+"""The servers that exist, over every runtime."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from orchestrator.core.errors import HostError, StartError, UsageError
+from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.paths import Home
+from orchestrator.core.secret import Secret
+from orchestrator.runtimes import REGISTRY
+from orchestrator.runtimes.base import Handle, Runtime
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The runtimes of this machine, or of a far one."""
+
+    home: Home
+    runtimes: Mapping[str, Runtime]
+    silent: dict[str, str] = field(default_factory=dict)  # runtimes that could not be asked, and why
+
+    def find(self, name: str | None = None) -> tuple[Handle, ...]:
+        """Every server (of that name), sorted by name. What could not be asked is noted in `silent`."""
+        return tuple(sorted(self._find(name), key=lambda handle: handle.name))
+
+    def one(self, name: str) -> Handle:
+        """The server of that name.
+
+        Raises StartError with the nearest name there is, HostError where a runtime that may know it does not answer.
+        """
+        if found := self.find(name):
+            return found[0]
+        names = [handle.name for handle in self.find()]
+        near = did_you_mean(name, names)
+        if self.silent:
+            unasked = "; ".join(f"{kind} could not be asked: {why}" for kind, why in self.silent.items())
+            raise HostError(f"no server `{name}` was found, and {unasked}", hint=near)
+        raise StartError(
+            f"there is no server `{name}`",
+            hint=near or "`deploy status` lists what runs, `deploy up --profile PROFILE` starts a server",
+        )
+
+    def runtime(self, handle: Handle) -> Runtime:
+        """The runtime that started it."""
+        return self.runtimes[handle.runtime]
+
+    def _find(self, name: str | None) -> Iterator[Handle]:
+        for kind, runtime in self.runtimes.items():
+            try:
+                yield from runtime.find(name)
+            except HostError as error:  # without a Docker daemon, processes are still listed
+                self.silent[kind] = error.message
+
+
+@contextmanager
+def fleet(home: Home, host: str | None = None) -> Iterator[Fleet]:
+    """The runtimes, closed at the end. `host` is a Docker host such as `ssh://user@node`."""
+    runtimes = {kind: open_runtime(home, host) for kind, open_runtime in REGISTRY.items()}
+    try:
+        yield Fleet(home, runtimes)
+    finally:
+        for runtime in runtimes.values():
+            runtime.close()
+
+
+def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Secret | None:
+    """The API key that stands in the variable a plan names. Raises UsageError where it is not set."""
+    if variable is None:
+        return None
+    if value := environ.get(variable):
+        return Secret(value)
+    raise UsageError(f"`{variable}` is not set; the plan says that it holds the API key", hint=f"export {variable}=…")

@@ -1,0 +1,79 @@
+"""`deploy status`: what runs, as the runtimes and the servers themselves tell it."""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+from orchestrator.commands.servers import Fleet
+from orchestrator.core.console import table
+from orchestrator.runtimes.base import Handle, Status
+
+_ASKED_AT_ONCE = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerStatus:
+    """One server. `health` is `healthy`, `unhealthy`, or empty where it was not asked to generate a token."""
+
+    name: str
+    profile: str
+    runtime: str
+    status: str
+    health: str
+    url: str
+    plan: str  # digest
+    started_at: str | None
+    restarts: int
+    exit_code: int | None
+    detail: str
+    run_dir: str
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        return asdict(self)
+
+
+def statuses(servers: Fleet, name: str | None, *, ask: bool) -> tuple[ServerStatus, ...]:
+    """The servers (of that name); with `ask` each running one is asked for its health, which takes about a second."""
+    handles = servers.find(name)
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+        return tuple(pool.map(lambda handle: _status(servers, handle, ask=ask), handles))
+
+
+def status_table(found: Iterable[ServerStatus]) -> str:
+    """The servers for people."""
+    rows = [
+        (server.name, server.profile, server.runtime, _state(server), server.health, server.url, server.plan[:12])
+        for server in found
+    ]
+    return table(("name", "profile", "runtime", "status", "health", "url", "plan"), rows)
+
+
+def _status(servers: Fleet, handle: Handle, *, ask: bool) -> ServerStatus:
+    state = servers.runtime(handle).state(handle)
+    health = _health(handle) if ask and state.status is Status.RUNNING else ""
+    return ServerStatus(
+        name=handle.name,
+        profile=handle.profile,
+        runtime=handle.runtime,
+        status=state.status,
+        health=health,
+        url=handle.url,
+        plan=handle.plan_digest,
+        started_at=state.started_at,
+        restarts=state.restarts,
+        exit_code=state.exit_code,
+        detail=state.detail,
+        run_dir=handle.run_dir,
+    )
+
+
+def _health(handle: Handle) -> str:
+    from orchestrator.commands.proof import answers  # noqa: PLC0415 - an HTTP client takes 0.2 s to import
+
+    return "healthy" if answers(handle) else "unhealthy"
+
+
+def _state(server: ServerStatus) -> str:
+    text = server.status if server.exit_code is None else f"{server.status} ({server.exit_code})"
+    return text + (f", restarted {server.restarts}x" if server.restarts else "")

@@ -1,0 +1,105 @@
+"""What people read (stderr) and what programs read (stdout). Understandable without colour; `NO_COLOR` is honoured."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+from orchestrator.core.errors import DeployError, Problem
+from orchestrator.core.secret import redact
+
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+def styled(text: str, style: str, stream: TextIO | None = None) -> str:
+    """`text` in a colour where the stream is a terminal that wants one."""
+    stream = stream or sys.stderr
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
+        return text
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+
+
+def say(text: str = "") -> None:
+    """A line for people."""
+    sys.stderr.write(redact(text) + "\n")
+    sys.stderr.flush()
+
+
+def out(text: str) -> None:
+    """Text for programs (or a pager): as it is, with a newline at the end."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    sys.stdout.flush()
+
+
+def out_json(data: object) -> None:
+    """A JSON document for programs."""
+    out(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def note(text: str) -> None:
+    """Something worth knowing."""
+    say(f"{styled('note:', 'cyan')} {text}")
+
+
+def warn(text: str, *, hint: str = "") -> None:
+    """Something that is not as it should be and does not stop us."""
+    say(f"{styled('warning:', 'yellow')} {text}")
+    if hint:
+        say(f"{styled('hint:', 'cyan')} {hint}")
+
+
+def show_error(error: DeployError) -> None:
+    """An error with its place, details, every problem, and the next command."""
+    say(f"{styled('error:', 'red')} {error.message}")
+    _show_place(Problem(error.message, error.where, ""))
+    for problem in error.problems:
+        say(f"  {styled('-', 'red')} {problem.message}")
+        _show_place(problem, indent="    ")
+    if error.details:
+        say(error.details.rstrip("\n"))
+    if error.hint:
+        say(f"{styled('hint:', 'cyan')} {error.hint}")
+
+
+def _show_place(problem: Problem, indent: str = "  ") -> None:
+    if problem.where:
+        say(f"{indent}{styled('-->', 'cyan')} {problem.where}")
+    if problem.hint:
+        say(f"{indent}{styled('hint:', 'cyan')} {problem.hint}")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A plain-text table, columns padded to their widest cell, no trailing spaces."""
+    lines = [tuple(header), *(tuple(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+class Progress:
+    """One live line on a terminal, plain lines (one a change) elsewhere."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """Write to `stream`, by default stderr."""
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._shown = ""
+
+    def update(self, text: str, *, transient: str = "") -> None:
+        """Show `text`; `transient` (a clock, a rate) is appended on a terminal and left out of plain lines."""
+        if self._live:
+            line = redact(f"{text}  {transient}".rstrip())
+            self._stream.write(f"\r\x1b[2K{line}")
+        elif text != self._shown:
+            self._stream.write(redact(text) + "\n")
+        self._shown = text
+        self._stream.flush()
+
+    def done(self) -> None:
+        """Leave the last state standing and go to the next line."""
+        if self._live and self._shown:
+            self._stream.write("\n")
+            self._stream.flush()
+        self._shown = ""

@@ -1,0 +1,12 @@
+"""Who stands behind a value of a profile, a patch or a plan."""
+
+from enum import StrEnum
+
+
+class Origin(StrEnum):
+    """Who stands behind a value."""
+
+    PUBLISHED = "published"
+    RECIPE = "recipe"
+    INFERRED = "inferred"
+    USER = "user"

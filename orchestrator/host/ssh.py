@@ -1,0 +1,146 @@
+"""One ssh connection to a far host: the Docker daemon's socket, the server's port and short commands go through it.
+
+The ssh program does the work, so the user's own configuration, agent and jump hosts apply. The connection ends with
+this process, however that ends: the far side runs `cat`, which leaves when our end of the pipe is closed.
+"""
+
+import shutil
+import socket
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.shell import Result, quote, run
+
+_READY: Final = "deploy-home="
+_FAR_COMMAND: Final = (
+    f'printf "{_READY}%s\\n" "${{DEPLOY_HOME:-${{XDG_DATA_HOME:-$HOME/.local/share}}/deploy}}"; exec cat'
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FarHost:
+    """`ssh://[user@]host[:port][/socket]`, read as the docker command reads it."""
+
+    address: str  # what ssh is given: [user@]host
+    port: int | None
+    socket: str  # of the Docker daemon there
+
+    @classmethod
+    def parse(cls, url: str) -> "FarHost":
+        """Raises UsageError for what is not such a URL."""
+        parts = urlsplit(url)
+        if parts.password is not None:
+            raise UsageError("a Docker host's URL holds a password", hint="let ssh use a key or an agent")
+        user = f"{parts.username}@" if parts.username else ""
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise UsageError(f"`{url}` is not a far host", hint=f"{error}") from error
+        if not parts.hostname:
+            raise UsageError(f"`{url}` is not a far host", hint="write ssh://[user@]host[:port]")
+        return cls(address=user + parts.hostname, port=port, socket=parts.path or "/var/run/docker.sock")
+
+
+class Tunnel:
+    """An open connection to a far host."""
+
+    def __init__(self, process: "subprocess.Popen[str]", *, far: FarHost, folder: Path, home: str) -> None:
+        self.docker_url = f"unix://{folder / 'docker.sock'}"
+        self.home = home  # the tool's home directory there
+        self._far = far
+        self._folder = folder
+        self._ports: dict[int, int] = {}
+        self.close = weakref.finalize(self, _close, process, folder)
+
+    @classmethod
+    def open(cls, far: FarHost) -> "Tunnel":
+        """Connect. Raises HostError with what ssh said."""
+        folder = Path(tempfile.mkdtemp(prefix="deploy-ssh-"))
+        argv = _ssh(far, folder, "-M", "-L", f"{folder / 'docker.sock'}:{far.socket}")
+        try:
+            with (folder / "stderr").open("w") as stderr:
+                process = subprocess.Popen(
+                    [*argv, _FAR_COMMAND],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    text=True,
+                    start_new_session=True,  # Ctrl-C is ours to answer: the tunnel is still needed for the clean-up
+                )
+        except FileNotFoundError as error:
+            shutil.rmtree(folder)
+            raise HostError("there is no `ssh` on this machine", hint="install the OpenSSH client") from error
+        home = _await_ready(process)
+        if home is None:
+            said = (folder / "stderr").read_text().strip()
+            _close(process, folder)
+            raise HostError(
+                f"`{far.address}` cannot be reached by ssh",
+                hint=f"`ssh {far.address} true` has to work without a question: key, agent, known host",
+                details=f"  {said}",
+            )
+        return cls(process, far=far, folder=folder, home=home)
+
+    def forward(self, port: int) -> int:
+        """The local port that leads to 127.0.0.1:`port` there, opened at the first call."""
+        if port not in self._ports:
+            local = _free_port()
+            result = self._ask("-O", "forward", "-L", f"127.0.0.1:{local}:127.0.0.1:{port}")
+            if not result.ok:
+                raise HostError(
+                    f"no tunnel to port {port} of `{self._far.address}`", details=f"  {result.stderr.strip()}"
+                )
+            self._ports[port] = local
+        return self._ports[port]
+
+    def run(self, argv: Sequence[str]) -> Result:
+        """Run a short program there."""
+        return self._ask(command=quote(argv))
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file there whole or not at all, making its directory."""
+        script = 'mkdir -p "$(dirname "$1")" && cat >"$1.new" && mv "$1.new" "$1"'
+        result = self._ask(command=quote(["sh", "-c", script, "sh", path]), stdin=text)
+        if not result.ok:
+            raise HostError(f"`{path}` cannot be written on `{self._far.address}`", details=f"  {result.stderr}")
+
+    def _ask(self, *options: str, command: str = "", stdin: str | None = None) -> Result:
+        argv = _ssh(self._far, self._folder, *options)
+        return run([*argv, command] if command else argv, stdin=stdin, timeout=60)
+
+
+def _ssh(far: FarHost, folder: Path, *options: str) -> list[str]:
+    port = ["-p", str(far.port)] if far.port is not None else []
+    settings = ("BatchMode=yes", "ExitOnForwardFailure=yes", "ControlPersist=no", "RequestTTY=no", "ConnectTimeout=20")
+    fixed = [word for setting in settings for word in ("-o", setting)]
+    return ["ssh", *fixed, "-S", str(folder / "control"), *port, *options, "--", far.address]
+
+
+def _await_ready(process: "subprocess.Popen[str]") -> str | None:
+    """The far home directory once the connection stands, None where ssh gave up; banners of login scripts pass by."""
+    for line in process.stdout or ():
+        if line.startswith(_READY):
+            return line.removeprefix(_READY).rstrip("\n")
+    return None
+
+
+def _close(process: "subprocess.Popen[str]", folder: Path) -> None:
+    process.terminate()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,126 @@
+"""The tables inside an image, read without running it: a container is created, copied from and removed."""
+
+import io
+import re
+import tarfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import docker
+from docker.errors import DockerException, ImageNotFound, NotFound
+from docker.models.containers import Container
+
+from orchestrator.core.errors import HostError, KernelsError, Problem
+from orchestrator.kernels.disk.files import refuse
+from orchestrator.kernels.rows import Row, RowOrigin, read_rows
+
+_CONFIGS = "aiter/configs"  # below aiter's sources; tuned_fmoe.csv and model_configs/*tuned_fmoe*.csv (jit/core.py)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTables:
+    """What an image ships: its own rows in aiter's order, the digest it is known by, the commit of its aiter."""
+
+    rows: tuple[Row, ...]
+    files: int
+    digest: str
+    aiter_commit: str | None  # None where the image keeps no git directory
+
+
+def read_image(image: str, aiter_dir: str, client: docker.DockerClient | None = None) -> ImageTables:
+    """The tables of `image`, whose aiter sources lie at `aiter_dir`.
+
+    Raises HostError without a Docker engine, KernelsError for an image that is not there or holds no such tables.
+    """
+    with _engine(image, client) as engine, _created(engine, image) as container:
+        files = dict(_csv_files(container, f"{aiter_dir}/{_CONFIGS}"))
+        commit = _commit(container, aiter_dir)
+        digest = _image_digest(engine, image)
+    if not files:
+        raise KernelsError(f"`{image}` has no tuned fused-MoE table below `{aiter_dir}/{_CONFIGS}`")
+    return ImageTables(rows=tuple(_rows(files)), files=len(files), digest=digest, aiter_commit=commit)
+
+
+def read_digest(image: str, client: docker.DockerClient | None = None) -> str:
+    """The digest `image` is known by. Raises as read_image does."""
+    with _engine(image, client) as engine:
+        return _image_digest(engine, image)
+
+
+@contextmanager
+def _engine(image: str, client: docker.DockerClient | None) -> Iterator[docker.DockerClient]:
+    try:
+        yield client or docker.from_env()
+    except ImageNotFound as error:
+        raise KernelsError(
+            f"there is no image `{image}` here",
+            hint=f"`docker pull {image}`, or give copies of its tables with `--table`",
+        ) from error
+    except DockerException as error:
+        raise HostError(f"the Docker engine does not answer: {error}", hint="docker info") from error
+
+
+@contextmanager
+def _created(client: docker.DockerClient, image: str) -> Iterator[Container]:
+    container = client.containers.create(image, command=["true"])
+    try:
+        yield container
+    finally:
+        container.remove(force=True)
+
+
+def _csv_files(container: Container, folder: str) -> Iterator[tuple[str, str]]:
+    """The tables that aiter reads without `AITER_CONFIG_FMOE`, as (path, text), the general one first."""
+    found = {}
+    for name, content in _archive(container, folder):
+        path = PurePosixPath(name)
+        if _is_read_by_aiter(path):
+            found[path] = content.decode(errors="replace")
+    for path in sorted(found, key=lambda path: (len(path.parts), path)):
+        yield str(path), found[path]
+
+
+def _is_read_by_aiter(path: PurePosixPath) -> bool:
+    if path.parent.name == "model_configs":
+        return path.match("*tuned_fmoe*.csv") and "untuned" not in path.name
+    return path.name == "tuned_fmoe.csv"
+
+
+def _rows(files: dict[str, str]) -> Iterable[Row]:
+    problems: list[Problem] = []
+    rows = [
+        row
+        for name, text in files.items()
+        for row in read_rows(io.StringIO(text, newline=""), name=name, origin=RowOrigin.IMAGE, problems=problems)
+    ]
+    refuse(problems)
+    return rows
+
+
+def _commit(container: Container, aiter_dir: str) -> str | None:
+    """The commit the sources stand at; images check one out, so HEAD holds it itself."""
+    for _, content in _archive(container, f"{aiter_dir}/.git/HEAD"):
+        if match := _COMMIT.fullmatch(content.decode(errors="replace").strip()):
+            return match[0]
+    return None
+
+
+def _archive(container: Container, path: str) -> Iterator[tuple[str, bytes]]:
+    try:
+        stream, _ = container.get_archive(path)
+    except NotFound:
+        return
+    with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as archive:
+        for member in archive:
+            if file := archive.extractfile(member):
+                yield member.name, file.read()
+
+
+def _image_digest(client: docker.DockerClient, image: str) -> str:
+    """The registry's digest where the image came from one, else the engine's own id."""
+    attributes = client.images.get(image).attrs
+    pulled = attributes.get("RepoDigests") or []
+    return str(pulled[0]).partition("@")[2] if pulled else str(attributes["Id"])

@@ -1,0 +1,77 @@
+"""What the tool keeps of tables: measured rows by aiter commit, and the tables built from them.
+
+::
+
+    kernels/upstream/<commit>-<file>          the pinned upstream table, by checksum
+    kernels/<aiter commit>/measured.csv       rows measured by aiter's tuner at that commit
+    kernels/<aiter commit>/measured.origins.csv   for each, the host, the image's digest, the commit, the date
+    kernels/<aiter commit>/<profile>.csv      the table a server gets
+    kernels/<aiter commit>/<profile>.origins.csv  for each of its rows, where it comes from
+    kernels/<aiter commit>/tuning/<profile>/  the tuner's input, output and log
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.core.files import write_whole
+from orchestrator.core.paths import Home
+from orchestrator.kernels.disk.files import companion, read_tables
+from orchestrator.kernels.rows import Row, RowOrigin, merge, write_origins, write_table
+from orchestrator.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Under what a row was measured; `date` is ISO 8601, UTC."""
+
+    host: str
+    image: str  # digest, or the engine's id of a local image
+    aiter_commit: str
+    date: str
+
+    def __str__(self) -> str:
+        return f"host {self.host}, image {self.image}, aiter {self.aiter_commit}, {self.date}"
+
+
+@dataclass(frozen=True)
+class Store:
+    """The folder of one aiter commit."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, home: Home, plan: Plan) -> "Store":
+        """The store for the aiter that the plan's image pins."""
+        return cls(home.kernels / (plan.engine.aiter_commit or "unknown")[:12])
+
+    def table(self, plan: Plan) -> Path:
+        """Where the table of a plan's profile lies once it is built."""
+        return self.folder / f"{plan.profile}.csv"
+
+    def tuning(self, plan: Plan) -> Path:
+        """Where the tuner works for a plan's profile."""
+        return self.folder / "tuning" / plan.profile
+
+    def measured(self) -> list[Row]:
+        """The rows measured so far, each with its provenance as its place."""
+        path = self.folder / "measured.csv"
+        return read_tables([path], origin=RowOrigin.MEASURED) if path.is_file() else []
+
+    def add(self, rows: Iterable[Row], provenance: Provenance) -> None:
+        """Keep newly measured rows; one of an equal key replaces the older only where it is faster."""
+        new = [replace(row, origin=RowOrigin.MEASURED, where=str(provenance)) for row in rows]
+        both = [*self.measured(), *new]
+        gpus = dict.fromkeys((row.key.gfx, row.key.cu_num) for row in both)
+        merged = [row for gfx, cu_num in gpus for row in merge(both, gfx=gfx, cu_num=cu_num).rows]
+        self._write(self.folder / "measured.csv", merged)
+
+    def write(self, plan: Plan, rows: Sequence[Row]) -> Path:
+        """Write the plan's table with its companion of origins, and return the table's path."""
+        path = self.table(plan)
+        self._write(path, rows)
+        return path
+
+    def _write(self, path: Path, rows: Sequence[Row]) -> None:
+        write_whole(companion(path), write_origins(rows))
+        write_whole(path, write_table(rows))

@@ -1,0 +1,81 @@
+"""The pinned upstream table: downloaded once, kept by its checksum, never committed to this repository."""
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+
+from orchestrator.core.errors import KernelsError
+from orchestrator.core.files import write_whole
+from orchestrator.kernels.disk.pins import Upstream
+
+
+def upstream_table(
+    pin: Upstream,
+    folder: Path,
+    *,
+    transport: httpx.BaseTransport | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Path:
+    """The path of the table below `folder`, downloaded where it is not there yet.
+
+    Asks again, after 1 s and 2 s, where the network or the host fails for the moment. Raises KernelsError where the
+    network or the checksum says no; nothing is left behind then.
+    """
+    path = folder / f"{pin.commit[:12]}-{Path(pin.path).name}"
+    if path.is_file() and _digest(path.read_bytes()) == pin.sha256:
+        return path
+    content = _download(pin, path, _Asking(transport, sleep))
+    if (digest := _digest(content)) != pin.sha256:
+        raise KernelsError(
+            f"the table at aiter {pin.commit[:12]} has checksum {digest[:16]}…, pinned is {pin.sha256[:16]}…",
+            where=pin.address,
+            hint="a proxy may have answered in its place; look at what that address returns",
+        )
+    return write_whole(path, content)
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """How the download reaches its host, and how it waits."""
+
+    transport: httpx.BaseTransport | None
+    sleep: Callable[[float], None]
+
+
+def _download(pin: Upstream, path: Path, asking: _Asking) -> bytes:
+    again = Retrying(
+        retry=retry_if_exception(_passes),
+        stop=stop_after_attempt(3),
+        wait=wait_exponential(),
+        sleep=asking.sleep,
+        reraise=True,
+    )
+    try:
+        return again(_get, pin.address, asking.transport)
+    except httpx.HTTPError as error:
+        raise KernelsError(
+            f"aiter's table cannot be downloaded: {error}",
+            where=pin.address,
+            hint=f"on a machine without internet put the file at `{path}`, or go without it: `--no-upstream`",
+        ) from error
+
+
+def _get(address: str, transport: httpx.BaseTransport | None) -> bytes:
+    with httpx.Client(transport=transport, follow_redirects=True, timeout=60) as client:
+        return client.get(address).raise_for_status().content
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether another try may find what this one did not: not after an answer that blames the request."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.is_server_error
+    return isinstance(error, httpx.TransportError)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,93 @@
+"""Run a program that may never end: with an outer time limit, and with a short one once its work is done."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from orchestrator.core.errors import HostError
+
+
+class Ending(StrEnum):
+    """How a watched program ended."""
+
+    EXITED = "exited"
+    TIME_LIMIT = "stopped at the time limit"
+    HUNG = "stopped: it had finished its work and did not exit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """The end of a watched program; `code` is None where it was stopped."""
+
+    ending: Ending
+    code: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Seconds: in all, between the last result and the exit, between two looks, between SIGTERM and SIGKILL."""
+
+    total: float
+    shutdown: float
+    look: float
+    term: float
+
+
+class Runner(Protocol):
+    """How the tuner is run; a test puts another in its place."""
+
+    def __call__(self, argv: Sequence[str], *, log: Path, limits: Limits, finished: Callable[[], bool]) -> Ended:
+        """Run `argv` to its end or its limits, its output appended to `log`; `finished` says its work is done."""
+
+
+def watch(argv: Sequence[str], *, log: Path, limits: Limits, finished: Callable[[], bool]) -> Ended:
+    """The Runner that starts a process. Nothing of it is left, however this function is left.
+
+    Raises HostError where there is no such program.
+    """
+    try:
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                list(argv), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+    except FileNotFoundError as error:
+        raise HostError(f"`{argv[0]}` is not on the PATH") from error
+    try:
+        return _wait(process, limits, finished)
+    finally:
+        _end(process, limits.term)
+
+
+def _wait(process: "subprocess.Popen[bytes]", limits: Limits, finished: Callable[[], bool]) -> Ended:
+    started = time.monotonic()
+    done_since: float | None = None
+    while True:
+        try:
+            return Ended(ending=Ending.EXITED, code=process.wait(timeout=limits.look))
+        except subprocess.TimeoutExpired:
+            now = time.monotonic()
+        if done_since is None and finished():
+            done_since = now
+        if done_since is not None and now - done_since >= limits.shutdown:
+            return Ended(ending=Ending.HUNG, code=None)
+        if now - started >= limits.total:
+            return Ended(ending=Ending.TIME_LIMIT, code=None)
+
+
+def _end(process: "subprocess.Popen[bytes]", grace: float) -> None:
+    """End the whole process group: the tuner has one worker a GPU."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(timeout=grace)
+        except ProcessLookupError:
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()

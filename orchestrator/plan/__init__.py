@@ -1,0 +1,39 @@
+"""The plan: everything that has been decided about one server, the rules it was decided by, and what carries it out."""
+
+from orchestrator.core.origin import Origin
+from orchestrator.plan.plan import (
+    NAME,
+    ContainerNeeds,
+    Engine,
+    EnvVar,
+    Flag,
+    Hardware,
+    Layout,
+    Model,
+    ModelSource,
+    Moe,
+    PatchUse,
+    Plan,
+    Server,
+    Ulimit,
+    Waiting,
+)
+
+__all__ = [
+    "ContainerNeeds",
+    "Engine",
+    "EnvVar",
+    "Flag",
+    "Hardware",
+    "Layout",
+    "Model",
+    "ModelSource",
+    "Moe",
+    "NAME",
+    "Origin",
+    "PatchUse",
+    "Plan",
+    "Server",
+    "Ulimit",
+    "Waiting",
+]

@@ -1,0 +1,93 @@
+"""Layouts that are reported broken: data (profiles/known-bad.yaml), matched against a plan."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatch
+
+from packaging.specifiers import SpecifierSet
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.core.document import Document
+from orchestrator.core.errors import Problem, ProfileError
+from orchestrator.core.validation import faults_in
+from orchestrator.patches.schema import VersionRange
+from orchestrator.plan.plan import Plan
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class When(_Strict):
+    """What a plan must show; what is left out is no condition, and all that is given must hold."""
+
+    engine: VersionRange | None = Field(default=None, description="PEP 440 range of sglang versions")
+    platforms: tuple[str, ...] = ()
+    archs: tuple[str, ...] = Field(default=(), description="gfx950, sm100")
+    models: tuple[str, ...] = Field(default=(), description="shell patterns of model names")
+    quantisations: tuple[str, ...] = Field(default=(), description="shell patterns")
+    image_before: int | None = Field(default=None, description="YYYYMMDD at the end of the image's tag, exclusive")
+    dp_attention: bool | None = None
+    flags: Mapping[str, str] = Field(default={}, description="flag -> shell pattern of its value, `*` for any")
+    env_not: Mapping[str, str] = Field(default={}, description="variable -> the value that makes it good")
+
+
+class KnownBad(_Strict):
+    """One report: what breaks, where it was reported, what to do instead."""
+
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    what: str = Field(description="what happens, as a user sees it")
+    source: str = Field(description="repository and number, or the public file that says so")
+    instead: str = Field(description="what to do instead")
+    when: When
+
+
+class _Reports(_Strict):
+    known_bad: tuple[KnownBad, ...]
+
+
+def parse_known_bad(document: Document) -> tuple[KnownBad, ...]:
+    """The reports in a document, `{known_bad: [...]}`. Raises ProfileError with every fault at its line."""
+    try:
+        return _Reports.model_validate(document.data).known_bad
+    except ValidationError as error:
+        problems = faults_in(error, document.place)
+        raise ProfileError(f"`{document.name}` is not a list of known-bad layouts", problems=problems) from error
+
+
+def known_bad(entries: Sequence[KnownBad], plan: Plan, *, accepted: Collection[str] = ()) -> tuple[Problem, ...]:
+    """What is reported broken about a plan, save the reports whose id the user accepts."""
+    return tuple(
+        Problem(
+            f"this layout is reported broken: {entry.what} ({entry.source})",
+            hint=f"{entry.instead}; if you know better: `--set accept_known_bad=[{entry.id}]`",
+        )
+        for entry in entries
+        if entry.id not in accepted and matches(entry.when, plan)
+    )
+
+
+def matches(when: When, plan: Plan) -> bool:
+    """Whether every condition that is given holds for the plan."""
+    engine, values = plan.engine, {variable.name: variable.value for variable in plan.env}
+    return (
+        SpecifierSet(when.engine or "").contains(engine.version, prereleases=True)
+        and (not when.platforms or engine.platform in when.platforms)
+        and (not when.archs or plan.hardware.arch in when.archs)
+        and _any(when.models, plan.model.name)
+        and _any(when.quantisations, plan.model.quantisation)
+        and (when.image_before is None or 0 < image_date(engine.image) < when.image_before)
+        and (when.dp_attention is None or when.dp_attention == plan.layout.dp_attention)
+        and all((value := plan.flag(name)) is not None and fnmatch(value, good) for name, good in when.flags.items())
+        and all(values.get(name, "").lower() != good.lower() for name, good in when.env_not.items())
+    )
+
+
+def image_date(image: str | None) -> int:
+    """The YYYYMMDD at the end of a dated image's tag, 0 where there is none."""
+    date = re.search(r"-(20\d{6})$", image or "")
+    return int(date[1]) if date else 0
+
+
+def _any(patterns: Collection[str], value: str) -> bool:
+    return not patterns or any(fnmatch(value, pattern) for pattern in patterns)

@@ -1,0 +1,65 @@
+"""Which patches a plan carries. Here versions decide; inside the image its content does (images/apply_patches.py)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from packaging.specifiers import SpecifierSet
+
+from orchestrator.patches.schema import AddedFile, Applies, Environment, Patch
+from orchestrator.plan.plan import EnvVar, PatchUse
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchFacts:
+    """What is known of a server before any source is read."""
+
+    engine_version: str
+    platform: str  # rocm | cuda | cpu
+    quantisation: str
+    mtp_layer: int | None
+    speculative_steps: int | None  # None without speculative decoding
+    inputs: Mapping[str, str]  # files a user gave, name -> sha256 in hex
+
+
+def select(ledger: Sequence[Patch], facts: PatchFacts) -> tuple[PatchUse, ...]:
+    """The patches these facts call for, sorted by id, each with the reason."""
+    chosen = [patch for patch in ledger if _applies(patch.applies, facts)]
+    return tuple(_use(patch, facts) for patch in sorted(chosen, key=lambda patch: patch.id))
+
+
+def environment(ledger: Sequence[Patch], uses: Sequence[PatchUse]) -> tuple[EnvVar, ...]:
+    """The variables that patches of kind environment set, and those of a file patch whose file was given."""
+    by_id = {patch.id: patch.apply for patch in ledger}
+    found: list[EnvVar] = []
+    for use in uses:
+        apply = by_id[use.id]
+        if isinstance(apply, Environment) or (isinstance(apply, AddedFile) and use.input_sha256 is not None):
+            found += [EnvVar(name=v.name, value=v.value, origin=v.origin, source=v.source) for v in apply.env]
+    return tuple(sorted(found, key=lambda variable: variable.name))
+
+
+def _applies(conditions: Applies, facts: PatchFacts) -> bool:
+    speculative = facts.mtp_layer is not None and facts.speculative_steps is not None
+    return (
+        facts.platform in conditions.platforms
+        and SpecifierSet(conditions.engine or "").contains(facts.engine_version, prereleases=True)
+        and (conditions.quantisation is None or facts.quantisation in conditions.quantisation)
+        and (conditions.mtp is None or conditions.mtp == speculative)
+        and (
+            conditions.min_speculative_steps is None
+            or (facts.speculative_steps or 0) >= conditions.min_speculative_steps
+        )
+    )
+
+
+def _use(patch: Patch, facts: PatchFacts) -> PatchUse:
+    given = facts.inputs.get(patch.apply.input) if isinstance(patch.apply, AddedFile) else None
+    return PatchUse(id=patch.id, kind=patch.apply.kind, reason=_reason(patch, facts, given), input_sha256=given)
+
+
+def _reason(patch: Patch, facts: PatchFacts, given: str | None) -> str:
+    if isinstance(patch.apply, AddedFile) and given is None:
+        return f"no `{patch.apply.input}` is given: {patch.symptom.effect}"
+    if patch.applies.engine is None:
+        return patch.title
+    return f"sglang {facts.engine_version} is in `{patch.applies.engine}` ({patch.upstream.reference})"

@@ -1,0 +1,225 @@
+"""The plan: everything that has been decided about one server, and nothing that has not.
+
+Frozen, without default values: a planner that forgets a decision does not construct. Sizes are bytes, power is watts,
+durations are seconds; sequences are tuples sorted where their order carries no meaning, so equal plans are equal bytes.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.core.origin import Origin
+
+# What a profile and a server may be called: the name stands in image names, container names and paths.
+NAME: Final = re.compile(r"(?=.{1,63}\Z)[a-z0-9]+(?:[._-][a-z0-9]+)*\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """One option of the server: `name` is the long form without dashes, `value` is None for a bare switch."""
+
+    name: str
+    value: str | None
+    origin: Origin
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvVar:
+    """One variable of the server's environment."""
+
+    name: str
+    value: str
+    origin: Origin
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ulimit:
+    """One resource limit of a container, -1 for unlimited."""
+
+    name: str
+    soft: int
+    hard: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerNeeds:
+    """What a container on this hardware has to be given to see its GPUs."""
+
+    devices: tuple[str, ...]
+    all_gpus: bool  # the NVIDIA device request, `docker run --gpus all`
+    groups: tuple[str, ...]
+    ipc: str | None
+    shm_bytes: int | None
+    ulimits: tuple[Ulimit, ...]
+    security_opt: tuple[str, ...]
+    cap_add: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """One node. `arch` is what the compiler calls the GPU (`gfx950`, `sm100`), or the CPU's machine name."""
+
+    name: str
+    vendor: str  # amd | nvidia | cpu
+    arch: str
+    gpus: int
+    compute_units: int  # of one GPU
+    vram_bytes: int  # of one GPU
+    watts: int  # of one GPU
+    container: ContainerNeeds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """Where the checkpoint comes from.
+
+    `kind` is `hub` (location: repository id), `generated` (location: the generator script under images/) or
+    `directory` (location: an absolute path).
+    """
+
+    kind: str
+    location: str
+    revision: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moe:
+    """The shape of the routed experts, for the whole model (not per rank)."""
+
+    hidden_size: int
+    intermediate_size: int
+    routed_experts: int
+    shared_experts: int
+    experts_per_token: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The checkpoint and what the rules need to know of its architecture."""
+
+    name: str
+    served_name: str
+    source: ModelSource
+    weight_bytes: int
+    quantisation: str
+    context_length: int
+    layers: int
+    mtp_layer: int | None  # index of the next-token-prediction layer in the checkpoint
+    gated: bool  # needs a token to download
+    moe: Moe | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """One pinned build of sglang."""
+
+    name: str
+    version: str
+    platform: str  # rocm | cuda | cpu
+    image: str | None  # base image reference, without digest
+    image_digest: str | None  # sha256:..., where one is known
+    template: str  # Dockerfile template under images/, without `.Dockerfile.j2`
+    requirements: str | None  # pinned requirement file under images/, for the process runtime
+    python: str | None  # an interpreter that already has the engine, for the process runtime inside a rented pod
+    source_dir: str  # where the image keeps the package `sglang`
+    aiter_dir: str | None
+    aiter_commit: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How the model is spread. Without dp-attention each of the `dp` replicas has `tp` GPUs of its own."""
+
+    tp: int
+    dp: int
+    ep: int
+    dp_attention: bool
+
+    @property
+    def gpus(self) -> int:
+        """GPUs this layout occupies (sglang 0.5.14, data_parallel_controller.py:271-298)."""
+        return self.tp if self.dp_attention else self.tp * self.dp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """The HTTP side. The API key itself is never part of a plan, only the name of the variable that holds it."""
+
+    host: str
+    port: int
+    allow_public: bool
+    api_key_env: str | None
+
+    @property
+    def url(self) -> str:
+        """The base URL on the machine it runs on: a server that listens everywhere is reached on loopback."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchUse:
+    """One patch this plan carries; `kind` is how it acts (diff, config, environment, file)."""
+
+    id: str
+    kind: str
+    reason: str
+    input_sha256: str | None  # of the file a patch of kind `file` was given; None for others, and where none was given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """When to give up on a start: not on a fixed deadline, but when nothing has moved for `silence` seconds."""
+
+    silence: int
+    grace: int  # seconds a stop waits for running requests to drain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything decided."""
+
+    profile: str
+    description: str
+    runtime: str  # docker | process
+    hardware: Hardware
+    model: Model
+    engine: Engine
+    layout: Layout
+    server: Server
+    flags: tuple[Flag, ...]
+    env: tuple[EnvVar, ...]
+    patches: tuple[PatchUse, ...]
+    waiting: Waiting
+
+    def flag(self, name: str) -> str | None:
+        """The value of an option, `""` for a bare switch, None where the plan does not set it."""
+        for flag in self.flags:
+            if flag.name == name:
+                return flag.value if flag.value is not None else ""
+        return None
+
+    def to_dict(self) -> dict[str, object]:
+        """The plan as plain JSON-able data."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """The plan as text: sorted keys, one value a line, newline at the end."""
+        return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Plan":
+        """Read `to_json` back. Raises ValueError for anything else."""
+        from pydantic import TypeAdapter  # noqa: PLC0415 - 0.1 s, and only what reads plans back needs it
+
+        return TypeAdapter(cls).validate_json(text)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the plan's text, hex: what `up` compares to tell "already up" from "another plan"."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()

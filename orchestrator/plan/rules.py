@@ -1,0 +1,181 @@
+"""Every compatibility rule of a plan. A rule looks at a profile and yields what is wrong; all rules always run."""
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.core.document import KeyPath
+from orchestrator.core.errors import Problem
+from orchestrator.core.nearest import did_you_mean
+from orchestrator.engine.flags import FlagTable, flag_problems
+from orchestrator.patches.schema import Patch
+from orchestrator.profile.compose import Composed
+from orchestrator.profile.schema import Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a rule may look at."""
+
+    profile: Profile
+    composed: Composed
+    table: FlagTable
+    ledger: Sequence[Patch]
+
+    def place(self, *path: str | int) -> str:
+        """`file:line` of a key path."""
+        key: KeyPath = path
+        return self.composed.place(key)
+
+    def number(self, flag: str) -> float | None:
+        """The value of a numeric flag, None where it is not set."""
+        setting = self.profile.flags.get(flag)
+        return float(setting.value) if setting and re.match(r"-?\d+(\.\d+)?\Z", str(setting.value)) else None
+
+
+Rule = Callable[[Case], Iterator[Problem]]
+
+_VENDOR_OF: Final = {"rocm": "amd", "cuda": "nvidia", "cpu": "cpu"}
+# The suffix of a dated ROCm image names the GPU family it was compiled for (sglang docker/rocm.Dockerfile, GPU_ARCH).
+_ARCH_OF_IMAGE: Final = {"mi30x": "gfx942", "mi35x": "gfx950"}
+_SECRET_NAME: Final = re.compile(r"(TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
+_MEMORY_FRACTION: Final = 0.9  # without `mem-fraction-static`, the most that sglang plans with on a GPU
+
+
+def layout_fits(case: Case) -> Iterator[Problem]:
+    """Tp times dp is at most the node's GPUs; ep divides tp (sglang server_args.py: `tp_size % ep_size`)."""
+    layout, hardware = case.profile.layout, case.profile.hardware
+    tp, dp, ep = layout.tp.value, layout.dp.value, layout.ep.value
+    used = tp if layout.dp_attention.value else tp * dp
+    if hardware.vendor != "cpu" and used > hardware.gpus:
+        product = f"tp {tp}" if layout.dp_attention.value or dp == 1 else f"tp {tp} x dp {dp}"
+        yield Problem(
+            f"{product} needs {used} GPUs, the node has {hardware.gpus}",
+            case.place("layout", "tp"),
+            "every replica has `tp` GPUs of its own unless `layout.dp_attention` is true",
+        )
+    if tp % ep:
+        yield Problem(f"ep {ep} does not divide tp {tp}", case.place("layout", "ep"))
+    if layout.dp_attention.value and tp % dp:
+        yield Problem(f"with dp-attention dp {dp} must divide tp {tp}", case.place("layout", "dp"))
+
+
+def weights_fit(case: Case) -> Iterator[Problem]:
+    """One rank's share of the weights is less than the memory sglang plans with."""
+    profile = case.profile
+    if profile.hardware.vendor == "cpu":
+        return
+    share = profile.model.weights / profile.layout.tp.value
+    fraction = case.number("mem-fraction-static") or _MEMORY_FRACTION
+    room = profile.hardware.vram * fraction
+    if share > room:
+        yield Problem(
+            f"the weights need {share / 1e9:.0f} GB a GPU at tp {profile.layout.tp.value}, "
+            f"{fraction:g} of the GPU's {profile.hardware.vram / 1e9:.0f} GB is {room / 1e9:.0f} GB",
+            case.place("model", "weights"),
+            "raise `layout.tp`, or choose a smaller quantisation",
+        )
+
+
+def engine_fits_hardware(case: Case) -> Iterator[Problem]:
+    """The image was built for this vendor and this GPU family."""
+    engine, hardware = case.profile.engine, case.profile.hardware
+    if _VENDOR_OF[engine.platform] != hardware.vendor:
+        yield Problem(
+            f"an engine for {engine.platform} does not run on {hardware.vendor} hardware",
+            case.place("engine", "platform"),
+            f"choose an engine whose platform is for {hardware.vendor}: `deploy profiles` lists them",
+        )
+        return
+    family = re.search(r"mi3[05]x", engine.image or "")
+    if family and _ARCH_OF_IMAGE[family[0]] != hardware.arch:
+        yield Problem(
+            f"the image is compiled for {_ARCH_OF_IMAGE[family[0]]}, the GPUs are {hardware.arch}",
+            case.place("engine", "image"),
+        )
+
+
+def runtime_can_start(case: Case) -> Iterator[Problem]:
+    """Docker needs an image, a process needs an interpreter that has the engine."""
+    engine, runtime = case.profile.engine, case.profile.runtime
+    if runtime == "docker" and engine.image is None:
+        yield Problem("the docker runtime needs `engine.image`", case.place("engine"), "`--set runtime=process`")
+    if runtime == "process" and engine.requirements is None and engine.python is None:
+        yield Problem(
+            "the process runtime needs an engine with a requirement file or an interpreter",
+            case.place("engine"),
+            "inside a container that has sglang: `--set engine.python=python3`; otherwise `--set runtime=docker`",
+        )
+
+
+def flags_are_known(case: Case) -> Iterator[Problem]:
+    """sglang's own parser of that version accepts every flag."""
+    for name, setting in case.profile.flags.items():
+        yield from flag_problems(name, setting.value, case.table, case.place("flags", name))
+
+
+def speculation_has_a_draft(case: Case) -> Iterator[Problem]:
+    """EAGLE without a draft model takes the checkpoint's MTP layer."""
+    flags = case.profile.flags
+    if "speculative-algorithm" not in flags or "speculative-draft-model-path" in flags:
+        return
+    if case.profile.model.mtp_layer is None:
+        yield Problem(
+            "speculation needs a draft: this model has no MTP layer",
+            case.place("flags", "speculative-algorithm"),
+            "remove the `speculative-…` flags, or set `speculative-draft-model-path`",
+        )
+
+
+def secrets_stay_out(case: Case) -> Iterator[Problem]:
+    """No secret stands in a profile: it would be rendered, labelled and hashed."""
+    for name in case.profile.env:
+        if _SECRET_NAME.search(name):
+            yield Problem(
+                f"`{name}` looks like a secret and is not written into a profile",
+                case.place("env", name),
+                "export it in your shell: HF_TOKEN is taken from there, an API key is named by `server.api_key_env`",
+            )
+
+
+def address_is_meant(case: Case) -> Iterator[Problem]:
+    """Listening beyond this machine takes an API key, or an explicit word."""
+    server = case.profile.server
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if server.host == "localhost" else server.host)
+    except ValueError:
+        yield Problem(
+            f"`{server.host}` is not an address", case.place("server", "host"), "such as 127.0.0.1 or 0.0.0.0"
+        )
+        return
+    if not address.is_loopback and server.api_key_env is None and not server.allow_public:
+        yield Problem(
+            f"`{server.host}` can be reached from other machines and the server has no API key",
+            case.place("server", "host"),
+            "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
+            "or say that you mean it: `--set server.allow_public=true`",
+        )
+
+
+def patches_exist(case: Case) -> Iterator[Problem]:
+    """A patch that is left out is one the ledger has."""
+    known = [patch.id for patch in case.ledger]
+    for index, name in enumerate(case.profile.without_patches):
+        if name not in known:
+            place = case.place("without_patches", index)
+            yield Problem(f"the ledger has no patch `{name}`", place, did_you_mean(name, known))
+
+
+RULES: Final[Sequence[Rule]] = (
+    engine_fits_hardware,
+    layout_fits,
+    weights_fit,
+    runtime_can_start,
+    flags_are_known,
+    speculation_has_a_draft,
+    secrets_stay_out,
+    address_is_meant,
+    patches_exist,
+)

@@ -1,0 +1,91 @@
+"""What the checks found, for people and for programs."""
+
+import dataclasses
+from dataclasses import dataclass
+from enum import StrEnum
+
+from orchestrator.core.console import table
+from orchestrator.core.errors import Problem, SmokeError
+
+
+class Verdict(StrEnum):
+    """How a check ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    WARNING = "warning"
+    NOT_APPLICABLE = "not applicable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A verdict and what stands behind it: the figures that were seen, or the reason why there are none."""
+
+    verdict: Verdict
+    evidence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One check as it was carried out; `seconds` is its duration."""
+
+    name: str
+    verdict: Verdict
+    evidence: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmokeReport:
+    """All checks of one server, in the order they ran."""
+
+    url: str
+    served_name: str
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check failed. A warning does not fail; what is not applicable has not passed either."""
+        return not self.failures
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        """The checks that failed."""
+        return tuple(check for check in self.checks if check.verdict is Verdict.FAILED)
+
+    def to_dict(self) -> dict[str, object]:
+        """The report as plain JSON-able data."""
+        return {"ok": self.ok, **dataclasses.asdict(self)}
+
+    def to_table(self) -> str:
+        """The report as a table, with a line of totals below."""
+        rows = [(check.name, check.verdict, f"{check.seconds:.1f} s", check.evidence) for check in self.checks]
+        counts = {verdict: sum(check.verdict is verdict for check in self.checks) for verdict in Verdict}
+        totals = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+        return f"{table(('check', 'verdict', 'took', 'evidence'), rows)}\n\n{totals}"
+
+    def require(self) -> None:
+        """Raise SmokeError with every failed check, where there is one."""
+        if not self.ok:
+            problems = [Problem(f"{check.name}: {check.evidence}") for check in self.failures]
+            raise SmokeError(f"`{self.served_name}` answers and does not serve as its profile says", problems=problems)
+
+
+def passed(evidence: str) -> Finding:
+    """The feature is there."""
+    return Finding(verdict=Verdict.PASSED, evidence=evidence)
+
+
+def failed(evidence: str) -> Finding:
+    """The feature is absent or broken."""
+    return Finding(verdict=Verdict.FAILED, evidence=evidence)
+
+
+def warning(evidence: str) -> Finding:
+    """Something that could not be decided."""
+    return Finding(verdict=Verdict.WARNING, evidence=evidence)
+
+
+def not_applicable(evidence: str) -> Finding:
+    """The profile does not have the feature."""
+    return Finding(verdict=Verdict.NOT_APPLICABLE, evidence=evidence)

@@ -1,0 +1,43 @@
+"""What the server under test is supposed to be."""
+
+from dataclasses import dataclass
+
+from orchestrator.core.secret import Secret
+from orchestrator.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A server and the features its profile promises; what is False here is reported as not applicable."""
+
+    url: str  # base URL as reached from this machine
+    served_name: str
+    context_length: int  # tokens
+    dp: int
+    speculative: bool
+    prefix_cache: bool
+    cache_report: bool  # per-request cached tokens in `usage`
+    metrics: bool
+    grammar: bool
+    api_key: Secret | None
+
+
+def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
+    """The target that `plan` promises, reached at `url`.
+
+    On CPU the default grammar backend crashes the scheduler (sglang 0.5.14), so structured output counts as a feature
+    there only where the plan names a backend.
+    """
+    backend = plan.flag("grammar-backend")
+    return Target(
+        url=url,
+        served_name=plan.model.served_name,
+        context_length=int(plan.flag("context-length") or plan.model.context_length),
+        dp=plan.layout.dp,
+        speculative=plan.flag("speculative-algorithm") is not None,
+        prefix_cache=plan.flag("disable-radix-cache") is None,
+        cache_report=plan.flag("enable-cache-report") is not None,
+        metrics=plan.flag("enable-metrics") is not None,
+        grammar=backend != "none" and (backend is not None or plan.engine.platform != "cpu"),
+        api_key=api_key,
+    )

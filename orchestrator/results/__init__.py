@@ -1,0 +1,1 @@
+"""The results of measurements and evaluations. Pure."""

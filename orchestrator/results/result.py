@@ -1,0 +1,265 @@
+"""The result of a measurement, as it is written to `result.json` and read again by `compare` and `report`.
+
+Every figure carries its unit in its name: `_s` seconds, `_rps` requests per second, `_tok_per_s` tokens per second,
+`_share` a part of 1. What could not be measured is absent (None), never zero.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from orchestrator.core.errors import BenchError
+from orchestrator.core.validation import faults_in
+
+SCHEMA: Final = 1
+RESULT_FILE: Final = "result.json"
+
+
+class MarkKind(StrEnum):
+    """Why a result must not be compared with a published one without a word of warning."""
+
+    SIMULATED_ACCEPTANCE = "simulated-acceptance"
+    KERNEL_MISS = "kernel-miss"
+    UNMET_HIT_SHARE = "unmet-hit-share"
+    UNKNOWN_HIT_SHARE = "unknown-hit-share"
+    FAILED_REQUESTS = "failed-requests"
+    WRONG_LENGTH = "wrong-length"  # prompts or answers were not of the stated token count
+    CLIENT_LAGGED = "client-lagged"  # the load client did not keep its own schedule
+    INCOMPLETE = "incomplete"  # interrupted, or the endpoint died
+    CHANGED_WORKLOAD = "changed-workload"  # rates, requests or duration were overridden on the command line
+
+
+class Ending(StrEnum):
+    """How a run, or one point of it, came to its end."""
+
+    COMPLETE = "complete"
+    INTERRUPTED = "interrupted"
+    ENDPOINT_DIED = "endpoint-died"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """One reason why the result is not comparable; `point` is the label of the point it concerns, "" for all."""
+
+    kind: MarkKind
+    detail: str
+    point: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A distribution, in the unit of the field that holds it; percentiles are linearly interpolated."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """Tokens per second over `seconds`. Per node: what this one endpoint gave; per GPU: divided by the GPUs it uses."""
+
+    seconds: float
+    output_tok_per_s: float
+    total_tok_per_s: float  # output tokens, and the prompts (cached ones too) of requests that began to answer
+    output_tok_per_s_per_gpu: float | None = None
+    total_tok_per_s_per_gpu: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """What the client saw, over successful requests. Open loop: `from_schedule` counts from the planned arrival."""
+
+    ttft_from_schedule_s: Spread
+    ttft_from_send_s: Spread
+    e2e_from_schedule_s: Spread
+    e2e_from_send_s: Spread
+    tpot_s: Spread | None = None  # (end - first token) / (output tokens - 1), a request
+    itl_per_chunk_s: Spread | None = None  # gaps between chunks that carry tokens; see tokens_per_chunk
+    tokens_per_chunk: float | None = None  # mean; above 1 an inter-chunk gap is not an inter-token gap
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """How much of the prompts came from the prefix cache."""
+
+    wanted_share: float
+    usage_share: float | None = None  # from the `cached_tokens` of each answer
+    usage_share_per_request: Spread | None = None
+    metrics_share: float | None = None  # from the server's counters before and after
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerCounts:
+    """The server's own counters over this point (after minus before, summed over replicas), and sampled gauges."""
+
+    requests: int | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    ttft_mean_s: float | None = None
+    e2e_mean_s: float | None = None
+    retractions: int | None = None
+    accept_length: float | None = None  # output tokens per verification step; absent without speculation
+    queue_depth_mean: float | None = None
+    queue_depth_max: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Energy:
+    """Energy of all GPUs over the point, from the counters of amd-smi or nvidia-smi."""
+
+    valid: bool  # False: a counter was missing, went backwards or did not move; then only `reason` is to be trusted
+    source: str
+    reason: str = ""
+    seconds: float | None = None
+    joules: float | None = None
+    mean_watts: float | None = None
+    joules_per_output_token: float | None = None
+    output_tok_per_s_per_watt: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureCount:
+    """Requests that failed in one way. `kind` is refused, reset, timeout, http-<status>, stream-error, ..."""
+
+    kind: str
+    count: int
+    example: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One offered rate (open loop) or one concurrency (closed loop)."""
+
+    label: str  # `2.25` (rps) or `closed-1` (concurrency)
+    arrivals: str  # constant | poisson | closed
+    ending: Ending
+    started_at: str  # ISO 8601, UTC
+    requests: int  # that were due, and sent
+    succeeded: int
+    success_share: float
+    failures: tuple[FailureCount, ...]
+    input_tokens: int  # of successful requests, by the server's count
+    output_tokens: int
+    concurrency: int | None = None
+    offered_rps: float | None = None
+    sent_rps: float | None = None
+    achieved_rps: float | None = None  # successful completions per second in the steady window
+    realised_share: float | None = None  # of the requests due in the steady window, the share that was completed in it
+    ttft_growth_s_per_s: float | None = None  # how fast the wait grows while the load stands; see bench/steady.py
+    goodput_rps: float | None = None  # completions per second, full run, that meet the workload's TTFT limit
+    window: Throughput | None = None  # the steady window: from the end of the ramp to the last arrival
+    full_run: Throughput | None = None  # first scheduled arrival to last completion, ramp and drain included
+    latency: Latency | None = None
+    send_lag_s: Spread | None = None  # how late the client itself began a request
+    cache: Cache | None = None
+    server: ServerCounts | None = None
+    energy: Energy | None = None
+    usd_per_million_output_tokens: float | None = None
+    sustained: bool | None = None  # None: too short to tell, or a closed loop
+    not_sustained_because: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What a GPU costs; `source` is `given` or names the publication."""
+
+    usd_per_gpu_hour: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointFacts:
+    """What was measured, as the endpoint tells it."""
+
+    url: str
+    api: str  # completions | generate
+    served_model: str
+    engine: str | None = None  # sglang | None where it does not say
+    engine_version: str | None = None
+    replicas: int = 1  # data-parallel replicas, each with a prefix cache of its own
+    context_length: int | None = None
+    page_size: int | None = None
+    speculative: str | None = None  # algorithm and settings, where speculation is on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What stood behind the endpoint, where this tool started it: plan, image, patches, kernel gate, host."""
+
+    name: str | None = None
+    profile: str | None = None
+    plan: dict[str, object] | None = None
+    plan_digest: str | None = None
+    image_digest: str | None = None
+    patch_receipt: dict[str, object] | None = None
+    kernel_gate: dict[str, object] | None = None
+    host: dict[str, object] | None = None
+    gpu: str | None = None  # hardware name of the plan, `mi355x`
+    gpus: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything about a measurement that is not a figure."""
+
+    tool_version: str
+    started_at: str  # ISO 8601, UTC
+    ended_at: str
+    command: str  # quoted argv that repeats it
+    workload_name: str
+    workload: dict[str, object]
+    workload_digest: str  # sha256 over the workload as used (overrides included)
+    seed: int
+    warmup: str  # how the prefix caches were filled, in words
+    endpoint: EndpointFacts
+    provenance: Provenance
+    price: Price | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A whole measurement."""
+
+    schema_version: int
+    run: Run
+    ending: Ending
+    points: tuple[Point, ...]
+    marks: tuple[Mark, ...]
+    knee_rps: float | None = None  # the highest sustained rate, where one was found
+
+    @property
+    def comparable(self) -> bool:
+        """Whether nothing speaks against laying this beside a published figure."""
+        return not self.marks
+
+
+_RESULT: Final = TypeAdapter(Result)
+
+
+def to_json(result: Result) -> str:
+    """`result` as JSON text; what is None is left out."""
+    return _RESULT.dump_json(result, indent=2, exclude_none=True).decode() + "\n"
+
+
+def from_json(text: str, *, where: str) -> Result:
+    """Read a result; `where` names its origin in messages. Raises BenchError for another schema or a damaged file."""
+    try:
+        version = TypeAdapter(dict[str, object]).validate_json(text).get("schema_version")
+        if version != SCHEMA:
+            raise BenchError(
+                f"result has schema version `{version}`, this tool reads `{SCHEMA}`",
+                where=where,
+                hint="read it with the version of `deploy` that wrote it, or measure again",
+            )
+        return _RESULT.validate_json(text)
+    except ValidationError as error:
+        problems = faults_in(error)[:10]
+        raise BenchError("not a result of `deploy bench`, or a damaged one", where=where, problems=problems) from error

@@ -1,0 +1,1 @@
+"""Servers in Docker containers."""

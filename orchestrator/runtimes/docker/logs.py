@@ -1,0 +1,81 @@
+"""The log of a container: read, followed through restarts, and kept when the container goes."""
+
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from docker.errors import NotFound
+from docker.models.containers import Container
+
+from orchestrator.core.console import note
+from orchestrator.core.errors import HostError
+from orchestrator.core.secret import redact
+from orchestrator.runtimes.process.supervisor import LOG, split_lines
+
+_PAUSE: Final = 0.2  # seconds between two looks at a container that is between two runs
+_SETTLED: Final = 50  # looks after which a run that still goes on has not ended: only its stream has
+
+
+def container_log(container: Container) -> Iterator[str]:
+    """What the container has written so far."""
+    return _lines(container, follow=False, since=None)
+
+
+def follow_log(container: Container) -> Iterator[str]:
+    """What the container writes until it has ended for good: Docker ends a stream at every restart.
+
+    Raises HostError where the stream ends and the run goes on, as when the daemon restarts and leaves containers alone.
+    """
+    since = None
+    while True:
+        run = container.attrs["State"]["StartedAt"]
+        yield from _lines(container, follow=True, since=since)
+        if not _runs_again(container, run):
+            return
+        # What a run writes first is older than its recorded start, and younger than the end of the run before it.
+        since = datetime.fromisoformat(container.attrs["State"]["FinishedAt"]).timestamp()
+
+
+def save_log(container: Container, run_dir: Path) -> None:
+    """Keep the log, redacted, in the run directory; on another machine than the one that started it there is none."""
+    if not run_dir.is_dir():
+        note(f"the log is not kept: `{run_dir}` is not on this machine")
+        return
+    unfinished = run_dir / f"{LOG}.new"
+    with unfinished.open("w") as file:
+        file.writelines(f"{redact(line)}\n" for line in container_log(container))
+    unfinished.replace(run_dir / LOG)
+
+
+def read_log(run_dir: Path) -> Iterator[str]:
+    """The log that was kept, nothing where none was."""
+    path = run_dir / LOG
+    if path.is_file():
+        with path.open(errors="replace") as file:
+            yield from (line.rstrip("\n") for line in file)
+
+
+def _runs_again(container: Container, run: str) -> bool:
+    """Wait until Docker has decided: another run (true), or none."""
+    looks = 0
+    while looks < _SETTLED:
+        try:
+            container.reload()
+        except NotFound:
+            return False
+        state = container.attrs["State"]
+        if state["Status"] not in {"running", "restarting"}:
+            return False
+        if state["Status"] == "running":
+            if state["StartedAt"] != run:
+                return True
+            looks += 1
+        time.sleep(_PAUSE)
+    raise HostError("the log was cut off while the server runs on", hint="ask for it again: the daemon was restarted?")
+
+
+def _lines(container: Container, *, follow: bool, since: float | None) -> Iterator[str]:
+    for line in split_lines(container.logs(stream=True, follow=follow, since=since)):
+        yield line.decode(errors="replace")

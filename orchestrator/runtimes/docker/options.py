@@ -1,0 +1,114 @@
+"""A container spec in the words of the docker SDK. Pure: what differs between hosts comes in."""
+
+import io
+import shlex
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from docker.types import DeviceRequest, Mount, Ulimit
+
+from orchestrator.core.secret import Secret
+from orchestrator.engine.config_file import Delivery
+from orchestrator.plan import ContainerNeeds
+from orchestrator.render.artifacts import Artifacts, ContainerSpec
+from orchestrator.runtimes.docker.container import CONFIG_FILE, container_env
+
+GroupId = Callable[[str], str | None]  # the id of a group on the Docker host by its name, None where there is none
+
+CACHE_LABEL: Final = "deploy.cache"  # holds the image that filled a volume
+ARCH_LABEL: Final = "deploy.arch"
+_ENV_FILE: Final = "/run/secrets/deploy.env"
+
+
+def container_options(
+    artifacts: Artifacts, spec: ContainerSpec, secrets: Delivery
+) -> dict[str, Any]:  # Any: the SDK's own keywords
+    """Keywords of `create_container`, apart from name, labels and `host_config`."""
+    return {
+        "image": spec.image,
+        "command": _argv(artifacts, secrets),
+        "environment": dict(container_env(artifacts)),
+        "ports": [spec.publish[2]],
+        "stop_timeout": spec.stop_grace,
+    }
+
+
+def host_options(artifacts: Artifacts, spec: ContainerSpec, *, home: str, gid: GroupId) -> dict[str, Any]:
+    """Keywords of the SDK's `create_host_config`. `home` is the tool's home directory on the Docker host.
+
+    `init` is needed: sglang as PID 1 exits with 0 when its scheduler is killed (0.5.14, 0.5.23), and a restart on
+    failure then never happens.
+    """
+    host, outside, inside = spec.publish
+    return {
+        "mounts": [*_binds(spec, home), *_caches(spec, artifacts)],
+        "port_bindings": {inside: (host, outside)},
+        "restart_policy": {"Name": "on-failure", "MaximumRetryCount": spec.restarts},
+        "init": True,
+        **_needs(spec.needs, gid),
+    }
+
+
+def secret_files(secrets: Delivery) -> dict[str, Secret]:
+    """The files a container is given, by path: sglang's config, and other variables as a shell reads them."""
+    files = {} if secrets.config is None else {CONFIG_FILE: secrets.config}
+    if secrets.env:
+        lines = [f"export {name}={shlex.quote(secret.reveal())}\n" for name, secret in sorted(secrets.env.items())]
+        files[_ENV_FILE] = Secret("".join(lines))
+    return files
+
+
+def archive(files: Mapping[str, Secret]) -> bytes:
+    """A tar of files that only their owner reads, to be unpacked at `/` of a container before it starts.
+
+    There they live and die with the container, on a far host too, and stand neither in `docker inspect` nor in an argv.
+    """
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for path, secret in files.items():
+            content = secret.reveal().encode()
+            entry = tarfile.TarInfo(path.lstrip("/"))
+            entry.size, entry.mode = len(content), 0o600
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _argv(artifacts: Artifacts, secrets: Delivery) -> list[str]:
+    argv = list(artifacts.command.argv)
+    if secrets.config is not None:
+        argv += ["--config", CONFIG_FILE]
+    if secrets.env:
+        argv = ["sh", "-c", f'. {_ENV_FILE} && exec "$@"', "sh", *argv]
+    return argv
+
+
+def _binds(spec: ContainerSpec, home: str) -> list[Mount]:
+    return [
+        Mount(mount.target, str(Path(home, mount.source)), type="bind", read_only=mount.read_only)
+        for mount in spec.mounts
+    ]
+
+
+def _caches(spec: ContainerSpec, artifacts: Artifacts) -> list[Mount]:
+    labels = {CACHE_LABEL: spec.image, ARCH_LABEL: artifacts.plan.hardware.arch}
+    return [Mount(cache.target, cache.name, type="volume", labels=labels) for cache in spec.caches]
+
+
+def _needs(needs: ContainerNeeds, gid: GroupId) -> dict[str, Any]:
+    """What the hardware asks for; groups by id, since an image need not know the host's names.
+
+    A group that the host does not have owns no device there, and is left out.
+    """
+    groups = (group if group.isdigit() else gid(group) for group in needs.groups)
+    return {
+        "devices": [f"{device}:{device}:rwm" for device in needs.devices],
+        "device_requests": [DeviceRequest(count=-1, capabilities=[["gpu"]])] if needs.all_gpus else [],
+        "group_add": [group for group in groups if group is not None],
+        "ipc_mode": needs.ipc,
+        "shm_size": needs.shm_bytes,
+        "ulimits": [Ulimit(name=limit.name, soft=limit.soft, hard=limit.hard) for limit in needs.ulimits],
+        "security_opt": list(needs.security_opt),
+        "cap_add": list(needs.cap_add),
+    }

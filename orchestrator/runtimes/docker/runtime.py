@@ -1,0 +1,165 @@
+"""Servers in Docker containers, here or on a far host. What runs is recorded on the containers, as labels."""
+
+import math
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from docker.errors import APIError, NotFound
+from docker.models.containers import Container
+from requests import codes
+
+from orchestrator.core.errors import StartError
+from orchestrator.core.paths import Home
+from orchestrator.core.secret import Secret
+from orchestrator.engine.config_file import Delivery, delivery
+from orchestrator.host.procfs import find_process, identity
+from orchestrator.render.artifacts import Artifacts, ContainerSpec
+from orchestrator.runtimes.base import Handle, ServerState
+from orchestrator.runtimes.docker.container import container_labels, container_name
+from orchestrator.runtimes.docker.errors import Refusal, start_error
+from orchestrator.runtimes.docker.host import DockerHost
+from orchestrator.runtimes.docker.logs import container_log, follow_log, read_log, save_log
+from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
+from orchestrator.runtimes.docker.state import ABSENT, server_state
+
+_STARTER: Final = "deploy.starter"
+_RUN_DIR: Final = "deploy.run-dir"
+
+
+class DockerRuntime:
+    """The `docker` runtime, on the Docker host that `url` names, else DOCKER_HOST, else this machine."""
+
+    def __init__(self, home: Home, url: str | None = None) -> None:
+        self._host = DockerHost(home, url)
+
+    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
+        """See `Runtime.start`. A container that could not be started is removed before the error leaves."""
+        spec = artifacts.container
+        if spec is None:
+            raise StartError(f"the plan of `{artifacts.plan.profile}` is not for docker")
+        given = delivery(secrets, api_key_env=artifacts.plan.server.api_key_env)
+        starter = f"{identity(os.getpid())}/{uuid.uuid4()}"
+        labels = container_labels(artifacts.plan, name) | {_STARTER: starter, _RUN_DIR: str(run_dir.absolute())}
+        with self._host.errors():
+            self._host.carry(spec)
+            try:
+                container = self._create(artifacts, spec, labels=labels, secrets=given)
+                container.start()
+                return self._handle(container, labels)
+            except APIError as error:
+                self._discard(starter)
+                said, holder = str(error.explanation or error), self._host.port_holder
+                raise start_error(Refusal(said=said, artifacts=artifacts, spec=spec, holder=holder)) from error
+            except BaseException:  # Ctrl-C, above all: nobody would know of this container
+                self._discard(starter)
+                raise
+
+    def find(self, name: str | None = None) -> tuple[Handle, ...]:
+        """See `Runtime.find`."""
+        label = "deploy.name" if name is None else f"deploy.name={name}"
+        with self._host.errors():
+            found = self._host.client.containers.list(all=True, filters={"label": label}, sparse=True)
+            handles = [self._handle(container, container.attrs["Labels"]) for container in found]
+        return tuple(sorted(handles, key=lambda handle: handle.name))
+
+    def state(self, handle: Handle) -> ServerState:
+        """See `Runtime.state`. Raises HostError where the daemon does not answer: that is not the same as "gone"."""
+        container = self._get(handle)
+        return ABSENT if container is None else server_state(container.attrs)
+
+    def logs(self, handle: Handle, *, follow: bool) -> Iterator[str]:
+        """See `Runtime.logs`. Follows through restarts; for a container that is gone, what was saved at its stop."""
+        container = self._get(handle)
+        if container is None:
+            yield from read_log(Path(handle.run_dir))
+            return
+        with self._host.errors(), _unless_gone():
+            yield from follow_log(container) if follow else container_log(container)
+
+    def stop(self, handle: Handle, *, grace: float) -> None:
+        """See `Runtime.stop`. Waits `grace` seconds for running requests to drain; keeps the log."""
+        container = self._get(handle)
+        if container is None:
+            return
+        with self._host.errors(), _unless_gone():
+            container.stop(timeout=math.ceil(grace))
+            save_log(container, Path(handle.run_dir))
+            _remove(container)
+
+    def close(self) -> None:
+        """See `Runtime.close`."""
+        self._host.close()
+
+    def _get(self, handle: Handle) -> Container | None:
+        with self._host.errors(), suppress(NotFound):
+            return self._host.client.containers.get(handle.identity)
+        return None
+
+    def _handle(self, container: Container, labels: Mapping[str, str]) -> Handle:
+        return Handle(
+            runtime="docker",
+            name=labels["deploy.name"],
+            profile=labels["deploy.profile"],
+            plan_digest=labels["deploy.plan"],
+            url=self._host.reach(labels["deploy.url"]),
+            run_dir=labels[_RUN_DIR],
+            identity=str(container.id),
+        )
+
+    def _create(
+        self, artifacts: Artifacts, spec: ContainerSpec, *, labels: Mapping[str, str], secrets: Delivery
+    ) -> Container:
+        """A container with its secrets inside, ready to be started."""
+        api, name = self._host.client.api, container_name(labels["deploy.name"])
+        options = container_options(artifacts, spec, secrets) | {"name": name, "labels": dict(labels)}
+        machine = host_options(artifacts, spec, home=self._host.home, gid=self._host.group_id)
+        options["host_config"] = api.create_host_config(**machine)
+        try:
+            created = api.create_container(**options)
+        except APIError as error:
+            if error.status_code != codes.conflict or not self._clear_leftover(name):
+                raise
+            created = api.create_container(**options)
+        container = self._host.client.containers.get(created["Id"])
+        container.put_archive("/", archive(secret_files(secrets)))
+        return container
+
+    def _clear_leftover(self, name: str) -> bool:
+        """Remove the container of a start that was killed half-way, and say whether there was one."""
+        with suppress(NotFound):
+            container = self._host.client.containers.get(name)
+            if container.status != "created" or not _abandoned(container.labels.get(_STARTER, "")):
+                return False
+            _remove(container)
+        return True
+
+    def _discard(self, starter: str) -> None:
+        """Remove what this very start has created."""
+        for container in self._host.client.containers.list(all=True, filters={"label": f"{_STARTER}={starter}"}):
+            _remove(container)
+
+
+def _remove(container: Container) -> None:
+    with _unless_gone():
+        container.remove(force=True, v=True)
+
+
+@contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Whatever is asked of a container that somebody else has removed (404), or is removing (409), is done."""
+    try:
+        yield
+    except APIError as error:
+        if error.status_code not in {codes.not_found, codes.conflict}:
+            raise
+
+
+def _abandoned(starter: str) -> bool:
+    """Whether a start was begun by a process of this machine that runs no more."""
+    process = starter.rpartition("/")[0]
+    boot = identity(os.getpid()).partition("/")[0]
+    return process.partition("/")[0] == boot and find_process(process) is None

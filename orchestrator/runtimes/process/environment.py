@@ -1,0 +1,232 @@
+"""Python environments of engines, for the process runtime: built from a pinned requirement file, reused by digest.
+
+::
+
+    environments/<digest>/                    bin/python, packages
+    environments/<digest>/environment.json    written last: without it the folder is what a killed build left
+    environments/<digest>.lock                held while building, freed by the kernel when the builder dies
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import platform
+import re
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core import shell
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import BuildError
+from orchestrator.core.files import write_whole
+from orchestrator.core.paths import Home
+from orchestrator.plan import Model
+
+_MARKER: Final = "environment.json"
+_SHIM: Final = "cpu_shim"
+# A torch of one platform carries its name as a local version, and the index of that platform has the same name.
+_TORCH: Final = re.compile(r"^torch==\S+\+(?P<platform>\w+)$", re.MULTILINE)
+_TORCH_INDEX: Final = "https://download.pytorch.org/whl/{platform}"
+_SHOWN_LINES: Final = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """A built environment; `digest` is the sha256 of everything it was made from."""
+
+    python: Path
+    digest: str
+    built: bool  # by this call; False where it was there
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recipe:
+    """What an environment is made from."""
+
+    requirements: Path
+    torch: re.Match[str] | None
+    shim: tuple[Path, ...]
+
+    @classmethod
+    def read(cls, requirements: str, images_root: Path) -> "_Recipe":
+        path = images_root / requirements
+        try:
+            torch = _TORCH.search(path.read_text())
+        except FileNotFoundError as error:
+            raise BuildError(f"there is no requirement file `{requirements}`", where=str(path)) from error
+        on_cpu = torch is not None and torch["platform"] == "cpu"
+        shim = sorted(file for file in (images_root / _SHIM).iterdir() if file.is_file()) if on_cpu else []
+        return cls(requirements=path, torch=torch, shim=tuple(shim))
+
+    @property
+    def digest(self) -> str:
+        total = hashlib.sha256(f"{_python_version()}\0{platform.machine()}\0".encode())
+        for file in (self.requirements, *self.shim):
+            content = file.read_bytes()
+            total.update(f"{file.name}\0{len(content)}\0".encode() + content)
+        return total.hexdigest()
+
+
+def ensure(requirements: str, *, images_root: Path, home: Home, progress: Progress) -> Environment:
+    """The environment of a requirement file below `images_root`, built where it is not there yet.
+
+    Two that need the same one wait for each other; a build that fails or is interrupted leaves nothing. Raises
+    BuildError with the installer's last lines.
+    """
+    recipe = _Recipe.read(requirements, images_root)
+    digest = recipe.digest
+    folder = home.environments / digest[:16]
+    environment = Environment(python=folder / "bin" / "python", digest=digest, built=False)
+    if _complete(folder):
+        return environment
+    with _locked(folder.with_suffix(".lock"), progress):
+        if _complete(folder):  # somebody else has built it meanwhile
+            return environment
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            _build(folder, recipe, progress)
+        finally:
+            progress.done()
+            if not _complete(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+    return Environment(python=environment.python, digest=digest, built=True)
+
+
+def generate_model(model: Model, *, python: Path, images_root: Path, home: Home, progress: Progress) -> Path:
+    """The checkpoint of a `generated` model below the home's models, made with the engine's own Python.
+
+    It is made anew when its generator has changed. Raises BuildError with the generator's last lines.
+    """
+    generator, target = images_root / model.source.location, home.models / model.name
+    digest = hashlib.sha256(generator.read_bytes()).hexdigest()
+    marker = target / ".generator"
+    with _locked(home.models / f".{model.name}.lock", progress):
+        if marker.is_file() and marker.read_text() == digest:
+            return target
+        shutil.rmtree(target, ignore_errors=True)
+        progress.update(f"model `{model.name}`: generating")
+        result = shell.run([str(python), str(generator), str(target)])
+        progress.done()
+        if not result.ok:
+            last = "\n".join(result.stderr.splitlines()[-_SHOWN_LINES:])
+            raise BuildError(f"model `{model.name}` could not be generated", where=str(generator), details=last)
+        marker.write_text(digest)
+    return target
+
+
+def _build(folder: Path, recipe: _Recipe, progress: Progress) -> None:
+    began = time.monotonic()
+    python, name = folder / "bin" / "python", f"environment `{recipe.requirements.stem}`"
+    build = _Installer(python=python, name=name, recipe=recipe, progress=progress)
+    build.run("creating", [sys.executable, "-m", "venv", str(folder)])
+    build.install_torch()
+    installer = build.install_all()
+    for file in recipe.shim:
+        shutil.copy(file, folder / "lib" / f"python{_python_version()}" / "site-packages")
+    facts = {"requirements": recipe.requirements.name, "installer": installer, "python": platform.python_version()}
+    seconds = round(time.monotonic() - began, 1)
+    write_whole(folder / _MARKER, json.dumps({**facts, "digest": recipe.digest, "seconds": seconds}, indent=2) + "\n")
+    progress.update(f"{name}: built in {seconds:.0f} s with {installer}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Installer:
+    """The steps of one build, and how they are shown."""
+
+    python: Path
+    name: str
+    recipe: _Recipe
+    progress: Progress
+
+    @property
+    def pip(self) -> list[str]:
+        """`pip install`, of wheels only: a pinned list is installed as it stands, and nothing is compiled."""
+        options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--progress-bar", "off"]
+        return [str(self.python), "-m", "pip", "--disable-pip-version-check", "install", *options]
+
+    def install_torch(self) -> None:
+        """Install torch first, with pip, which goes on without PyTorch's own index where that cannot be reached."""
+        if (torch := self.recipe.torch) is None:
+            return
+        index = [
+            "--extra-index-url",
+            _TORCH_INDEX.format(platform=torch["platform"]),
+            "--retries",
+            "1",
+            "--timeout",
+            "15",
+        ]
+        self.run(f"installing {torch[0]}", [*self.pip, *index, torch[0]])
+
+    def install_all(self) -> str:
+        """Install the whole list with uv where it is there, and else, or where uv cannot, with pip; say which.
+
+        uv reads its own configuration, not pip's: behind a mirror that only pip knows it finds nothing.
+        """
+        listed, doing = ["-r", str(self.recipe.requirements)], "installing the pinned packages"
+        if uv := shutil.which("uv"):
+            argv = [uv, "pip", "install", "--no-deps", "--compile-bytecode", "--python", str(self.python), *listed]
+            with contextlib.suppress(BuildError):
+                self.run(f"{doing} with uv", argv)
+                return "uv"
+        self.run(f"{doing} with pip", [*self.pip, *listed])
+        return "pip"
+
+    def run(self, doing: str, argv: list[str]) -> None:
+        """Run one step; its last line is shown while it lasts."""
+        last: deque[str] = deque(maxlen=_SHOWN_LINES)
+
+        def show(line: str) -> None:
+            last.append(line)
+            self.progress.update(f"{self.name}: {doing}", transient=line.strip()[:60])
+
+        self.progress.update(f"{self.name}: {doing}")
+        if shell.follow(argv, show) != 0:
+            said = "\n".join(last)
+            raise BuildError(
+                f"{self.name} could not be built: {doing} failed",
+                where=str(self.recipe.requirements),
+                hint=_hint(said),
+                details=said,
+            )
+
+
+def _hint(said: str) -> str:
+    if "No space left" in said:
+        return "free disk space, or set DEPLOY_HOME to where there is some"
+    if "ensurepip" in said:
+        return "install Python's venv module (Debian, Ubuntu: `apt-get install python3-venv`)"
+    if "for torch==" in said:
+        return (
+            "let pip reach https://download.pytorch.org/whl/cpu, or a wheel of it: PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS"
+        )
+    return "let pip reach a package index (PIP_INDEX_URL), and run the command again"
+
+
+def _complete(folder: Path) -> bool:
+    """Whether a build has ended there, and the interpreter it stands on is still there."""
+    return (folder / _MARKER).is_file() and (folder / "bin" / "python").exists()
+
+
+@contextlib.contextmanager
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.update(f"waiting for another command that makes `{path.stem.lstrip('.')}`")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            progress.done()
+        yield
+
+
+def _python_version() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -1,0 +1,242 @@
+"""The process above a server: writes its record and its redacted log, collects it, and leaves nothing of it behind.
+
+`python -m orchestrator.runtimes.process.supervisor` reads an order (JSON) from stdin, detaches a supervisor into a session of
+its own, and ends with 0 once the server runs, else with 1 and the reason on stderr. The order comes through a pipe
+because it may hold secrets; a caller that dies while writing it has ordered nothing.
+
+::
+
+    session ─┬─ supervisor      reads the server's output, redacts it, appends it to server.log
+             └─ server ─┬─ …    a process group of its own; killed by the kernel should the supervisor be killed
+                        └─ …    orphans come back to the supervisor, which ends them when the server has ended
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Final
+
+from orchestrator.core.secret import Secret, redact
+from orchestrator.host.procfs import family, identity
+from orchestrator.runtimes.process.record import FILE, Record, private, write_record
+
+LOG: Final = "server.log"
+CONFIG: Final = "secrets.yaml"
+STARTED: Final = b"started"
+LONGEST_LINE: Final = 1 << 20  # bytes; a longer one is cut, so that a server that writes no line ends is still read
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What to start. `config` is the text of sglang's `--config` file, which holds the API key."""
+
+    run_dir: str
+    cwd: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    without: tuple[str, ...]  # variables of the caller that the server must not inherit
+    secret_env: dict[str, str]
+    config: str | None
+    secrets: tuple[str, ...]  # what may not stand in the log
+    name: str
+    profile: str
+    plan_digest: str
+    url: str
+
+    @classmethod
+    def read(cls, text: str) -> "Order":
+        """Back from `json.dumps(dataclasses.asdict(order))`."""
+        data = json.loads(text)
+        return cls(**{**data, **{key: tuple(data[key]) for key in ("argv", "without", "secrets")}})
+
+
+def main() -> int:
+    """Detach a supervisor and wait for its word."""
+    order = Order.read(sys.stdin.read())
+    listen, speak = os.pipe()
+    if os.fork():
+        os.close(speak)
+        with os.fdopen(listen, "rb") as pipe:
+            word = pipe.read()
+        if word != STARTED:
+            sys.stderr.write(word.decode(errors="replace") or "the supervisor died")
+        return 0 if word == STARTED else 1
+    os.close(listen)
+    os.setsid()
+    _let_go_of_the_terminal()
+    with os.fdopen(speak, "wb", buffering=0) as pipe:
+        supervise(order, pipe)
+    return 0
+
+
+def supervise(order: Order, pipe: IO[bytes]) -> None:
+    """Start the server, say so, and stay until it and all its children have ended."""
+    run_dir = Path(order.run_dir)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    record = _first_record(order)
+    try:
+        log = open(run_dir / LOG, "ab", buffering=0, opener=private)  # noqa: SIM115 - open for as long as the server runs
+        write_record(run_dir, record)  # first: a server without a record could not be found again
+        server = _spawn(order)
+        record = replace(record, server=identity(server.pid))
+        write_record(run_dir, record)
+    except OSError as error:
+        for name in (FILE, CONFIG):
+            (run_dir / name).unlink(missing_ok=True)
+        pipe.write(f"{error.strerror}: `{error.filename}`".encode())
+        return
+    with contextlib.suppress(BrokenPipeError):
+        pipe.write(STARTED)
+    pipe.close()
+    _copy_output(server, log, [Secret(text) for text in order.secrets])
+    write_record(run_dir, replace(record, exit_code=_exit_code(server.wait()), ended_at=_now()))
+
+
+def split_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    r"""Lines out of pieces of output, without line ends and empty lines; `\r` of a progress bar ends one as well."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = re.split(rb"[\r\n]+", rest + piece)
+        yield from (line for line in lines if line)
+        if len(rest) > LONGEST_LINE:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
+
+
+def _first_record(order: Order) -> Record:
+    return Record(
+        name=order.name,
+        profile=order.profile,
+        plan_digest=order.plan_digest,
+        url=order.url,
+        argv=_argv(order),
+        started_at=_now(),
+        supervisor=identity(os.getpid()),
+        server=None,
+        exit_code=None,
+        ended_at=None,
+        stopped=False,
+    )
+
+
+def _argv(order: Order) -> tuple[str, ...]:
+    return (*order.argv, "--config", f"{order.run_dir}/{CONFIG}") if order.config else order.argv
+
+
+def _spawn(order: Order) -> subprocess.Popen[bytes]:
+    inherited = {name: value for name, value in os.environ.items() if name not in order.without}
+    # A working directory on sys.path could shadow a module; without a terminal, output would come in blocks.
+    fixed = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    config = Path(order.run_dir, CONFIG)
+    if order.config:
+        os.mkfifo(config, 0o600)
+    server = subprocess.Popen(
+        _argv(order),
+        cwd=order.cwd,
+        env={**inherited, **fixed, **order.env, **order.secret_env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+        preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - no other thread runs yet
+    )
+    signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+    if order.config:
+        threading.Thread(target=_hand_over, args=(config, order.config.encode(), server), daemon=True).start()
+    return server
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    def arrange() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the kernel was told
+            os._exit(1)
+
+    return arrange
+
+
+def _hand_over(fifo: Path, text: bytes, server: subprocess.Popen[bytes]) -> None:
+    """Give the config to its one reader, and take the FIFO away."""
+    try:
+        while server.returncode is None:
+            with contextlib.suppress(OSError):  # ENXIO: nobody reads yet
+                pipe = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+                os.write(pipe, text)
+                os.close(pipe)
+                return
+            time.sleep(0.02)
+    finally:
+        fifo.unlink(missing_ok=True)
+
+
+def _copy_output(server: subprocess.Popen[bytes], log: IO[bytes], secrets: list[Secret]) -> None:
+    for line in split_lines(_output(server)):
+        with contextlib.suppress(OSError):  # a full disk is no reason to end a server that serves
+            log.write(redact(line.decode(errors="replace"), secrets).encode() + b"\n")
+
+
+def _output(server: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """What the server and its children write, until it has ended and, with it, all of them."""
+    assert server.stdout is not None  # noqa: S101 - for the type: `_spawn` asks for a pipe
+    source = server.stdout.fileno()
+    ended = False
+    while True:
+        readable, _, _ = select.select([source], [], [], 0 if ended else 0.25)
+        if readable and (piece := os.read(source, 1 << 16)):
+            yield piece
+        elif ended:
+            return
+        elif readable:  # closed while the server runs: only its end is left to wait for
+            server.wait()
+        if not ended and server.poll() is not None:
+            _end_children()
+            ended = True
+
+
+def _end_children() -> None:
+    """Kill what the server has left, wherever it has gone to: its orphans are this process's children."""
+    own = os.getpid()
+    while left := [process for process in family(identity(own)) if process.pid != own]:
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _exit_code(code: int) -> int:
+    return 128 - code if code < 0 else code
+
+
+def _let_go_of_the_terminal() -> None:
+    """Keep running when the caller's terminal closes, and keep none of its files open."""
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

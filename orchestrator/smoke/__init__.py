@@ -1,7 +1,0 @@
-"""Smoke: checks of a ready server, each of which goes red when a feature of its profile is silently absent."""
-
-from orchestrator.smoke.report import Check, SmokeReport, Verdict
-from orchestrator.smoke.run import run
-from orchestrator.smoke.target import Target, target_of
-
-__all__ = ["Check", "SmokeReport", "Target", "Verdict", "run", "target_of"]

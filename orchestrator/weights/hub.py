@@ -1,0 +1,85 @@
+"""What the hub says of a repository: the commit behind a revision, and every file with its size."""
+
+import errno
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+from typing import Final
+
+from orchestrator.core.errors import HostError, WeightsError
+
+FULL: Final = errno.ENOSPC  # exit code of a download that a full disk ended
+PARTS: Final = ".parts"  # below a checkpoint: files on their way, and a record of those that arrived
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hub:
+    """Where to ask, and as whom: `endpoint` None is huggingface.co, `token` None is nobody."""
+
+    endpoint: str | None
+    token: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubFile:
+    """Bytes, and what the hub knows the content by: a sha256 (git-lfs) or git's sha1, in hex."""
+
+    size: int
+    identity: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """One commit of a repository: its files by path."""
+
+    repository: str
+    commit: str
+    files: Mapping[str, HubFile]
+
+    @property
+    def size(self) -> int:
+        """All bytes."""
+        return sum(file.size for file in self.files.values())
+
+    def to_json(self) -> str:
+        """The listing as text, for `from_json` in another process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Listing":
+        """A listing from the text of `to_json`."""
+        data = json.loads(text)
+        files = {path: HubFile(**file) for path, file in data["files"].items()}
+        return cls(repository=data["repository"], commit=data["commit"], files=files)
+
+
+def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
+    """Look a repository up. Raises WeightsError for one that is not there or not open to us, HostError otherwise."""
+    try:
+        from huggingface_hub import HfApi, RepoFile, errors  # noqa: PLC0415 - an optional extra
+    except ImportError as error:
+        raise HostError("staging needs huggingface_hub", hint="`pip install 'huggingface-hub>=1.0'`") from error
+    # False, not None: None would take the token that `hf auth login` left on this machine.
+    api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
+    try:
+        commit = api.repo_info(repository, revision=revision).sha or ""
+        tree = api.list_repo_tree(repository, recursive=True, revision=commit)
+        files = {
+            entry.path: HubFile(size=entry.size, identity=entry.lfs.sha256 if entry.lfs else entry.blob_id)
+            for entry in tree
+            if isinstance(entry, RepoFile) and ".." not in PurePosixPath(entry.path).parts
+        }
+    except errors.GatedRepoError as error:
+        hint = "accept its terms on the hub, then `export HF_TOKEN=…` of that account"
+        raise WeightsError(f"`{repository}` is gated and not open to this token", hint=hint) from error
+    except errors.RevisionNotFoundError as error:
+        hint = "correct `model.origin.revision`"
+        raise WeightsError(f"`{repository}` has no revision `{revision}`", hint=hint) from error
+    except errors.RepositoryNotFoundError as error:
+        hint = "correct `model.origin.location`; a private repository needs `export HF_TOKEN=…`"
+        raise WeightsError(f"there is no repository `{repository}` that this token may read", hint=hint) from error
+    except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]  # of httpx or httpx2, by version
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise HostError(f"the hub cannot be asked: {why}", hint="try again; `HF_ENDPOINT` names a mirror") from error
+    return Listing(repository=repository, commit=commit, files=files)

@@ -1,0 +1,140 @@
+"""What makes a checkpoint whole: configuration, tokenizer, index, every shard the index names, the MTP layer."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from orchestrator.core.errors import Problem
+from orchestrator.weights.safetensors import BadShardError, tensor_names
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+_TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("tiktoken.model",), ("vocab.json", "merges.txt"))
+_SHOWN = 3  # tensor names in one message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a checkpoint must show: sizes in bytes by relative path where they are known, and the MTP layer."""
+
+    sizes: Mapping[str, int]
+    mtp_layer: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What was looked at, and everything that is wrong with it."""
+
+    shards: int
+    tensors: int
+    problems: tuple[Problem, ...]
+
+
+def inspect(directory: Path, wanted: Wanted) -> Inspection:
+    """Look at a checkpoint; reads headers and metadata only, and says of a file that cannot be read what is wrong."""
+    problems = list(_sizes(directory, wanted.sizes))
+    named_already = {problem.where for problem in problems}  # once a file is said to be wrong, that is enough
+    more = (*_readable(directory / "config.json"), *_tokenizer(directory))
+    problems += [problem for problem in more if problem.where not in named_already]
+    shards, faults = _shards(directory)
+    problems += faults
+    drafts = any(_of_layer(name, wanted.mtp_layer) for named in shards.values() for name in named)
+    tensors = 0
+    for shard, named in sorted(shards.items()):
+        where = str(directory / shard)
+        try:
+            names = tensor_names(directory / shard)
+        except (BadShardError, OSError) as error:
+            if where not in named_already:
+                problems.append(_unreadable(shard, where, error))
+            continue
+        tensors += len(names)
+        drafts = drafts or any(_of_layer(name, wanted.mtp_layer) for name in names)
+        if lost := sorted(named - names):
+            problems.append(Problem(f"`{shard}` lacks {len(lost)} tensors the index names: {_some(lost)}", where))
+    if wanted.mtp_layer is not None and shards and not drafts:
+        problems.append(_no_mtp(directory, wanted.mtp_layer))
+    return Inspection(shards=len(shards), tensors=tensors, problems=tuple(problems))
+
+
+def _sizes(directory: Path, sizes: Mapping[str, int]) -> Iterator[Problem]:
+    for name, size in sorted(sizes.items()):
+        path = directory / name
+        found = path.stat().st_size if path.is_file() else None
+        if found is None:
+            yield Problem(f"`{name}` is missing ({size} bytes)", str(path))
+        elif found != size:
+            yield Problem(f"`{name}` has {found} bytes instead of {size}", str(path))
+
+
+def _tokenizer(directory: Path) -> Iterator[Problem]:
+    whole = [names for names in _TOKENIZERS if all((directory / name).is_file() for name in names)]
+    if not whole:
+        choices = ", ".join(" with ".join(f"`{name}`" for name in names) for names in _TOKENIZERS)
+        yield Problem(f"there is no tokenizer: none of {choices}", str(directory))
+    for name in whole[0] if whole else ():
+        path = directory / name
+        if path.suffix == ".json":
+            yield from _readable(path)
+        elif path.stat().st_size == 0:
+            yield Problem(f"`{name}` is empty", str(path))
+
+
+def _readable(path: Path) -> Iterator[Problem]:
+    if not path.is_file():
+        yield Problem(f"`{path.name}` is missing", str(path))
+        return
+    try:
+        json.loads(path.read_bytes())
+    except ValueError:
+        yield Problem(f"`{path.name}` is not JSON: it was cut off or altered", str(path))
+    except OSError as error:
+        yield Problem(f"`{path.name}` cannot be read: {error.strerror}", str(path))
+
+
+def _shards(directory: Path) -> tuple[Mapping[str, set[str]], list[Problem]]:
+    """The weight files, each with the tensors the index places in it; without an index there must be a single one."""
+    path = directory / INDEX
+    if not path.is_file():
+        if (directory / SINGLE).is_file():
+            return {SINGLE: set()}, []
+        return {}, [Problem(f"there are no weights: neither `{INDEX}` nor `{SINGLE}`", str(directory))]
+    try:
+        weights = json.loads(path.read_bytes())["weight_map"]
+        places = [(str(name), str(shard)) for name, shard in weights.items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}, [Problem(f"`{INDEX}` is not an index that can be read: it was cut off or altered", str(path))]
+    if not places:
+        return {}, [Problem(f"`{INDEX}` names no tensor", str(path))]
+    shards: dict[str, set[str]] = defaultdict(set)
+    for name, shard in places:
+        shards[shard].add(name)
+    outside = [shard for shard in shards if PurePosixPath(shard).is_absolute() or ".." in PurePosixPath(shard).parts]
+    problems = [Problem(f"`{INDEX}` names a file outside the checkpoint: `{shard}`", str(path)) for shard in outside]
+    return {shard: names for shard, names in shards.items() if shard not in outside}, problems
+
+
+def _unreadable(shard: str, where: str, error: Exception) -> Problem:
+    if isinstance(error, FileNotFoundError):
+        return Problem(f"`{shard}` is missing", where)
+    return Problem(f"`{shard}` {error}" if isinstance(error, BadShardError) else f"`{shard}`: {error}", where)
+
+
+def _of_layer(name: str, layer: int | None) -> bool:
+    return layer is not None and name.startswith(f"model.layers.{layer}.")
+
+
+def _no_mtp(directory: Path, layer: int) -> Problem:
+    return Problem(
+        f"there is no tensor of the MTP layer (`model.layers.{layer}.`), which speculation needs",
+        str(directory),
+        "take a revision of the checkpoint that has it, or serve without the `speculative-…` flags",
+    )
+
+
+def _some(names: list[str]) -> str:
+    more = f", … ({len(names) - _SHOWN} more)" if len(names) > _SHOWN else ""
+    return ", ".join(f"`{name}`" for name in names[:_SHOWN]) + more

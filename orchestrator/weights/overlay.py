@@ -1,0 +1,90 @@
+"""The overlay of a checkpoint: a patched config.json beside links to everything else. The original is never touched."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.errors import WeightsError
+from orchestrator.patches import Expansion, expand_exclude
+from orchestrator.weights.safetensors import BadShardError, tensor_dtypes
+
+_UPSTREAM: Final = "the engine's sources expand the exclude list themselves; the config is left as it is"
+
+
+def write_overlay(checkpoint: Path, overlay: Path, *, needed: bool = True) -> Expansion:
+    """Make `overlay` the checkpoint with an expanded exclude list, and say what was added.
+
+    Where it is not `needed`, because the engine's sources do the same, the config stays as it is.
+
+    A server is given the whole directory, or the original with `overlay/config.json` mounted over its own. It is made
+    beside an older one and then takes its place. Raises WeightsError for a checkpoint that cannot be read.
+    """
+    checkpoint = checkpoint.absolute()
+    config = _read_json(checkpoint / "config.json")
+    expansion = _expand(checkpoint, config) if needed else Expansion(config=config, added=(), reason=_UPSTREAM)
+    overlay.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{overlay.name}-", dir=overlay.parent))
+    try:
+        for entry in checkpoint.iterdir():
+            if entry.name != "config.json":
+                (fresh / entry.name).symlink_to(entry)
+        (fresh / "config.json").write_text(json.dumps(expansion.config, indent=2) + "\n", encoding="utf-8")
+        fresh.chmod(0o755)
+        _replace(fresh, overlay)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return expansion
+
+
+def _expand(checkpoint: Path, config: Mapping[str, object]) -> Expansion:
+    return expand_exclude(config, layer_dtypes(checkpoint, f"model.layers.{config.get('num_hidden_layers')}."))
+
+
+def layer_dtypes(checkpoint: Path, prefix: str) -> dict[str, str]:
+    """dtypes by tensor name (`BF16`, `U8`, …) of the tensors that begin with `prefix`, from the safetensors headers."""
+    return {
+        name: dtype
+        for shard in _shards(checkpoint, prefix)
+        for name, dtype in _dtypes(shard).items()
+        if name.startswith(prefix)
+    }
+
+
+def _shards(checkpoint: Path, prefix: str) -> list[Path]:
+    """The files that hold such tensors, by the index; without one, every shard."""
+    index = checkpoint / "model.safetensors.index.json"
+    if not index.is_file():
+        return sorted(checkpoint.glob("*.safetensors"))
+    places = _read_json(index).get("weight_map")
+    if not isinstance(places, Mapping):
+        raise WeightsError("the index has no `weight_map`", where=str(index))
+    return sorted({checkpoint / str(file) for name, file in places.items() if name.startswith(prefix)})
+
+
+def _dtypes(shard: Path) -> dict[str, str]:
+    try:
+        return tensor_dtypes(shard)
+    except (OSError, BadShardError) as error:
+        raise WeightsError(f"the header cannot be read: {error}", where=str(shard)) from error
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"this is not a checkpoint: {error}", where=str(path)) from error
+    if not isinstance(data, dict):
+        raise WeightsError("expected a JSON object", where=str(path))
+    return data
+
+
+def _replace(fresh: Path, overlay: Path) -> None:
+    """Put `fresh` at `overlay`; a directory that stands there goes first, out of the way and then for good."""
+    if overlay.is_dir():
+        old = fresh.with_name(f"{fresh.name}.old")
+        overlay.replace(old)
+        shutil.rmtree(old, ignore_errors=True)
+    fresh.replace(overlay)

@@ -1,0 +1,71 @@
+"""The receipt beside a checkpoint: what was verified, with each file's size and time, so that it is done once.
+
+It stands beside the directory (`<directory>.receipt.json`), never in it: a mounted share may be read-only, and a
+checkpoint holds what its publisher put there.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from orchestrator.core.files import write_whole
+from orchestrator.plan import Model
+
+Stamps = Mapping[str, tuple[int, int]]  # relative path -> size in bytes, mtime in ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """A verification that succeeded. `revision` is the hub's commit where it is known."""
+
+    location: str
+    revision: str | None
+    mtp_layer: int | None  # the layer whose tensors were found
+    shards: int
+    tensors: int
+    files: Stamps
+
+    def is_for(self, model: Model) -> bool:
+        """Whether it speaks of this model's checkpoint."""
+        pinned = model.source.revision
+        return self.location == model.source.location and (pinned is None or self.revision in {None, pinned})
+
+
+def receipt_path(directory: Path) -> Path:
+    """Where the receipt of a checkpoint stands."""
+    return directory.with_name(directory.name + ".receipt.json")
+
+
+def read_receipt(directory: Path) -> Receipt | None:
+    """The receipt of a checkpoint; None where there is none that can be read."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        data = json.loads(receipt_path(directory).read_text())
+        data["files"] = {name: (int(size), int(time)) for name, (size, time) in data["files"].items()}
+        return Receipt(**data)
+    return None
+
+
+def write_receipt(directory: Path, receipt: Receipt) -> None:
+    """Write it, except where the place cannot be written (a read-only share): the checkpoint is verified each time."""
+    with suppress(OSError):
+        write_whole(receipt_path(directory), json.dumps(asdict(receipt), indent=1, sort_keys=True) + "\n")
+
+
+def stamps(directory: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of every file of a checkpoint, hidden folders (a download's own records) left out."""
+    found: dict[str, tuple[int, int]] = {}
+    folders = [str(directory)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    folders.append(entry.path)
+                else:
+                    status = entry.stat()
+                    found[os.path.relpath(entry.path, directory)] = (status.st_size, status.st_mtime_ns)
+    return found

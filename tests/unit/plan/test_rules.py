@@ -1,0 +1,130 @@
+"""What a plan refuses, with the place and the next step. The shipped profiles are the material."""
+
+import pytest
+
+from orchestrator.commands.planning import load, profile_names
+from orchestrator.core.errors import DeployError, Problem, ProfileError
+from orchestrator.plan import Origin
+
+
+def refused(profile: str, *overrides: str) -> dict[str, Problem]:
+    with pytest.raises(ProfileError) as caught:
+        load(profile, overrides=overrides)
+    return {problem.message: problem for problem in caught.value.problems}
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_shipped_profile_plans(name: str) -> None:
+    plan = load(name).plan
+    assert plan.profile == name
+    assert plan.digest == load(name).plan.digest
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_no_shipped_value_is_without_an_origin(name: str) -> None:
+    plan = load(name).plan
+    assert all(item.origin is not Origin.USER for item in (*plan.flags, *plan.env))
+    assert all(item.source for item in (*plan.flags, *plan.env) if item.origin is not Origin.INFERRED)
+
+
+def test_only_what_was_published_is_called_published() -> None:
+    """wafer.ai/blog/glm52-amd names these of its command and nothing else."""
+    published = {flag.name for flag in load("mi355x-tp4dp2").plan.flags if flag.origin is Origin.PUBLISHED}
+    assert published == {
+        "kv-cache-dtype", "enable-aiter-allreduce-fusion", "speculative-algorithm", "speculative-num-steps",
+        "speculative-eagle-topk", "speculative-num-draft-tokens",
+    }  # fmt: skip
+    assert not [flag for flag in load("b200-tp8").plan.flags if flag.origin is Origin.PUBLISHED]
+
+
+def test_all_faults_come_at_once_each_with_its_place() -> None:
+    problems = refused(
+        "mi355x-tp4dp2",
+        "layout.tp=8",
+        "flags.no-such-flag=1",
+        "env.HF_TOKEN=x",
+        "server.host=0.0.0.0",
+        "runtime=process",
+    )
+    assert len(problems) == 5
+    assert all(problem.where for problem in problems.values())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "hint"),
+    [
+        (["layout.tp=8"], "tp 8 x dp 2 needs 16 GPUs, the node has 8", "dp_attention"),
+        (["layout.ep=3"], "ep 3 does not divide tp 4", ""),
+        (["model.weights=4TB"], "the weights need 1000 GB a GPU at tp 4", "raise `layout.tp`"),
+        (["engine=sglang-0.5.16-cu130"], "an engine for cuda does not run on amd hardware", "deploy profiles"),
+        (["hardware.arch=gfx942"], "the image is compiled for gfx950, the GPUs are gfx942", ""),
+        (["runtime=process"], "the process runtime needs an engine", "engine.python=python3"),
+        (
+            ["flags.nsa-prefil-backend=tilelang"],
+            "sglang 0.5.14 has no option `--nsa-prefil-backend`",
+            "nsa-prefill-backend",
+        ),
+        (["flags.trust-remote-code=1"], "`--trust-remote-code` of sglang 0.5.14 takes no value", ""),
+        (["flags.kv-cache-dtype=true"], "`--kv-cache-dtype` of sglang 0.5.14 takes a value", ""),
+        (["flags.kv-cache-dtype=fp8"], "does not take `fp8`", "fp8_e4m3"),
+        (["flags.tp-size=4"], "`tp-size` is not set as a flag", "layout.tp"),
+        (["flags.api-key=x"], "`api-key` is not set as a flag", "api_key_env"),
+        (["env.MY_API_KEY=x"], "`MY_API_KEY` looks like a secret", "export it"),
+        (["server.host=0.0.0.0"], "can be reached from other machines", "api_key_env"),
+        (["server.host=node"], "`node` is not an address", "127.0.0.1"),
+        (["without_patches=[rocm-guard]"], "the ledger has no patch `rocm-guard`", "rocm-cuda-runtime-guard"),
+        (["model.mtp_layer=null"], "speculation needs a draft", "speculative"),
+    ],
+)
+def test_a_rule_refuses_with_the_next_step(overrides: list[str], message: str, hint: str) -> None:
+    problems = refused("mi355x-tp4dp2", *overrides)
+    found = [problem for text, problem in problems.items() if message in text]
+    assert found, problems
+    assert hint in found[0].hint
+    assert found[0].where
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("flags.nsa-prefill-backend=tilelang", "`dsa-prefill-backend`"),
+        ("flags.cuda-graph-max-bs=80", "`cuda-graph-max-bs-decode`"),
+    ],
+)
+def test_a_renamed_flag_leads_to_its_new_name(override: str, hint: str) -> None:
+    problems = refused("mi355x-tp4dp2", "engine.version=0.5.23", override)
+    assert any(hint in problem.hint for problem in problems.values())
+
+
+def test_a_public_address_with_a_key_or_a_word_is_taken() -> None:
+    assert (
+        load("cpu-tiny", overrides=["server.host=0.0.0.0", "server.api_key_env=KEY"]).plan.server.api_key_env == "KEY"
+    )
+    assert load("cpu-tiny", overrides=["server.host=0.0.0.0", "server.allow_public=true"]).plan.server.allow_public
+
+
+def test_dp_attention_on_rocm_is_refused_with_its_report_unless_accepted() -> None:
+    with pytest.raises(ProfileError) as caught:
+        load("mi355x-tp8", overrides=["layout.dp=8", "layout.dp_attention=true"])
+    [problem] = caught.value.problems
+    assert "reported broken" in problem.message
+    accepted = problem.hint.rpartition("`--set ")[2].removesuffix("`")
+    load("mi355x-tp8", overrides=["layout.dp=8", "layout.dp_attention=true", accepted])
+
+
+@pytest.mark.parametrize("name", ["mi355x-tp8", "mi355x-tp4dp2"])
+def test_the_newer_engine_differs_only_where_it_must(name: str) -> None:
+    old, new = load(name).plan, load(name, overrides=["engine=sglang-0.5.16-rocm"]).plan
+    assert old.flags == new.flags
+    assert {patch.id for patch in old.patches} - {patch.id for patch in new.patches} == {
+        "mtp-shared-expert-exclude", "rocm-cuda-runtime-guard",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("mi355x-tp4dp3", "there is no profile"), ("./missing.yaml", "there is no file")]
+)
+def test_a_profile_that_is_not_there(name: str, message: str) -> None:
+    with pytest.raises(DeployError, match=message) as caught:
+        load(name)
+    assert caught.value.hint

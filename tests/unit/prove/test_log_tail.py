@@ -1,0 +1,90 @@
+"""A growing log, read piece by piece."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.prove import waiting as health
+from orchestrator.prove.waiting import LogTail, unseen
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "server.log"
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_each_line_is_given_once(log: Path) -> None:
+    tail = LogTail(log)
+    append(log, "one\ntwo\n")
+    assert list(tail()) == ["one", "two"]
+    assert list(tail()) == []
+    append(log, "three\n")
+    assert list(tail()) == ["three"]
+
+
+def test_a_log_that_is_not_there_yet_has_no_lines(log: Path) -> None:
+    tail = LogTail(log)
+    assert list(tail()) == []
+    append(log, "one\n")
+    assert list(tail()) == ["one"]
+
+
+def test_an_unfinished_line_waits_for_its_end(log: Path) -> None:
+    tail = LogTail(log)
+    append(log, "the server is fi")
+    assert list(tail()) == []
+    append(log, "red up\n")
+    assert list(tail()) == ["the server is fired up"]
+
+
+def test_of_a_log_that_has_ended_the_unfinished_line_is_read_too(log: Path) -> None:
+    append(log, "one\nKilled")
+    assert list(LogTail(log).to_end()) == ["one", "Killed"]
+
+
+def test_a_progress_bar_is_a_line_at_each_state(log: Path) -> None:
+    append(log, "shards: | 1/3 [\rshards: | 2/3 [\r\nnext\n")
+    assert list(LogTail(log)()) == ["shards: | 1/3 [", "shards: | 2/3 [", "next"]
+
+
+def test_a_truncated_log_is_read_from_its_beginning(log: Path) -> None:
+    tail = LogTail(log)
+    append(log, "a long first line\n")
+    list(tail())
+    log.write_text("new\n")
+    assert list(tail()) == ["new"]
+
+
+def test_a_replaced_log_is_read_from_its_beginning(log: Path) -> None:
+    tail = LogTail(log)
+    append(log, "old\n")
+    list(tail())
+    log.rename(log.with_suffix(".1"))
+    append(log, "as long or longer\n")
+    assert list(tail()) == ["as long or longer"]
+
+
+def test_a_line_without_end_is_cut(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "CHUNK_BYTES", 1000)
+    append(log, "x" * 200_000)
+    pieces = list(LogTail(log)())
+    assert pieces
+    assert max(map(len, pieces)) <= health.MAX_LINE_BYTES + 1000
+
+
+def test_bytes_that_are_no_text_do_not_stop_the_reading(log: Path) -> None:
+    log.write_bytes(b"\xff\xfe\nnext\n")
+    assert list(LogTail(log)())[-1] == "next"
+
+
+def test_a_log_that_can_only_be_read_whole_gives_its_new_lines() -> None:
+    lines = ["one", "two"]
+    new_lines = unseen(lambda: iter(lines))
+    assert list(new_lines()) == ["one", "two"]
+    lines.append("three")
+    assert list(new_lines()) == ["three"]

@@ -1,0 +1,202 @@
+"""Every check goes red when, and only when, the server lies in the way that it is there for."""
+
+import dataclasses
+import io
+from collections.abc import Sequence
+
+import httpx
+import pytest
+from smoke_server import CONTEXT, NAME, ScriptedServer
+
+from orchestrator import prove as smoke
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import SmokeError
+from orchestrator.core.secret import Secret
+from orchestrator.prove import SmokeReport, Target, Verdict
+
+TARGET = Target(
+    url="http://127.0.0.1:30000",
+    served_name=NAME,
+    context_length=CONTEXT,
+    dp=1,
+    speculative=False,
+    prefix_cache=True,
+    cache_report=True,
+    metrics=True,
+    grammar=True,
+    api_key=None,
+)
+EVERYTHING = dataclasses.replace(TARGET, dp=2, speculative=True, api_key=Secret("sk-0123456789"))
+
+
+def run(server: ScriptedServer, target: Target = TARGET, *, faults: Sequence[str] | None = ()) -> SmokeReport:
+    return smoke.run(
+        target,
+        faults=None if faults is None else lambda: faults,
+        seed=1,
+        progress=Progress(io.StringIO()),
+        transport=httpx.MockTransport(server),
+    )
+
+
+def verdicts(report: SmokeReport) -> dict[str, Verdict]:
+    return {check.name: check.verdict for check in report.checks}
+
+
+def failures(report: SmokeReport) -> dict[str, str]:
+    return {check.name: check.evidence for check in report.failures}
+
+
+def test_an_honest_server_passes_everything() -> None:
+    report = run(ScriptedServer(dp=2, key="sk-0123456789", verify_steps_a_token=0.3), EVERYTHING)
+    assert set(verdicts(report).values()) == {Verdict.PASSED}, report.to_table()
+    assert len(report.checks) == 13
+
+
+LIES = {
+    "another model": (ScriptedServer(name="llama"), "right model", "serves `llama`, not `glm-5.2`"),
+    "a shorter context": (ScriptedServer(context=2048), "right model", "takes 2048 tokens, the profile says 4096"),
+    "numbers from dice": (ScriptedServer(rolls_dice=True), "greedy repeats", "two greedy answers differ from token"),
+    "streaming loses text": (ScriptedServer(stream_drops_a_piece=True), "stream agrees", "streaming gives 'w"),
+    "streaming in one piece": (ScriptedServer(stream_in_one_piece=True), "stream agrees", "the answer is not streamed"),
+    "a stream without end": (ScriptedServer(stream_never_ends=True), "stream agrees", "ended without `data: [DONE]`"),
+    "streaming counts wrong": (ScriptedServer(stream_counts_wrong=True), "stream agrees", "counts 33 tokens streaming"),
+    "a prompt token more": (
+        ScriptedServer(counts_one_prompt_token_more=True),
+        "tokens add up",
+        "prompt tokens in `meta_info`: 38, not 37",
+    ),
+    "a completion token less": (
+        ScriptedServer(counts_one_completion_token_less=True),
+        "tokens add up",
+        "completion tokens in `meta_info`: 15, not 16",
+    ),
+    "a wrong total": (
+        ScriptedServer(usage_total_is_wrong=True),
+        "tokens add up",
+        "total tokens in `usage`: 54, not 53",
+    ),
+    "no cache": (ScriptedServer(cache_off=True), "prefix cached", "0 from cache, 960 expected (page 64)"),
+    "a cache that only says so": (ScriptedServer(cache_pretends=True), "prefix cached", "never sent before"),
+    "no cache report": (ScriptedServer(usage_hides_cache=True), "prefix cached", "`usage` reports 0 cached tokens"),
+    "schema ignored": (ScriptedServer(ignores_schema=True), "schema obeyed", "not JSON"),
+    "schema broken": (ScriptedServer(breaks_schema=True), "schema obeyed", "JSON that breaks the schema"),
+    "500 for a malformed request": (
+        ScriptedServer(malformed_status=500),
+        "malformed refused",
+        "broken JSON to `/generate` is answered 500",
+    ),
+    "200 for a malformed request": (ScriptedServer(malformed_status=200), "malformed refused", "is answered 200"),
+    "500 for an over-long prompt": (ScriptedServer(overlong_status=500), "over-long refused", "is answered 500"),
+    "an over-long prompt cut in silence": (ScriptedServer(overlong_status=200), "over-long refused", "answered 200"),
+    "no metrics": (ScriptedServer(metrics_absent=True), "metrics count", "has no `sglang:generation_tokens_total`"),
+    "metrics that stand still": (ScriptedServer(metrics_stand_still=True), "metrics count", "went from 0 to 0"),
+}
+
+
+@pytest.mark.parametrize(("server", "check", "evidence"), LIES.values(), ids=LIES)
+def test_a_lie_turns_its_check_red_and_no_other(server: ScriptedServer, check: str, evidence: str) -> None:
+    found = failures(run(server))
+    assert list(found) == [check]
+    assert evidence in found[check]
+
+
+def test_an_open_server_that_was_to_be_closed() -> None:
+    closed = dataclasses.replace(TARGET, api_key=Secret("sk-0123456789"))
+    found = failures(run(ScriptedServer(key="sk-0123456789", forgets_to_check_the_key=True), closed))
+    assert found == {"key required": "a request without the key is answered 200"}
+
+
+def test_a_rank_that_never_serves() -> None:
+    found = failures(run(ScriptedServer(rank_zero_answers_for_all=True), dataclasses.replace(TARGET, dp=2)))
+    assert found == {"each rank serves": "rank 0 answered for rank 1"}
+
+
+def test_a_server_that_does_not_name_its_ranks_is_a_warning() -> None:
+    report = run(ScriptedServer(says_no_rank=True), dataclasses.replace(TARGET, dp=2))
+    assert verdicts(report)["each rank serves"] is Verdict.WARNING
+    assert report.ok
+
+
+@pytest.mark.parametrize(
+    ("steps_a_token", "evidence"),
+    [(None, "the server reports no verification steps: speculation is off"), (1.0, "accept length 1.00: no draft")],
+    ids=["off", "every draft refused"],
+)
+def test_speculation_that_does_nothing(steps_a_token: float | None, evidence: str) -> None:
+    target = dataclasses.replace(TARGET, speculative=True)
+    found = failures(run(ScriptedServer(verify_steps_a_token=steps_a_token), target))
+    assert list(found) == ["drafts accepted"]
+    assert evidence in found["drafts accepted"]
+
+
+def test_an_answer_cut_short_does_not_prove_the_schema_broken() -> None:
+    assert verdicts(run(ScriptedServer(talks_too_long=True)))["schema obeyed"] is Verdict.WARNING
+
+
+@pytest.mark.parametrize("what", ["malformed", "over-long"])
+def test_a_server_that_dies_of_a_clients_mistake(what: str) -> None:
+    report = run(ScriptedServer(dies_of=what))
+    found = failures(report)
+    assert next(iter(found)) == f"{what} refused"
+    assert "ConnectError" in found[f"{what} refused"]
+    assert found["metrics count"] == f"not tried: the server stopped answering during `{what} refused`"
+
+
+def test_a_server_that_hangs_is_asked_once() -> None:
+    found = failures(run(ScriptedServer(hangs_at="/generate")))
+    assert found["greedy repeats"] == "no answer (ReadTimeout: timed out)"
+    assert found["tokens add up"] == "not tried: the server stopped answering during `greedy repeats`"
+
+
+def test_a_known_fault_in_the_log_of_a_ready_server() -> None:
+    found = failures(run(ScriptedServer(), faults=["cuda-runtime-header: falling back to loop"]))
+    assert found == {"log clean": "cuda-runtime-header: falling back to loop"}
+
+
+def test_what_the_profile_lacks_is_not_applicable_and_not_passed() -> None:
+    bare = dataclasses.replace(TARGET, prefix_cache=False, cache_report=False, metrics=False, grammar=False)
+    report = run(ScriptedServer(cache_off=True, metrics_absent=True, ignores_schema=True), bare, faults=None)
+    absent = {name for name, verdict in verdicts(report).items() if verdict is Verdict.NOT_APPLICABLE}
+    assert absent == {
+        "key required",
+        "prefix cached",
+        "each rank serves",
+        "drafts accepted",
+        "schema obeyed",
+        "metrics count",
+        "log clean",
+    }
+    assert report.ok
+
+
+def test_each_run_sends_prompts_that_no_earlier_run_has_cached() -> None:
+    server = ScriptedServer()
+    for seed in (1, 2):
+        report = smoke.run(
+            TARGET,
+            faults=None,
+            seed=seed,
+            progress=Progress(io.StringIO()),
+            transport=httpx.MockTransport(server),
+        )
+        assert report.ok
+
+
+def test_the_report_for_people_and_for_programs() -> None:
+    report = run(ScriptedServer(cache_off=True))
+    assert "prefix cached" in report.to_table()
+    assert (
+        report.to_table().splitlines()[-1] == "8 passed, 1 failed, 3 not applicable" or "1 failed" in report.to_table()
+    )
+    assert report.to_dict()["ok"] is False
+    with pytest.raises(SmokeError) as caught:
+        report.require()
+    assert [problem.message.split(":")[0] for problem in caught.value.problems] == ["prefix cached"]
+    run(ScriptedServer()).require()
+
+
+def test_the_key_is_in_no_report() -> None:
+    target = dataclasses.replace(TARGET, api_key=Secret("sk-0123456789"))
+    report = run(ScriptedServer(key="sk-0123456789", name="sk-0123456789"), target)
+    assert "sk-0123456789" not in report.to_table() + str(report.to_dict())

@@ -1,0 +1,74 @@
+"""What the server is doing, from its log."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.prove.waiting import LogTail, StageReader
+
+REAL = Path(__file__).parents[1] / "diagnose/logs/none/near-real-0.5.14-healthy-dp2.log"
+
+
+def read(*lines: str) -> StageReader:
+    reader = StageReader()
+    for line in lines:
+        reader.feed(line)
+    return reader
+
+
+def test_the_stages_of_a_real_start_of_two_replicas() -> None:
+    assert read(*LogTail(REAL)()).names == [
+        "starting",
+        "connecting ranks",
+        "loading weights",
+        "allocating the KV cache",
+        "opening the port",
+        "warming up",
+        "answering",
+    ]
+
+
+def test_shards_are_counted() -> None:
+    bar = "Loading safetensors checkpoint shards:  38% Completed | 18/47 [00:31<00:49,  1.71s/it]"
+    assert read("[2026-07-02 10:14:31 TP0] Load weight begin. avail mem=250 GB", bar).text == "loading weights 18/47"
+
+
+def test_with_eagle_the_second_load_is_the_draft() -> None:
+    rank = "[2026-07-02 10:14:31 TP0]"
+    reader = read(
+        f"{rank} Load weight begin. avail mem=250 GB",
+        f"{rank} Load weight end. elapsed=300 s, type=GlmMoeDsaForCausalLM",
+        f"{rank} Load weight begin. avail mem=200 GB",
+    )
+    assert reader.text == "loading draft weights"
+
+
+def test_two_ranks_loading_are_not_a_draft() -> None:
+    reader = read(
+        "[2026-07-02 10:14:31 DP0 TP0] Load weight begin.", "[2026-07-02 10:14:31 DP1 TP0] Load weight begin."
+    )
+    assert reader.names == ["loading weights"]
+
+
+@pytest.mark.parametrize(
+    "begin",
+    ["Capture draft cuda graph begin.", "Capture decode CUDA graph begin. This can take up to several minutes."],
+    ids=["0.5.13", "0.5.14"],
+)
+def test_graphs_are_counted_in_both_wordings(begin: str) -> None:
+    reader = read(begin, "Capturing batches (bs=16 avail_mem=40.11 GB):  25%|██▌       | 5/20 [00:10<00:30]")
+    assert reader.text == "capturing graphs 5/20"
+
+
+def test_a_count_does_not_outlive_its_stage() -> None:
+    reader = read("Load weight begin.", "shards loading: | 2/2 [", "Memory pool end. avail mem=20 GB")
+    assert reader.text == "allocating the KV cache"
+
+
+def test_a_later_rank_does_not_take_the_stage_back() -> None:
+    assert read("Memory pool end.", "Uvicorn running on", "Memory pool end.").text == "warming up"
+
+
+def test_a_progress_bar_does_not_push_the_log_out_of_what_is_kept() -> None:
+    reader = read("the reason", *[f"loading shards: | {n}/100 [" for n in range(100)])
+    assert list(reader.last_lines) == ["the reason", "loading shards: | 99/100 ["]
