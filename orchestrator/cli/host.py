@@ -20,12 +20,13 @@ def register(app: typer.Typer) -> None:
 
 def preflight(*, profile: ProfileOption, set_: SetOption = None, host: HostOption = None, json: Json = False) -> None:
     """Check whether this machine (or a far one) is ready for a profile; exit code 4 where it is not."""
+    from orchestrator.commands.machine import inspect_host, place_of
     from orchestrator.commands.planning import load
-    from orchestrator.commands.readiness import inspect_host
     from orchestrator.core.errors import HostError
     from orchestrator.core.paths import Home
 
-    report = inspect_host(load(profile, overrides=set_ or ()).plan, Home.from_environment(), host=host)
+    plan = load(profile, overrides=set_ or ()).plan
+    report = inspect_host(plan, place_of(plan, Home.from_environment(), host))
     if json:
         out_json(report.to_dict())
     else:

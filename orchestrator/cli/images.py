@@ -43,22 +43,22 @@ def build(
     """Build a profile's image, as `up` does, prove the patches in it, and print its name."""
     from dataclasses import asdict
 
-    from orchestrator.commands.images import build_image, on_base
+    from orchestrator.commands.artifacts import render_artifacts
     from orchestrator.commands.kernels import planned
     from orchestrator.core.paths import Home
     from orchestrator.images.build import push as push_image
     from orchestrator.images.build import tag_image
     from orchestrator.images.client import find_docker
     from orchestrator.images.metadata import write_metadata
+    from orchestrator.images.of_plan import build_image, on_base
 
     if push and tag is None:
         raise UsageError("`--push` needs a name to push", hint="give one with `--tag registry/name:tag`")
     plan, inputs = planned(profile, set_ or (), Home.from_environment(), given=named_files("--give", give))
     plan = on_base(plan, base_image) if base_image else plan
     docker = find_docker()
-    built = build_image(
-        docker, plan, inputs=inputs, secrets=named_files("--secret", secret), network=network, no_cache=no_cache
-    )
+    artifacts = render_artifacts(plan, inputs)
+    built = build_image(docker, artifacts, secrets=named_files("--secret", secret), network=network, no_cache=no_cache)
     if tag:
         tag_image(docker, built.tag, tag)
     digest = push_image(docker, tag) if push and tag else None
@@ -98,12 +98,13 @@ def inspect(
 def matrix() -> None:
     """Print the profiles that have an image, as a matrix for GitHub Actions."""
     from orchestrator.commands.planning import load, profile_names
+    from orchestrator.runtimes import runtime_kind
 
     plans = [load(name).plan for name in profile_names()]
     entries = [
         {"profile": plan.profile, "engine": plan.engine.name, "base": plan.engine.image}
         for plan in plans
-        if plan.runtime == "docker"
+        if runtime_kind(plan.runtime).contained
     ]
     out_json({"include": entries})
 

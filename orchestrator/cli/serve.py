@@ -33,10 +33,10 @@ def up(
     json: Json = False,
 ) -> None:
     """Bring a profile's server up: build, start, wait, prove."""
-    from orchestrator.commands.up import Order, dry_run_text, up
+    from orchestrator.commands.up import UpRequest, dry_run_text, up
     from orchestrator.core.paths import Home
 
-    order = Order(
+    request = UpRequest(
         profile=profile,
         name=name,
         overrides=tuple(set_ or ()),
@@ -47,9 +47,9 @@ def up(
         timeout=timeout,
     )
     if dry_run:
-        out(dry_run_text(order, Home.from_environment()))
+        out(dry_run_text(request, Home.from_environment()))
         return
-    done = up(order, Home.from_environment())
+    done = up(request, Home.from_environment())
     if json:
         out_json(done.to_dict())
         return

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from orchestrator.commands.readiness import wait_until_free
+from orchestrator.commands.machine import place_of, wait_until_free
 from orchestrator.commands.runs import claim, latest_run, read_plan
 from orchestrator.commands.servers import Fleet
 from orchestrator.runtimes.base import Handle
@@ -18,7 +18,7 @@ def down(servers: Fleet, handle: Handle, *, host: str | None) -> None:
     with claim(servers.home, handle.name):
         servers.runtime(handle).stop(handle, grace=grace_of(servers, handle.name))
         if (plan := read_plan(latest_run(servers.home, handle.name))) is not None:
-            wait_until_free(plan, host=host)
+            wait_until_free(plan, place_of(plan, servers.home, host))
 
 
 def grace_of(servers: Fleet, name: str) -> float:

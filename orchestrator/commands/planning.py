@@ -16,6 +16,7 @@ from orchestrator.plan.known_bad import KnownBad, parse_known_bad
 from orchestrator.profile.compose import Composed, Override, compose, part_names
 from orchestrator.profile.schema import Profile
 from orchestrator.profile.validate import validate
+from orchestrator.runtimes import REGISTRY
 
 _FOLDERS = {"hardware": "hardware", "model": "models", "engine": "engines"}
 
@@ -58,6 +59,7 @@ def load(
         table=read_flags(profile.engine.version, root, place=composed.place(("engine", "version"))),
         ledger=read_ledger(root),
         known_bad=_read_known_bad(root),
+        runtimes={name: kind().rules for name, kind in REGISTRY.items()},
         inputs=inputs or {},
     )
     plan = decide(path.stem, profile=profile, composed=composed, knowledge=knowledge)

@@ -10,7 +10,7 @@ from orchestrator import prove as smoke
 from orchestrator.commands.gate import kernel_gate
 from orchestrator.commands.runs import RunDir, read_plan
 from orchestrator.commands.servers import Fleet, api_key
-from orchestrator.core.errors import Problem, SmokeError, StartError, UsageError
+from orchestrator.core.errors import DeployError, Problem, SmokeError, StartError, UsageError
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
 from orchestrator.plan import Plan
@@ -112,9 +112,10 @@ def faults(log: Iterable[str]) -> tuple[str, ...]:
     return diagnose(log).degraded
 
 
-def explain_failure(runtime: Runtime, handle: Handle) -> str:
-    """What the log, and the runtime, give away about a failure; nothing known is said to be so."""
-    findings = diagnose(
-        chain(runtime.logs(handle, follow=False), filter(None, [runtime.state(handle).detail]))
-    ).findings
+def explain_failure(runtime: Runtime, handle: Handle, detail: str) -> str:
+    """What the log, and the runtime's word of the end, give away about a failure; nothing known is said to be so."""
+    try:
+        findings = diagnose(chain(runtime.logs(handle, follow=False), filter(None, [detail]))).findings
+    except (DeployError, KeyboardInterrupt) as error:
+        return f"diagnosis: the log was not read: {error if isinstance(error, DeployError) else 'interrupted'}"
     return "\n\n".join(found.to_text() for found in findings) or "diagnosis: no known signature in the log"

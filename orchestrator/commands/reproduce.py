@@ -23,6 +23,7 @@ from orchestrator.kernels.coverage import applies_to
 from orchestrator.plan import Plan
 from orchestrator.report.published import Published, ReproduceRun
 from orchestrator.results.result import RESULT_FILE
+from orchestrator.runtimes import runtime_kind
 
 STATE_FILE: Final = "reproduce.json"
 _BEFORE: Final = ("preflight", "stage", "kernels", "build")  # what may fail before anything is measured
@@ -88,7 +89,7 @@ def _needless(stage: str, plan: Plan) -> str | None:
         return "its checkpoint is made on the way up"
     if stage == "kernels" and not applies_to(plan):
         return "its server asks aiter for no MXFP4 experts"
-    if stage == "build" and plan.runtime != "docker":
+    if stage == "build" and not runtime_kind(plan.runtime).contained:
         return "it runs in no container"
     return None
 

@@ -56,8 +56,9 @@ class Fleet:
 
 @contextmanager
 def fleet(home: Home, host: str | None = None) -> Iterator[Fleet]:
-    """The runtimes, closed at the end. `host` is a Docker host such as `ssh://user@node`."""
-    runtimes = {kind: open_runtime(home, host) for kind, open_runtime in REGISTRY.items()}
+    """The runtimes, closed at the end; with `host`, a far machine such as `ssh://user@node`, those that reach it."""
+    kinds = [open_kind() for open_kind in REGISTRY.values()]
+    runtimes = {kind.name: kind.open(home, host) for kind in kinds if host is None or kind.far is not None}
     try:
         yield Fleet(home, runtimes)
     finally:

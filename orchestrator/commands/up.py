@@ -1,12 +1,14 @@
 """`deploy up`: from a profile to a running, proven server; on any failure, back to how it was."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from orchestrator.commands.artifacts import render_artifacts, rendered_files
 from orchestrator.commands.down import grace_of
 from orchestrator.commands.gate import kernel_gate
 from orchestrator.commands.kernels import planned
+from orchestrator.commands.machine import place_of
 from orchestrator.commands.prepare import prepare, require_machine
 from orchestrator.commands.proof import answers, await_ready, explain_failure, prove
 from orchestrator.commands.runs import RunDir, claim, latest_run, open_run, read_plan
@@ -16,15 +18,16 @@ from orchestrator.core.errors import DeployError, Interrupted, NameTakenError, S
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.core.shell import quote
+from orchestrator.core.signals import held
 from orchestrator.plan import Plan
 from orchestrator.plan.changes import changes
 from orchestrator.prove.report import SmokeReport
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import Handle, Status
+from orchestrator.runtimes import Handle, Runtime, Status
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class UpRequest:
     """What the user asked for."""
 
     profile: str
@@ -57,47 +60,45 @@ class Up:
         return {"already_up": smoke is None, **asdict(self.handle), "ready_seconds": self.seconds, "smoke": smoke}
 
 
-def dry_run_text(order: Order, home: Home) -> str:
+def dry_run_text(request: UpRequest, home: Home) -> str:
     """What `up` would start, as the files it would write; starts and writes nothing."""
-    artifacts = render_artifacts(*planned(order.profile, order.overrides, home))
-    shown = (file for file in rendered_files(artifacts, order.name) if "/" not in file.path)
+    artifacts = render_artifacts(*planned(request.profile, request.overrides, home))
+    shown = (file for file in rendered_files(artifacts, request.name) if "/" not in file.path)
     return "\n".join(f"==> {file.path} <==\n{file.content.decode()}" for file in shown)
 
 
-def up(order: Order, home: Home) -> Up:
+def up(request: UpRequest, home: Home) -> Up:
     """Bring the profile's server up and prove it. Raises a DeployError after everything it started is down again."""
-    plan, inputs = planned(order.profile, order.overrides, home)
-    name = order.name or plan.profile
+    plan, inputs = planned(request.profile, request.overrides, home)
+    name = request.name or plan.profile
+    place = place_of(plan, home, request.host)
     key = api_key(plan.server.api_key_env)
-    with fleet(home, order.host) as servers, claim(home, name):
-        if (running := _already_up(servers, name, plan=plan, order=order)) is not None:
+    with fleet(home, request.host) as servers, claim(home, name):
+        if (running := _already_up(servers, name, plan=plan, request=request)) is not None:
             return running
-        prepared = prepare(render_artifacts(plan, inputs), home, host=order.host, inputs=inputs)
-        way_back = _make_room(servers, name)
-        try:
-            machine = require_machine(plan, home, host=order.host)
+        prepared = prepare(render_artifacts(plan, inputs), place)
+        with _way_back(servers, name):
+            _make_room(servers, name)
+            machine = require_machine(plan, place)
             records = {
-                **prepared.records(),
+                **prepared.records,
                 "host.json": machine.to_dict(),
-                "up.json": {"command": order.command(name)},
+                "up.json": {"command": request.command(name)},
             }
-            start = Start(name=name, order=order, artifacts=prepared.artifacts, records=records, key=key)
-            return _bring_up(start, servers)
-        except DeployError as error:
-            if way_back is not None:
-                error.hint = f"{error.hint}; the old server is down, this brings it back: {way_back}".lstrip("; ")
-            raise
+            return _bring_up(
+                Start(name=name, request=request, artifacts=prepared.artifacts, records=records, key=key), servers
+            )
 
 
-def _already_up(servers: Fleet, name: str, *, plan: Plan, order: Order) -> Up | None:
+def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) -> Up | None:
     """The same plan, running and healthy, is up already.
 
     Raises NameTakenError for another plan and StartError for one that does not answer, unless it is to be replaced.
     """
     for handle in servers.find(name):
-        if order.replace or servers.runtime(handle).state(handle).status is not Status.RUNNING:
+        if request.replace or servers.runtime(handle).state(handle).status is not Status.RUNNING:
             continue
-        hint = f"`{order.command(name)} --replace` stops it first; or take another name with `--name`"
+        hint = f"`{request.command(name)} --replace` stops it first; or take another name with `--name`"
         if handle.plan_digest != plan.digest:
             old = read_plan(latest_run(servers.home, name))
             details = changes(old.to_dict(), plan.to_dict()) if old else ""
@@ -108,16 +109,30 @@ def _already_up(servers: Fleet, name: str, *, plan: Plan, order: Order) -> Up | 
     return None
 
 
-def _make_room(servers: Fleet, name: str) -> str | None:
-    """Stop what has that name; the command that brings it back, where something was running."""
-    way_back = None
+@contextmanager
+def _way_back(servers: Fleet, name: str) -> Iterator[None]:
+    """Where the block fails, or is interrupted, name the command that brings back what runs under that name now."""
+    runs = any(servers.runtime(handle).state(handle).status is Status.RUNNING for handle in servers.find(name))
+    command = _recorded_command(servers.home, name) if runs else None
+    try:
+        yield
+    except (DeployError, KeyboardInterrupt) as error:
+        failure = error if isinstance(error, DeployError) else Interrupted("interrupted")
+        if command is not None:
+            hints = (failure.hint, f"the old server is down, this brings it back: {command}")
+            failure.hint = "; ".join(filter(None, hints))
+        if failure is error:
+            raise
+        raise failure from error
+
+
+def _make_room(servers: Fleet, name: str) -> None:
+    """Stop what has that name."""
     for handle in servers.find(name):
         runtime = servers.runtime(handle)
         if runtime.state(handle).status is Status.RUNNING:
             note(f"stopping `{name}` to replace it")
-            way_back = _recorded_command(servers.home, name)
         runtime.stop(handle, grace=grace_of(servers, name))
-    return way_back
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +140,7 @@ class Start:
     """One start: what is started, under which name, and what its run directory keeps of the way here."""
 
     name: str
-    order: Order
+    request: UpRequest
     artifacts: Artifacts
     records: Mapping[str, object]
     key: Secret | None
@@ -139,49 +154,59 @@ def _bring_up(start: Start, servers: Fleet) -> Up:
     for file, record in start.records.items():
         run.save(file, record)
     secrets = {plan.server.api_key_env: key} if plan.server.api_key_env and key else {}
+    handle = None
     try:
         handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=secrets)
-        say(f"started `{name}`; log: {_where_log(start.order, run, name)}")
-        ready = await_ready(handle, runtime, plan=plan, key=key, timeout=start.order.timeout)
+        say(f"started `{name}`; log: {_where_log(start.request, run, name)}")
+        ready = await_ready(handle, runtime, plan=plan, key=key, timeout=start.request.timeout)
         report = prove(handle, runtime, plan=plan, key=key)
         run.save("smoke.json", report.to_dict())
         report.require()
-        kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=start.order.strict_kernels)
-    except (DeployError, KeyboardInterrupt) as error:
-        raise _undo(error, servers, name, keep=start.order.keep) from error
-    except BaseException:  # a full disk, a fault of this tool: nobody else would look after the server
-        if not start.order.keep:
-            _take_down(servers, name)
-        raise
+        kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=start.request.strict_kernels)
+    except BaseException as error:
+        failure = _give_up(error, handle, runtime, keep=start.request.keep)
+        if failure is error:
+            raise
+        raise failure from error
     return Up(handle=handle, smoke=report, seconds=ready.seconds)
 
 
-def _where_log(order: Order, run: RunDir, name: str) -> str:
+def _where_log(request: UpRequest, run: RunDir, name: str) -> str:
     """Its file, or the command that shows it where the runtime keeps it until the stop."""
     if run.log.exists():
         return str(run.log)
-    return f"`{quote(['deploy', 'logs', name, *(['--host', order.host] if order.host else [])])}`"
+    return f"`{quote(['deploy', 'logs', name, *(['--host', request.host] if request.host else [])])}`"
 
 
-def _undo(error: DeployError | KeyboardInterrupt, servers: Fleet, name: str, *, keep: bool) -> DeployError:
-    """Take the server down, and say what its log gives away about the failure."""
-    handles = servers.find(name)
-    if isinstance(error, KeyboardInterrupt):
-        failure: DeployError = Interrupted("interrupted", hint="" if handles else "nothing was started")
-    else:
-        failure = error
-        told = [explain_failure(servers.runtime(handle), handle) for handle in handles]
-        failure.details = "\n\n".join(filter(None, [failure.details, *told]))
-    if keep and handles:
-        failure.hint = f"`{name}` is kept: `deploy logs {name}`, then `deploy down {name}`"
+def _give_up(error: BaseException, handle: Handle | None, runtime: Runtime, *, keep: bool) -> BaseException:
+    """Take the server down, and only then read what its log gives away about the failure; the error to raise.
+
+    A start that failed has left no server (`Runtime.start`). What is no DeployError, a full disk or a fault of this
+    tool, is raised as it is.
+    """
+    interrupted = isinstance(error, KeyboardInterrupt)
+    if handle is None:
+        return Interrupted("interrupted", hint="nothing was started") if interrupted else error
+    failure = Interrupted("interrupted") if interrupted else error
+    detail = "" if keep else _take_down(handle, runtime)
+    if not isinstance(failure, DeployError):
         return failure
-    _take_down(servers, name)
+    if keep:
+        failure.hint = f"`{handle.name}` is kept: `deploy logs {handle.name}`, then `deploy down {handle.name}`"
+    if not interrupted:
+        failure.details = "\n\n".join(filter(None, [failure.details, explain_failure(runtime, handle, detail)]))
     return failure
 
 
-def _take_down(servers: Fleet, name: str) -> None:
-    for handle in servers.find(name):
-        servers.runtime(handle).stop(handle, grace=0)
+def _take_down(handle: Handle, runtime: Runtime) -> str:
+    """Stop a server whatever else fails, and return what its runtime knew of its end."""
+    with held():
+        try:
+            return runtime.state(handle).detail
+        except DeployError:
+            return ""
+        finally:
+            runtime.stop(handle, grace=0)
 
 
 def _recorded_command(home: Home, name: str) -> str | None:

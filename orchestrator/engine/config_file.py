@@ -23,7 +23,10 @@ class Delivery:
 
 
 def delivery(secrets: Mapping[str, Secret], *, api_key_env: str | None) -> Delivery:
-    """Sort the secrets: the API key is the one in `api_key_env`. Raises UsageError for a key that sglang would take for an option."""
+    """Sort the secrets: the API key is the one in `api_key_env`.
+
+    Raises UsageError for a key that sglang would take for an option.
+    """
     api_key = secrets.get(api_key_env or "")
     if api_key is None:
         return Delivery(config=None, env=secrets)

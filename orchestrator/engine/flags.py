@@ -84,7 +84,7 @@ def read_flags(version: str, root: Path, *, place: str = "") -> FlagTable:
     return FlagTable(version=version, flags=flags)
 
 
-def flag_problems(name: str, value: str | float | bool, table: FlagTable, where: str) -> Iterator[Problem]:
+def flag_problems(name: str, value: object, table: FlagTable, where: str) -> Iterator[Problem]:
     """What sglang's own parser would refuse, and what another part of the profile decides."""
     if name in RESERVED:
         yield Problem(f"`{name}` is not set as a flag", where, f"it follows from `{RESERVED[name]}`: set that")

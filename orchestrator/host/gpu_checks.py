@@ -32,12 +32,12 @@ def gpus_present(subject: Subject) -> Iterator[Finding]:
         found = f"no {_VENDORS[hardware.vendor]} GPU" + (f" ({other})" if other else ", no tool and no driver for one")
         yield fail("gpus", found, needed, "choose a profile for this machine: `deploy profiles`")
         return
-    count, mend = len(inventory.gpus), "see which one is gone: `sudo dmesg | grep -iE 'amdgpu|nvrm'`"
+    count, hint = len(inventory.gpus), "see which one is gone: `sudo dmesg | grep -iE 'amdgpu|nvrm'`"
     found = f"{count} by {inventory.tool}"
     if count < subject.plan.layout.gpus:
-        yield fail("gpus", found, needed, mend)
+        yield fail("gpus", found, needed, hint)
     elif count < hardware.gpus:
-        yield warn("gpus", f"{found} of the node's {hardware.gpus}", needed, mend)
+        yield warn("gpus", f"{found} of the node's {hardware.gpus}", needed, hint)
     else:
         yield info("gpus", found, needed)
     for fault in inventory.faults:
@@ -68,8 +68,8 @@ def compute_units(subject: Subject) -> Iterator[Finding]:
     if all(gpu.compute_units == needed for gpu in known):
         yield info("compute units", found, str(needed))
     else:
-        mend = "if the GPUs are partitioned: `sudo amd-smi set --compute-partition SPX`"
-        yield warn("compute units", found, str(needed), mend)
+        hint = "if the GPUs are partitioned: `sudo amd-smi set --compute-partition SPX`"
+        yield warn("compute units", found, str(needed), hint)
 
 
 def vram_size(subject: Subject) -> Iterator[Finding]:
@@ -95,8 +95,8 @@ def vram_use(subject: Subject) -> Iterator[Finding]:
     if busy := busy_gpus(subject.gpus):
         who = "; ".join(holders(inventory, (gpu.index for gpu in busy))) or "no process that the tool can see"
         found = f"{describe_use(busy)}; held by {who}"
-        mend = f"{_stop(inventory, busy)}, or wait: a killed server drains for minutes"
-        yield fail(VRAM_IN_USE, found, needed, mend)
+        hint = f"{_stop(inventory, busy)}, or wait: a killed server drains for minutes"
+        yield fail(VRAM_IN_USE, found, needed, hint)
     else:
         yield info(VRAM_IN_USE, f"at most {max(gpu.used_share or 0 for gpu in subject.gpus):.0%} a GPU", needed)
 
@@ -114,8 +114,8 @@ def driver(subject: Subject) -> Iterator[Finding]:
     elif carries(inventory.vendor, inventory.toolkit, wanted):
         yield info("driver", found, f"{toolkit} {wanted} in the image")
     else:
-        mend = f"install a driver for {toolkit} {wanted}, or choose an image for {toolkit} {inventory.toolkit}"
-        yield warn("driver", found, f"{toolkit} {wanted} in the image", mend)
+        hint = f"install a driver for {toolkit} {wanted}, or choose an image for {toolkit} {inventory.toolkit}"
+        yield warn("driver", found, f"{toolkit} {wanted} in the image", hint)
 
 
 def busy_gpus(gpus: Iterable[Gpu], share: float = DRAINED) -> tuple[Gpu, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from orchestrator.host.amd import read_amd
 from orchestrator.host.gpus import GpuInventory
 from orchestrator.host.nvidia import read_nvidia
-from orchestrator.host.survey import Section, Survey
+from orchestrator.host.survey import Survey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,6 @@ class Machine:
     cpus_online: frozenset[int]
     cores: int  # physical
     listening: frozenset[int]  # TCP ports
-    docker: Section  # the daemon's version, or why there is none
     disks: Mapping[str, Disk]
 
 
@@ -65,7 +64,6 @@ def read_machine(survey: Survey) -> Machine:
         cpus_online=cpu_list(survey["cpus online"].text),
         cores=_count(survey["cores"].text),
         listening=listening_ports(survey["sockets"].text),
-        docker=survey["docker"],
         disks={
             name.removeprefix("disk "): disk
             for name, section in survey.sections.items()

@@ -18,28 +18,28 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of the report; `mend` is the command, or the words, that put it right."""
+    """One line of the report; `hint` is the command, or the words, that put it right."""
 
     check: str
     level: Level
     found: str
     needed: str
-    mend: str
+    hint: str
 
 
 def info(check: str, found: str, needed: str = "") -> Finding:
     """Nothing to do."""
-    return Finding(check=check, level=Level.INFO, found=found, needed=needed, mend="")
+    return Finding(check=check, level=Level.INFO, found=found, needed=needed, hint="")
 
 
-def warn(check: str, found: str, needed: str, mend: str) -> Finding:
+def warn(check: str, found: str, needed: str, hint: str) -> Finding:
     """It will start, and be slower or less stable than it could."""
-    return Finding(check=check, level=Level.WARN, found=found, needed=needed, mend=mend)
+    return Finding(check=check, level=Level.WARN, found=found, needed=needed, hint=hint)
 
 
-def fail(check: str, found: str, needed: str, mend: str) -> Finding:
+def fail(check: str, found: str, needed: str, hint: str) -> Finding:
     """It will not start, or not serve."""
-    return Finding(check=check, level=Level.FAIL, found=found, needed=needed, mend=mend)
+    return Finding(check=check, level=Level.FAIL, found=found, needed=needed, hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +66,12 @@ class PreflightReport:
     def to_text(self) -> str:
         """The report as a table, with what mends the rest below it."""
         rows = [(item.level, item.check, item.found, item.needed) for item in self.findings]
-        mends = [f"{item.check}: {item.mend}" for item in self.findings if item.mend]
+        mends = [f"{item.check}: {item.hint}" for item in self.findings if item.hint]
         return "\n".join([table(("", "check", "found", "needed"), rows), *mends])
 
     def require(self, *, but: Collection[str] = ()) -> None:
         """Raise HostError with every failed check (`but` some, by name), its remedy as the hint."""
         failed = [finding for finding in self.failed if finding.check not in but]
-        problems = [Problem(f"{item.check}: {item.found} (needed: {item.needed})", hint=item.mend) for item in failed]
+        problems = [Problem(f"{item.check}: {item.found} (needed: {item.needed})", hint=item.hint) for item in failed]
         if problems:
             raise HostError(f"this machine is not ready for `{self.profile}`", problems=problems)

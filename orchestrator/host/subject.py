@@ -20,19 +20,18 @@ class Space:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
-    """How preflight reaches a machine, and what parts it does not know can tell it.
+class Access:
+    """How preflight reaches a machine, and what it cannot find out there.
 
-    `image_digests` looks up the digests an image reference stands for: none for "no such image", OSError where the
-    registry cannot be asked. `checkpoint` verifies the plan's checkpoint and describes it, or raises WeightsError.
-    Either is None where there is nothing to look up.
+    `checkpoint` verifies the plan's checkpoint and describes it, or raises WeightsError; None where there is nothing to
+    look at. `contained` says that the server will have limits of its own, not those of this shell.
     """
 
     runner: Runner
     environ: Mapping[str, str]
     spaces: Sequence[Space]
-    image_digests: Callable[[str], frozenset[str]] | None
     checkpoint: Callable[[], str] | None
+    contained: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,7 @@ class Subject:
 
     plan: Plan
     machine: Machine
-    probe: Probe
+    access: Access
 
     @property
     def inventory(self) -> GpuInventory | None:

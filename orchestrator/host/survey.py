@@ -44,7 +44,6 @@ MACHINE_SECTIONS: Mapping[str, str] = {
     "cpus allowed": "grep Cpus_allowed_list /proc/self/status",
     "cpus online": "cat /sys/devices/system/cpu/online",
     "cores": "cat /sys/devices/system/cpu/cpu[0-9]*/topology/core_cpus_list | sort -u | wc -l",
-    "docker": "timeout 10 docker version --format '{{.Server.Version}}'",
     "sockets": "cat /proc/net/tcp /proc/net/tcp6",
 }
 

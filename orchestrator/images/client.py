@@ -12,6 +12,7 @@ from pathlib import Path
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.shell import Result, run
+from orchestrator.host.docker_endpoint import docker_endpoint
 
 Line = Callable[[str], None]  # what is done with one line of output
 
@@ -23,13 +24,13 @@ class Docker:
     program: str
     version: str
     builder: str  # buildkit | classic
-    host: str | None  # DOCKER_HOST of another machine, `ssh://user@host`
+    host: str  # the daemon's URL, `unix:///…` or `ssh://user@host`
 
     @property
     def env(self) -> dict[str, str]:
         """What makes this client build that way; its messages in plain text."""
-        env = {"DOCKER_BUILDKIT": "1" if self.builder == "buildkit" else "0", "DOCKER_CLI_HINTS": "false"}
-        return {**env, "DOCKER_HOST": self.host} if self.host else env
+        builder = "1" if self.builder == "buildkit" else "0"
+        return {"DOCKER_BUILDKIT": builder, "DOCKER_CLI_HINTS": "false", "DOCKER_HOST": self.host}
 
     def run(self, *arguments: str, stdin: str | None = None) -> Result:
         """One short docker command."""
@@ -62,7 +63,8 @@ def find_docker(host: str | None = None, *, environ: Mapping[str, str] = os.envi
     A client of version 23 or later needs the buildx plugin for it, an older one does it itself; distributions ship the
     plugin apart. Raises HostError where there is no client, or no daemon answers.
     """
-    clients = [client for program in _programs(environ) if (client := _client(program, host))]
+    at = docker_endpoint(host, environ)
+    clients = [client for program in _programs(environ) if (client := _client(program, at))]
     if not clients:
         raise HostError(
             "docker is not installed", hint="`apt-get install docker.io`, or docs.docker.com/engine/install"
@@ -70,7 +72,6 @@ def find_docker(host: str | None = None, *, environ: Mapping[str, str] = os.envi
     docker = next((client for client in clients if client.builder == "buildkit"), clients[0])
     server = docker.run("version", "--format", "{{.Server.Version}}")
     if not server.ok:
-        at = host or environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
         raise HostError(
             f"the Docker daemon at `{at}` does not answer",
             hint="`docker version` shows whether it runs and may be used; DOCKER_HOST or --host names another",
@@ -85,7 +86,7 @@ def _programs(environ: Mapping[str, str]) -> Iterator[str]:
             yield str(Path(program))
 
 
-def _client(program: str, host: str | None) -> Docker | None:
+def _client(program: str, host: str) -> Docker | None:
     version = re.search(r"version (\d+)([\w.+-]*)", run([program, "--version"]).stdout)
     if version is None:
         return None

@@ -20,6 +20,7 @@ from orchestrator.plan.plan import (
 )
 
 __all__ = [
+    "NAME",
     "ContainerNeeds",
     "Engine",
     "EnvVar",
@@ -29,7 +30,6 @@ __all__ = [
     "Model",
     "ModelSource",
     "Moe",
-    "NAME",
     "Origin",
     "PatchUse",
     "Plan",

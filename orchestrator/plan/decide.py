@@ -24,7 +24,7 @@ from orchestrator.plan.plan import (
     Ulimit,
     Waiting,
 )
-from orchestrator.plan.rules import RULES, Case
+from orchestrator.plan.rules import RULES, Case, Rule
 from orchestrator.profile import schema
 from orchestrator.profile.compose import Composed
 
@@ -36,12 +36,19 @@ class Knowledge:
     table: FlagTable
     ledger: Sequence[Patch]
     known_bad: Sequence[KnownBad]
+    runtimes: Mapping[str, Sequence[Rule]]  # by name, with the rules of each
     inputs: Mapping[str, str]  # files a user gave to patches, name -> sha256 in hex
 
 
 def decide(name: str, *, profile: schema.Profile, composed: Composed, knowledge: Knowledge) -> Plan:
     """The plan of profile `name`. Raises ProfileError with everything that its rules refuse."""
-    case = Case(profile=profile, composed=composed, table=knowledge.table, ledger=knowledge.ledger)
+    case = Case(
+        profile=profile,
+        composed=composed,
+        table=knowledge.table,
+        ledger=knowledge.ledger,
+        runtimes=knowledge.runtimes,
+    )
     _refuse(name, (problem for rule in RULES for problem in rule(case)))
     plan = _plan(name, profile=profile, composed=composed, knowledge=knowledge)
     _refuse(name, known_bad(knowledge.known_bad, plan, accepted=profile.accept_known_bad))

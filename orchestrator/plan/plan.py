@@ -186,7 +186,7 @@ class Plan:
 
     profile: str
     description: str
-    runtime: str  # docker | process
+    runtime: str
     hardware: Hardware
     model: Model
     engine: Engine

@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +23,7 @@ class Case:
     composed: Composed
     table: FlagTable
     ledger: Sequence[Patch]
+    runtimes: "Mapping[str, Sequence[Rule]]"  # by name, with the rules of each
 
     def place(self, *path: str | int) -> str:
         """`file:line` of a key path."""
@@ -98,16 +99,13 @@ def engine_fits_hardware(case: Case) -> Iterator[Problem]:
 
 
 def runtime_can_start(case: Case) -> Iterator[Problem]:
-    """Docker needs an image, a process needs an interpreter that has the engine."""
-    engine, runtime = case.profile.engine, case.profile.runtime
-    if runtime == "docker" and engine.image is None:
-        yield Problem("the docker runtime needs `engine.image`", case.place("engine"), "`--set runtime=process`")
-    if runtime == "process" and engine.requirements is None and engine.python is None:
-        yield Problem(
-            "the process runtime needs an engine with a requirement file or an interpreter",
-            case.place("engine"),
-            "inside a container that has sglang: `--set engine.python=python3`; otherwise `--set runtime=docker`",
-        )
+    """There is such a runtime, and what it needs of a profile is there."""
+    rules = case.runtimes.get(case.profile.runtime)
+    if rules is None:
+        hint = did_you_mean(case.profile.runtime, case.runtimes)
+        yield Problem(f"there is no runtime `{case.profile.runtime}`", case.place("runtime"), hint)
+    for rule in rules or ():
+        yield from rule(case)
 
 
 def flags_are_known(case: Case) -> Iterator[Problem]:

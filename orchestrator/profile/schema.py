@@ -199,7 +199,7 @@ class Profile(Strict):
     """A whole profile, after its layers were put together."""
 
     description: str = Field(default="", description="what it is for, one line")
-    runtime: Literal["docker", "process"] = Field(default="docker", description="docker or process")
+    runtime: str = Field(default="docker", description="docker or process")
     hardware: Hardware = Field(description="the node")
     model: Model = Field(description="the checkpoint")
     engine: Engine = Field(description="the build of sglang")

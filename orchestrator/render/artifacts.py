@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 
-from orchestrator.plan import ContainerNeeds, Plan
+from orchestrator.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,6 +12,7 @@ class Command:
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
+    in_home: bool  # it runs in the tool's home directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,44 +41,14 @@ class BuildContext:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mount:
-    """A bind mount. `source` is absolute, or relative to the tool's home directory of the machine it runs on."""
-
-    source: str
-    target: str
-    read_only: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheVolume:
-    """A named volume that outlives the container, filled at its first use from what the image holds at `target`."""
-
-    name: str
-    target: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContainerSpec:
-    """What `docker run` is given, apart from name, command and environment."""
-
-    image: str
-    needs: ContainerNeeds
-    mounts: tuple[Mount, ...]
-    caches: tuple[CacheVolume, ...]
-    publish: tuple[str, int, int]  # host address, host port, container port
-    restarts: int  # how often a server that died is started again
-    stop_grace: int  # seconds
-
-
-@dataclass(frozen=True, kw_only=True)
 class Artifacts:
-    """Everything rendered from one plan.
+    """Everything rendered from one plan; `spec` is what its runtime starts the server from, in a type of its own.
 
-    For the process runtime `command` runs with the tool's home directory as its working directory, so that its paths
-    are relative and the same on every machine; for a container its paths are those inside.
+    With `command.in_home` the command runs in the tool's home directory, so that its paths are relative and the same on
+    every machine; in a container its paths are those inside.
     """
 
     plan: Plan
     command: Command
-    build: BuildContext | None
-    container: ContainerSpec | None
+    build: BuildContext | None  # of the image, for a runtime that starts one
+    spec: object = None

@@ -1,5 +1,6 @@
 """What `deploy render --output` writes and every run directory holds: the artifacts as files a person can run."""
 
+import dataclasses
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -8,31 +9,35 @@ from orchestrator.plan import EnvVar, Flag, Plan
 from orchestrator.render.artifacts import Artifacts, ContextFile
 
 IMAGE_FOLDER: Final = "image"  # the build context
-_HOME: Final = '"${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"'  # as orchestrator.core.paths finds it
+SHELL_HOME: Final = (
+    '"${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"'  # as orchestrator.core.paths finds it
+)
 
 
-def files(artifacts: Artifacts, *, docker_run: str | None) -> tuple[ContextFile, ...]:
-    """The plan, the server's command, the equivalent `docker run` line, and the build context, sorted by path."""
-    texts = {"plan.json": artifacts.plan.to_json(), "server.sh": server_script(artifacts)}
-    if docker_run is not None:
-        texts["docker-run.sh"] = f"#!/bin/sh\nset -eu\nDEPLOY_HOME={_HOME}\n{docker_run.rstrip()}\n"
-    written = [
-        ContextFile(path=path, content=text.encode(), executable=path.endswith(".sh")) for path, text in texts.items()
-    ]
+def files(artifacts: Artifacts) -> tuple[ContextFile, ...]:
+    """The plan, the server's command, and the build context; each runtime adds what is its own."""
+    written = [text_file("plan.json", artifacts.plan.to_json()), script_file("server.sh", server_script(artifacts))]
     if artifacts.build is not None:
-        written += [
-            ContextFile(path=f"{IMAGE_FOLDER}/{file.path}", content=file.content, executable=file.executable)
-            for file in artifacts.build.files
-        ]
-    return tuple(sorted(written, key=lambda file: file.path))
+        written += [dataclasses.replace(file, path=f"{IMAGE_FOLDER}/{file.path}") for file in artifacts.build.files]
+    return tuple(written)
+
+
+def text_file(path: str, text: str) -> ContextFile:
+    """A file that is read."""
+    return ContextFile(path=path, content=text.encode(), executable=False)
+
+
+def script_file(path: str, text: str) -> ContextFile:
+    """A file that is run."""
+    return ContextFile(path=path, content=text.encode(), executable=True)
 
 
 def server_script(artifacts: Artifacts) -> str:
     """The server's command as a shell script, each setting with its origin above it."""
     plan = artifacts.plan
     lines = ["#!/bin/sh", f"# {plan.profile}: {plan.description}", "#", *origin_lines(plan), "set -eu"]
-    if plan.runtime == "process":
-        lines.append(f"cd {_HOME}")
+    if artifacts.command.in_home:
+        lines.append(f"cd {SHELL_HOME}")
     lines += [f"export {name}={shlex.quote(value)}" for name, value in artifacts.command.env]
     return "\n".join(lines) + "\n" + f"exec {wrapped(artifacts.command.argv)}\n"
 

@@ -1,25 +1,39 @@
-"""Ways to run a server: one dict, one line a runtime. A runtime's module is imported when it is used."""
+"""Ways to run a server: one folder and one line below for each; a runtime is imported when it is used."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from orchestrator.core.paths import Home
-from orchestrator.runtimes.base import Runtime
+from orchestrator.runtimes.base import Handle, Place, Prepared, Runtime, RuntimeKind, ServerState, Status
 
 
-def _docker(home: Home, host: str | None) -> Runtime:
-    from orchestrator.runtimes.docker.runtime import DockerRuntime  # noqa: PLC0415 - the docker SDK costs 0.2 s to import
+def _docker() -> RuntimeKind:
+    from orchestrator.runtimes.docker.kind import DOCKER  # noqa: PLC0415
 
-    return DockerRuntime(home, host)
-
-
-def _process(home: Home, host: str | None) -> Runtime:  # noqa: ARG001 - a process always runs on this machine
-    from orchestrator.runtimes.process.runtime import ProcessRuntime  # noqa: PLC0415
-
-    return ProcessRuntime(home)
+    return DOCKER
 
 
-REGISTRY: Final[Mapping[str, Callable[[Home, str | None], Runtime]]] = {
-    "docker": _docker,
-    "process": _process,
-}
+def _process() -> RuntimeKind:
+    from orchestrator.runtimes.process.kind import PROCESS  # noqa: PLC0415
+
+    return PROCESS
+
+
+REGISTRY: Final[Mapping[str, Callable[[], RuntimeKind]]] = {"docker": _docker, "process": _process}
+
+
+def runtime_kind(name: str) -> RuntimeKind:
+    """The runtime of that name."""
+    return REGISTRY[name]()
+
+
+__all__ = [
+    "REGISTRY",
+    "Handle",
+    "Place",
+    "Prepared",
+    "Runtime",
+    "RuntimeKind",
+    "ServerState",
+    "Status",
+    "runtime_kind",
+]

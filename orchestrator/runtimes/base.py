@@ -1,13 +1,25 @@
-"""What a runtime is: five verbs over the one thing it starts. The registry stands in `orchestrator.runtimes`."""
+"""What a runtime is: everything that is particular to one way of running a server.
 
-from collections.abc import Iterator, Mapping
+`RuntimeKind` is what a folder beside this file shows; `Runtime` is what its `open` gives: verbs over the servers it
+starts. The registry stands in `orchestrator.runtimes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from orchestrator.core.secret import Secret
-from orchestrator.render.artifacts import Artifacts
+if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this module
+    from orchestrator.core.paths import Home
+    from orchestrator.core.secret import Secret
+    from orchestrator.host.subject import Check, Space
+    from orchestrator.host.survey import Runner
+    from orchestrator.plan import Plan
+    from orchestrator.plan.rules import Rule
+    from orchestrator.render.artifacts import Artifacts, ContextFile
 
 
 class Status(StrEnum):
@@ -65,3 +77,38 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Let go of connections this runtime holds; servers run on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a server is to run: the tool's home on this machine, or the far machine, `ssh://user@node`."""
+
+    home: Home
+    far: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What a start needs is there: the artifacts as they will run, and what the run directory keeps of the way here."""
+
+    artifacts: Artifacts
+    records: Mapping[str, object]  # by file name
+    upstream: frozenset[str] = frozenset()  # patches that the sources turned out to hold already
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeKind:
+    """One way to run a server."""
+
+    name: str
+    contained: bool  # a server runs from an image of its own, within limits of its own
+    rules: Sequence[Rule]  # that a plan for it keeps, beside those of every plan
+    checks: Sequence[Check]  # of preflight, beside those of every machine
+    spaces: Callable[[Plan, Runner], Iterator[Space]]  # the room it takes, beside the checkpoint's
+    far: (
+        Callable[[str | None, Mapping[str, str]], str | None] | None
+    )  # which one `--host` means; None: only this machine
+    render: Callable[[Plan, Mapping[str, bytes]], Artifacts]  # `inputs` are files given to patches, by input name
+    files: Callable[[Artifacts, str], tuple[ContextFile, ...]]  # for a server of that name, beside those of every plan
+    prepare: Callable[[Artifacts, Place], Prepared]
+    open: Callable[[Home, str | None], Runtime]

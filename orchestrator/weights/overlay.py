@@ -9,9 +9,16 @@ from typing import Final
 
 from orchestrator.core.errors import WeightsError
 from orchestrator.patches import Expansion, expand_exclude
+from orchestrator.plan import Plan
 from orchestrator.weights.safetensors import BadShardError, tensor_dtypes
 
 _UPSTREAM: Final = "the engine's sources expand the exclude list themselves; the config is left as it is"
+
+
+def overlay_path(plan: Plan) -> str | None:
+    """Where the patched config.json lies, relative to the tool's home directory; None without a config patch."""
+    ids = [patch.id for patch in plan.patches if patch.kind == "config"]
+    return f"overlays/{plan.model.name}/{'+'.join(ids)}/config.json" if ids else None
 
 
 def write_overlay(checkpoint: Path, overlay: Path, *, needed: bool = True) -> Expansion:

@@ -31,7 +31,7 @@ def artifacts(image: str) -> Artifacts:
     plan = replace(load("cpu-tiny").plan, runtime="docker")
     argv = ("python3", "-m", "http.server", "--bind", "0.0.0.0", str(plan.server.port))
     spec = replace(container_spec(plan, image), mounts=())
-    return Artifacts(plan=plan, command=Command(argv=argv, env=()), build=None, container=spec)
+    return Artifacts(plan=plan, command=Command(argv=argv, env=(), in_home=False), build=None, spec=spec)
 
 
 def seconds_to_answer(start: Callable[[], object], url: str) -> float:

@@ -13,10 +13,9 @@ from orchestrator.commands.runs import open_run
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.plan import Plan
-from orchestrator.render.artifacts import Artifacts, Mount
-from orchestrator.render.command import server_command
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import Handle
-from orchestrator.runtimes.docker.container import container_spec
+from orchestrator.runtimes.docker.container import Mount, render, spec_of
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 
 
@@ -37,14 +36,13 @@ class DockerEngine:
     def artifacts(self, *overrides: str, argv: tuple[str, ...] = ()) -> Artifacts:
         """The artifacts of `plan`; with `argv` the container runs that in place of the server."""
         plan = self.plan(*overrides)
-        spec = container_spec(plan, self.image)
         packages = Mount(source=str(self.packages), target=ENGINE_PACKAGES, read_only=True)
-        command = server_command(plan)
-        return Artifacts(
-            plan=plan,
-            command=replace(command, argv=argv or command.argv),
-            build=None,
-            container=replace(spec, mounts=(*spec.mounts, packages)),
+        artifacts = render(plan, None, self.image)
+        spec = spec_of(artifacts)
+        return replace(
+            artifacts,
+            command=replace(artifacts.command, argv=argv or artifacts.command.argv),
+            spec=replace(spec, mounts=(*spec.mounts, packages)),
         )
 
     def start(

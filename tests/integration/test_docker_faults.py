@@ -21,6 +21,7 @@ from orchestrator.core.errors import DeployError, HostError, NameTakenError, Sta
 from orchestrator.plan import ContainerNeeds, Ulimit
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.docker.container import spec_of
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker]
@@ -42,10 +43,9 @@ def containers(engine: DockerEngine, name: str) -> list[str]:
 
 
 def needing(artifacts: Artifacts, **needs: object) -> Artifacts:
-    spec = artifacts.container
-    assert spec is not None
+    spec = spec_of(artifacts)
     changed: ContainerNeeds = replace(spec.needs, **needs)  # type: ignore[arg-type]
-    return replace(artifacts, container=replace(spec, needs=changed))
+    return replace(artifacts, spec=replace(spec, needs=changed))
 
 
 def refused(engine: DockerEngine, artifacts: Artifacts, kind: type[DeployError]) -> DeployError:
@@ -84,18 +84,16 @@ def test_a_port_is_taken_by_another_container(docker_engine: DockerEngine) -> No
 
 def test_a_checkpoint_is_not_there(docker_engine: DockerEngine) -> None:
     artifacts = docker_engine.artifacts(argv=SLEEP)
-    spec = artifacts.container
-    assert spec is not None
+    spec = spec_of(artifacts)
     moved = replace(spec, mounts=(replace(spec.mounts[0], source="/no/such/checkpoint"),))
-    error = refused(docker_engine, replace(artifacts, container=moved), HostError)
+    error = refused(docker_engine, replace(artifacts, spec=moved), HostError)
     assert error.message == "`/no/such/checkpoint` does not exist on the Docker host"
 
 
 def test_the_image_is_not_there(docker_engine: DockerEngine) -> None:
     artifacts = docker_engine.artifacts(argv=SLEEP)
-    spec = artifacts.container
-    assert spec is not None
-    missing = replace(artifacts, container=replace(spec, image="deploy/never-built:1"))
+    spec = spec_of(artifacts)
+    missing = replace(artifacts, spec=replace(spec, image="deploy/never-built:1"))
     assert "deploy/never-built:1" in refused(docker_engine, missing, StartError).message
 
 

@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 from wheels import unpack
 
+from orchestrator.commands.artifacts import render_artifacts
 from orchestrator.commands.planning import load, profile_names
 from orchestrator.core.paths import data_root
-from orchestrator.render.command import server_command
 from orchestrator.runtimes.process.environment import Environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels]
@@ -60,7 +60,7 @@ class Answers:
 def command(profile: str, overrides: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """The sglang version of a profile's plan, and its arguments."""
     plan = load(profile, overrides=overrides).plan
-    argv = server_command(plan).argv
+    argv = render_artifacts(plan).command.argv
     return plan.engine.version, argv[argv.index("sglang.launch_server") + 1 :]
 
 

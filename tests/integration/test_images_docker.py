@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator import prove as smoke
-from orchestrator.commands.images import build_image, on_base
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import BuildError, HostError, PatchError
 from orchestrator.diagnose import diagnose
 from orchestrator.images.build import BuildOptions, ensure_image, push, tag_image
 from orchestrator.images.client import Docker, find_docker
+from orchestrator.images.of_plan import build_image, on_base
 from orchestrator.images.receipt import read_receipt
 from orchestrator.images.sources import image_sources
 from orchestrator.render.artifacts import BuildContext
@@ -203,7 +203,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(docker: Docker, base: str, tmp_path
 _SLOW = """
 from tests.integration.test_images_docker import with_step
 from orchestrator.commands.planning import load
-from orchestrator.commands.images import on_base
+from orchestrator.images.of_plan import on_base
 from orchestrator.images.build import BuildOptions, ensure_image
 from orchestrator.images.client import find_docker
 options = BuildOptions(tag="deploy-test/slow:1", no_cache=True, network=None, secrets={{}})

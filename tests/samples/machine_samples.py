@@ -1,5 +1,6 @@
 """Recorded machines: a survey from the files of a folder, and a runner that prints it as the real script would."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +20,6 @@ READY: Mapping[str, str] = {
     "cpus allowed": "Cpus_allowed_list:\t0-255\n",
     "cpus online": "0-255\n",
     "cores": "128\n",
-    "docker": "27.5.1\n",
     "sockets": "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n",
 }
 
@@ -35,10 +35,33 @@ def survey_of(machine: str) -> Survey:
     return Survey({name: Section(0, text) for name, text in sections(machine).items()})
 
 
-def runner_of(machine: Mapping[str, str]) -> Runner:
-    """A runner on that machine: every command but the survey is missing there."""
+def docker_told(code: int = 0, text: str = "27.5.1\n", digests: str = "", missing: str = "no such manifest") -> Runner:
+    """A docker command: what it says of its daemon, and of any image in its registry, or why there is none."""
 
     def run(argv: Sequence[str]) -> Result:
+        if "version" in argv or "--version" in argv:
+            return Result(argv=tuple(argv), code=code, stdout=text if code == 0 else "", stderr=text if code else "")
+        if digests and "manifest" in argv:
+            return Result(argv=tuple(argv), code=0, stdout=digests, stderr="")
+        return Result(argv=tuple(argv), code=1, stdout="", stderr=missing)
+
+    return run
+
+
+def manifest(*digests: str) -> str:
+    """What `docker manifest inspect --verbose` prints of an image with these digests, one for each platform."""
+    return json.dumps([{"Descriptor": {"digest": digest}} for digest in digests])
+
+
+READY_DOCKER = docker_told(digests=manifest("sha256:" + "a" * 64))
+
+
+def runner_of(machine: Mapping[str, str], *, docker: Runner = READY_DOCKER) -> Runner:
+    """A runner on that machine: beside the survey it has a docker command, and no other."""
+
+    def run(argv: Sequence[str]) -> Result:
+        if "docker" in argv[:3]:
+            return docker(argv)
         if argv[0] != "sh":
             return Result(argv=tuple(argv), code=127, stdout="", stderr="")
         printed = "".join(f"\x1e{name}\n{text}\x1f0" for name, text in machine.items())

@@ -3,18 +3,74 @@
 import hashlib
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from orchestrator import __version__
-from orchestrator.plan import Plan
-from orchestrator.render.artifacts import Artifacts, CacheVolume, ContainerSpec, Mount
-from orchestrator.render.files import wrapped
+from orchestrator.core.errors import StartError
+from orchestrator.plan import ContainerNeeds, Plan
+from orchestrator.render.artifacts import Artifacts, BuildContext, ContextFile
+from orchestrator.render.command import server_command
+from orchestrator.render.files import SHELL_HOME, script_file, wrapped
+from orchestrator.weights.overlay import overlay_path
 
 RESTARTS: Final = 3  # a server that dies a fourth time has a cause that one more start does not mend
+RUN_DIR: Final = "deploy.run-dir"  # label: the directory on the starting machine that holds plan.json and the log
 CONFIG_FILE: Final = "/run/secrets/deploy.yaml"  # sglang's `--config` file, which holds the API key
+
+_HERE: Final = 'RUN_DIR="$(cd "$(dirname "$0")" && pwd)"'
 
 # Compiled kernels, by what compiles them: tvm-ffi and hub metadata, and triton, where they write by default.
 _CACHED: Final = {"jit": "/root/.cache", "triton": "/root/.triton"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """A bind mount. `source` is absolute, or relative to the tool's home directory of the machine it runs on."""
+
+    source: str
+    target: str
+    read_only: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheVolume:
+    """A named volume that outlives the container, filled at its first use from what the image holds at `target`."""
+
+    name: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerSpec:
+    """What `docker run` is given, apart from name, command and environment."""
+
+    image: str
+    needs: ContainerNeeds
+    mounts: tuple[Mount, ...]
+    caches: tuple[CacheVolume, ...]
+    publish: tuple[str, int, int]  # host address, host port, container port
+    restarts: int  # how often a server that died is started again
+    stop_grace: int  # seconds
+
+
+def render(plan: Plan, build: BuildContext | None, image: str) -> Artifacts:
+    """A container listens on all its addresses: which of the host's it is reached by is decided when publishing."""
+    command = server_command(plan, model_path=container_model(plan), host="0.0.0.0")  # noqa: S104
+    return Artifacts(plan=plan, command=command, build=build, spec=container_spec(plan, image))
+
+
+def spec_of(artifacts: Artifacts) -> ContainerSpec:
+    """The container of artifacts that were rendered for docker. Raises StartError for others."""
+    if not isinstance(artifacts.spec, ContainerSpec):
+        raise StartError(f"the plan of `{artifacts.plan.profile}` is not for docker")
+    return artifacts.spec
+
+
+def docker_run_file(artifacts: Artifacts, name: str) -> ContextFile:
+    """`docker-run.sh`: the `docker run` line as a script."""
+    line = docker_run_line(artifacts, name)
+    return script_file("docker-run.sh", f"#!/bin/sh\nset -eu\nDEPLOY_HOME={SHELL_HOME}\n{_HERE}\n{line}")
 
 
 def container_spec(plan: Plan, image: str) -> ContainerSpec:
@@ -56,21 +112,13 @@ def container_model(plan: Plan) -> str:
     return f"/models/{plan.model.name}"
 
 
-def overlay_path(plan: Plan) -> str | None:
-    """Where the patched config.json lies, relative to the tool's home directory; None without a config patch."""
-    ids = [patch.id for patch in plan.patches if patch.kind == "config"]
-    return f"overlays/{plan.model.name}/{'+'.join(ids)}/config.json" if ids else None
-
-
 def docker_run_line(artifacts: Artifacts, name: str) -> str:
     """The `docker run` command that starts the same server, one option a line; the same text for the same plan.
 
     What differs between machines is left to the shell: the tool's home directory, the ids of groups, and the file that
     holds `api-key: ...`.
     """
-    spec = artifacts.container
-    if spec is None:
-        return ""
+    spec = spec_of(artifacts)
     lines = [f"docker run --detach --init --name {shlex.quote(container_name(name))}"]
     lines += [f"{option} {value}" for option, value in _options(artifacts, spec, name)]
     argv = artifacts.command.argv + (("--config", CONFIG_FILE) if artifacts.plan.server.api_key_env else ())
@@ -101,6 +149,7 @@ def _options(artifacts: Artifacts, spec: ContainerSpec, name: str) -> Iterator[t
     """Every option with its value, quoted for a POSIX shell."""
     for label, text in sorted(container_labels(artifacts.plan, name).items()):
         yield "--label", shlex.quote(f"{label}={text}")
+    yield "--label", f'{RUN_DIR}="$RUN_DIR"'
     yield from _needs(spec)
     yield "--restart", f"on-failure:{spec.restarts}"
     yield "--stop-timeout", str(spec.stop_grace)

@@ -10,8 +10,9 @@ import docker
 
 from orchestrator.core.paths import Home
 from orchestrator.core.shell import Result, attempt
+from orchestrator.host.docker_endpoint import docker_endpoint
 from orchestrator.host.ssh import FarHost, Tunnel
-from orchestrator.render.artifacts import ContainerSpec
+from orchestrator.runtimes.docker.container import ContainerSpec
 from orchestrator.runtimes.docker.errors import daemon_errors
 
 
@@ -21,7 +22,7 @@ class DockerHost:
     def __init__(self, home: Home, url: str | None = None, environ: Mapping[str, str] = os.environ) -> None:
         self._local_home = home
         self._environ = environ
-        self._url = url or environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+        self._url = docker_endpoint(url, environ)
 
     @cached_property
     def client(self) -> docker.DockerClient:

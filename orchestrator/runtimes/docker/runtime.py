@@ -12,14 +12,13 @@ from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 from requests import codes
 
-from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.engine.config_file import Delivery, delivery
 from orchestrator.host.procfs import find_process, identity
-from orchestrator.render.artifacts import Artifacts, ContainerSpec
+from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import Handle, ServerState
-from orchestrator.runtimes.docker.container import container_labels, container_name
+from orchestrator.runtimes.docker.container import RUN_DIR, ContainerSpec, container_labels, container_name, spec_of
 from orchestrator.runtimes.docker.errors import Refusal, start_error
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.logs import container_log, follow_log, read_log, save_log
@@ -27,7 +26,6 @@ from orchestrator.runtimes.docker.options import archive, container_options, hos
 from orchestrator.runtimes.docker.state import ABSENT, server_state
 
 _STARTER: Final = "deploy.starter"
-_RUN_DIR: Final = "deploy.run-dir"
 
 
 class DockerRuntime:
@@ -38,12 +36,10 @@ class DockerRuntime:
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
         """See `Runtime.start`. A container that could not be started is removed before the error leaves."""
-        spec = artifacts.container
-        if spec is None:
-            raise StartError(f"the plan of `{artifacts.plan.profile}` is not for docker")
+        spec = spec_of(artifacts)
         given = delivery(secrets, api_key_env=artifacts.plan.server.api_key_env)
         starter = f"{identity(os.getpid())}/{uuid.uuid4()}"
-        labels = container_labels(artifacts.plan, name) | {_STARTER: starter, _RUN_DIR: str(run_dir.absolute())}
+        labels = container_labels(artifacts.plan, name) | {_STARTER: starter, RUN_DIR: str(run_dir.absolute())}
         with self._host.errors():
             self._host.carry(spec)
             try:
@@ -106,7 +102,7 @@ class DockerRuntime:
             profile=labels["deploy.profile"],
             plan_digest=labels["deploy.plan"],
             url=self._host.reach(labels["deploy.url"]),
-            run_dir=labels[_RUN_DIR],
+            run_dir=labels.get(RUN_DIR, ""),
             identity=str(container.id),
         )
 

@@ -1,6 +1,6 @@
 """The `process` runtime: a server as a process of this machine, for rented pods that have no Docker.
 
-A start is handed to a supervisor (`orchestrator.runtimes.process.supervisor`) which outlives the command that asked for it.
+A start is handed to a supervisor (`supervisor.py` beside this file) which outlives the command that asked for it.
 What runs is read from the record beside the log and checked against /proc, so a server is found again after its starter
 was killed, at whatever moment, and a pid that now belongs to somebody else is not taken for it.
 """
@@ -21,6 +21,7 @@ from orchestrator.core import shell
 from orchestrator.core.errors import DeployError, NameTakenError, StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
+from orchestrator.core.signals import held
 from orchestrator.engine.config_file import delivery
 from orchestrator.host.procfs import family, find_process
 from orchestrator.render.artifacts import Artifacts
@@ -48,8 +49,8 @@ class ProcessRuntime:
                     f"there is a server `{name}`", where=taken[0].run_dir, hint=f"`deploy down {name}`"
                 )
             try:
-                with _signals_held():
-                    supervisor = [sys.executable, "-m", "orchestrator.runtimes.process.supervisor"]
+                with held():
+                    supervisor = [sys.executable, "-P", "-m", "orchestrator.runtimes.process.supervisor"]
                     result = shell.run(supervisor, stdin=json.dumps(dataclasses.asdict(order)))
             except BaseException:  # Ctrl-C, above all: nobody will know of this server
                 _end(run_dir, grace=0)
@@ -195,13 +196,3 @@ def _ended(record: Record, *, within: float) -> bool:
             return False
         time.sleep(_POLL)
     return True
-
-
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait until it is known what was started."""
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)

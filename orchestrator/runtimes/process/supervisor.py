@@ -1,8 +1,8 @@
 """The process above a server: writes its record and its redacted log, collects it, and leaves nothing of it behind.
 
-`python -m orchestrator.runtimes.process.supervisor` reads an order (JSON) from stdin, detaches a supervisor into a session of
-its own, and ends with 0 once the server runs, else with 1 and the reason on stderr. The order comes through a pipe
-because it may hold secrets; a caller that dies while writing it has ordered nothing.
+`python -m orchestrator.runtimes.process.supervisor` reads an order (JSON) from stdin, detaches a supervisor into a
+session of its own, and ends with 0 once the server runs, else with 1 and the reason on stderr. The order comes
+through a pipe because it may hold secrets; a caller that dies while writing it has ordered nothing.
 
 ::
 

@@ -1,12 +1,14 @@
 #!/bin/sh
 set -eu
 DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
+RUN_DIR="$(cd "$(dirname "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8 \
   --label deploy.name=mi355x-tp8 \
   --label deploy.plan=5e2886cd6ca988bbef747764060744bf906a1af5f79ab9eb5ead686dda56a68d \
   --label deploy.profile=mi355x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
+  --label deploy.run-dir="$RUN_DIR" \
   --device /dev/kfd \
   --device /dev/dri \
   --group-add "$(getent group video | cut -d: -f3)" \

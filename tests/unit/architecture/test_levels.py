@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.paths import data_root
+from orchestrator.runtimes import REGISTRY
 
 PACKAGE = data_root() / "orchestrator"
 # From the ground up. A room may import the rooms below its level, and no other room of its own level.
@@ -92,3 +93,18 @@ def test_files_and_functions_stay_short(module: str, path: Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             assert length <= 60, f"{module}.{node.name} has {length} lines"
+
+
+@pytest.mark.parametrize(("module", "path"), MODULES)
+def test_only_runtimes_tell_one_runtime_from_another(module: str, path: Path) -> None:
+    """What differs between them stands in the folder of each; `deploy up` and the rest ask the registry."""
+    if room_of(module) == "runtimes":
+        return
+    compared = (
+        operand.value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare)
+        for operand in (node.left, *node.comparators)
+        if isinstance(operand, ast.Constant)
+    )
+    assert not set(REGISTRY) & set(compared), f"{module} branches on the name of a runtime"

@@ -27,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("orchestrator.images.client.find_docker", lambda: None)
-    monkeypatch.setattr("orchestrator.commands.images.ensure_image", found)
+    monkeypatch.setattr("orchestrator.images.of_plan.ensure_image", found)
     return Home(tmp_path / "home")
 
 

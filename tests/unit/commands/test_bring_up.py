@@ -1,5 +1,7 @@
 """A start that fails, in whatever way: nothing of it stays, unless it is to be looked at."""
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,17 +10,21 @@ import pytest
 from orchestrator.commands import up
 from orchestrator.commands.artifacts import render_artifacts
 from orchestrator.commands.planning import load
+from orchestrator.commands.runs import open_run
 from orchestrator.commands.servers import Fleet
-from orchestrator.core.errors import DeployError, NotReadyError
+from orchestrator.core.errors import DeployError, HostError, Interrupted, NotReadyError
 from orchestrator.core.paths import Home
-from orchestrator.runtimes.base import Handle, ServerState, Status
+from orchestrator.core.signals import held
+from orchestrator.runtimes import Handle, ServerState, Status
 
 
 class Recording:
     """A runtime that starts nothing and notes what is asked of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, flapping: bool = False) -> None:
         self.servers: list[Handle] = []
+        self.asked: list[str] = []
+        self.flapping = flapping  # nothing that is asked of it is answered, but for a stop
 
     def start(self, *_: object, name: str, run_dir: Path, **__: object) -> Handle:
         self.servers = [
@@ -38,19 +44,25 @@ class Recording:
         return tuple(self.servers)
 
     def state(self, _handle: Handle) -> ServerState:
+        if self.flapping:
+            raise HostError("the daemon does not answer")
         return ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
 
     def logs(self, _handle: Handle, *, follow: bool) -> Iterator[str]:
         assert not follow
+        self.asked.append("logs")
+        if self.flapping:
+            raise HostError("the daemon does not answer")
         yield "a line"
 
     def stop(self, _handle: Handle, *, grace: float) -> None:
         assert grace == 0
+        self.asked.append("stop")
         self.servers = []
 
 
 def start(*, keep: bool) -> up.Start:
-    order = up.Order(
+    request = up.UpRequest(
         profile="cpu-tiny",
         name=None,
         overrides=(),
@@ -61,7 +73,14 @@ def start(*, keep: bool) -> up.Start:
         timeout=None,
     )
     artifacts = render_artifacts(load("cpu-tiny").plan)
-    return up.Start(name="tiny", order=order, artifacts=artifacts, records={}, key=None)
+    return up.Start(name="tiny", request=request, artifacts=artifacts, records={}, key=None)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(up, "await_ready", fail)
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -72,11 +91,65 @@ def start(*, keep: bool) -> up.Start:
 def test_a_start_that_fails_leaves_nothing_unless_it_is_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failure: BaseException, shown: type[Exception], keep: bool
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise failure
-
-    monkeypatch.setattr(up, "await_ready", fail)
+    failing(monkeypatch, failure)
     runtime = Recording()
     with pytest.raises(shown):
         up._bring_up(start(keep=keep), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     assert bool(runtime.servers) == keep
+
+
+def test_a_server_goes_down_even_where_nothing_is_to_be_learnt_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Diagnosed first, a server stayed up whenever the daemon did not answer, and the error of the start was lost."""
+    failing(monkeypatch, NotReadyError("the server exited"))
+    runtime = Recording(flapping=True)
+    with pytest.raises(NotReadyError, match="the server exited") as caught:
+        up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+    assert runtime.servers == []
+    assert runtime.asked == ["stop", "logs"]
+    assert "the daemon does not answer" in str(caught.value.details)
+
+
+def test_a_failed_start_of_a_runtime_leaves_nothing_to_take_down(tmp_path: Path) -> None:
+    class Refusing(Recording):
+        def start(self, *_: object, **__: object) -> Handle:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as caught:
+        up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": Refusing()}))  # type: ignore[dict-item]
+    assert caught.value.hint == "nothing was started"
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), HostError("GPU 4 still holds 41 %")])
+def test_the_way_back_is_named_wherever_a_replacement_ends(tmp_path: Path, failure: BaseException) -> None:
+    """Ctrl-C while the old server's VRAM drained lost the command that brings it back."""
+    runtime = Recording()
+    runtime.start(name="tiny", run_dir=tmp_path)
+    servers = Fleet(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
+    open_run(Home(tmp_path), "tiny", load("cpu-tiny").plan).save("up.json", {"command": "deploy up --profile old"})
+    with pytest.raises(DeployError) as caught, up._way_back(servers, "tiny"):
+        raise failure
+    assert caught.value.hint.endswith("this brings it back: deploy up --profile old")
+
+
+def end_in_the_middle(number: signal.Signals, done: list[str]) -> None:
+    with held():
+        os.kill(os.getpid(), number)
+        done.append("the rest of the block")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_asks_a_command_to_end_waits_until_the_block_is_done(number: signal.Signals) -> None:
+    """SIGHUP, a terminal that goes away, used to end a start between a process and its record."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before, done = signal.signal(number, interrupt), list[str]()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            end_in_the_middle(number, done)
+    finally:
+        signal.signal(number, before)
+    assert done

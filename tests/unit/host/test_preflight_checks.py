@@ -1,20 +1,22 @@
 """Preflight over recorded machines: what is ready, what is not, and what mends it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from machine_samples import runner_of, sections
+from machine_samples import READY_DOCKER, docker_told, manifest, runner_of, sections
 from plan_samples import plan_of
 
 from orchestrator.core.errors import HostError, NoWeightsError, Problem, WeightsError
+from orchestrator.core.shell import Result
 from orchestrator.host.gpu_checks import carries, image_toolkit
 from orchestrator.host.machine_checks import bound_cpus
 from orchestrator.host.preflight import preflight
 from orchestrator.host.report import Finding, Level, PreflightReport
-from orchestrator.host.subject import Probe, Space
+from orchestrator.host.subject import Access, Space
 from orchestrator.plan import Plan
+from orchestrator.runtimes import runtime_kind
 
 GIB = 1 << 30
 
@@ -24,18 +26,20 @@ def look(
     plan: Plan | None = None,
     *,
     spaces: tuple[Space, ...] = (),
-    digests: Callable[[str], frozenset[str]] | None = None,
+    docker: Callable[[Sequence[str]], Result] = READY_DOCKER,
     checkpoint: Callable[[], str] | None = None,
     **changed: str,
 ) -> PreflightReport:
-    probe = Probe(
-        runner=runner_of(sections(machine, **changed)),
+    plan = plan or plan_of("mi355x-tp8")
+    kind = runtime_kind(plan.runtime)
+    access = Access(
+        runner=runner_of(sections(machine, **changed), docker=docker),
         environ={"PATH": os.defpath},
         spaces=spaces,
-        image_digests=digests,
         checkpoint=checkpoint,
+        contained=kind.contained,
     )
-    return preflight(plan or plan_of("mi355x-tp8"), probe)
+    return preflight(plan, access, kind.checks)
 
 
 def only(report: PreflightReport, check: str) -> Finding:
@@ -64,7 +68,7 @@ def test_a_node_that_still_drains_says_which_gpus_and_how_much() -> None:
 def test_who_holds_vram_is_named_and_how_to_stop_it() -> None:
     finding = only(look("mi355x-held"), "vram in use")
     assert "python3 (pid 48213, gpu 2, 243.9 GiB)" in finding.found
-    assert "`kill 48213`" in finding.mend
+    assert "`kill 48213`" in finding.hint
 
 
 def test_gpus_that_the_plan_does_not_take_may_be_busy() -> None:
@@ -125,7 +129,7 @@ def test_an_nvidia_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "text", "check", "mend"),
+    ("section", "text", "check", "hint"),
     [
         ("numa_balancing", "1\n", "numa balancing", "echo 0 | sudo tee /proc/sys/kernel/numa_balancing"),
         ("kernel_options", "root=/dev/sda1 iommu=pt\n", "kernel options", "pci=realloc=off"),
@@ -134,17 +138,17 @@ def test_an_nvidia_node() -> None:
         ("cpus_allowed", "Cpus_allowed_list:\t64-127\n", "cpu affinity", "SGLANG_SET_CPU_AFFINITY=0"),
     ],
 )
-def test_around_the_gpus(section: str, text: str, check: str, mend: str) -> None:
+def test_around_the_gpus(section: str, text: str, check: str, hint: str) -> None:
     report = look("mi355x-healthy", **{section: text})
     assert raised(report) == {check}
-    assert mend in only(report, check).mend
+    assert hint in only(report, check).hint
 
 
 def test_a_process_needs_open_devices_and_locked_memory() -> None:
     plan = plan_of("mi355x-tp8", runtime="process")
     closed = "/dev/kfd 109 render closed\n/dev/dri/renderD128 109 render closed\n"
     report = look("mi355x-healthy", plan, devices=closed, memlock="8192\n", user="1000\namd\n")
-    assert "`sudo usermod -aG render amd`" in only(report, "devices").mend
+    assert "`sudo usermod -aG render amd`" in only(report, "device access").hint
     assert only(report, "memlock").level is Level.WARN
     assert raised(look("mi355x-healthy", plan)) == set()
 
@@ -162,8 +166,8 @@ def test_room_is_summed_over_what_shares_a_file_system() -> None:
         Space(purpose="image", directory="/b", size=64 * GIB),
     )
     node = {**sections("mi355x-healthy"), "disk /a": disk.format(450 << 20), "disk /b": disk.format(450 << 20)}
-    probe = Probe(runner=runner_of(node), environ={}, spaces=spaces, image_digests=None, checkpoint=None)
-    finding = only(preflight(plan_of("mi355x-tp8"), probe), "disk")
+    access = Access(runner=runner_of(node), environ={}, spaces=spaces, checkpoint=None, contained=True)
+    finding = only(preflight(plan_of("mi355x-tp8"), access), "disk")
     assert (finding.level, finding.found) == (Level.FAIL, "450.0 GiB free on /")
     assert finding.needed == "472.0 GiB for weights and image"
 
@@ -172,23 +176,23 @@ def test_a_port_that_is_taken() -> None:
     table = "  sl\n   0: 0100007F:7530 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 640 1\n"
     finding = only(look("mi355x-healthy", sockets=table), "port 30000")
     assert finding.level is Level.FAIL
-    assert "`--set server.port=N`" in finding.mend
+    assert "`--set server.port=N`" in finding.hint
 
 
 def test_the_image() -> None:
     plan = plan_of("mi355x-tp8")
     pinned = replace(plan, engine=replace(plan.engine, image_digest="sha256:" + "a" * 64))
 
-    def silent(_reference: str) -> frozenset[str]:
-        raise OSError("dial tcp: lookup registry-1.docker.io: no such host")
-
-    gone = look("mi355x-healthy", plan, digests=lambda _reference: frozenset())
-    moved = look("mi355x-healthy", pinned, digests=lambda _reference: frozenset({"sha256:" + "b" * 64}))
-    same = look("mi355x-healthy", pinned, digests=lambda _reference: frozenset({"sha256:" + "a" * 64}))
+    a, b, c = ("sha256:" + letter * 64 for letter in "abc")
+    gone = look("mi355x-healthy", plan, docker=docker_told())
+    moved = look("mi355x-healthy", pinned, docker=docker_told(digests=manifest(b)))
+    same = look("mi355x-healthy", pinned, docker=docker_told(digests=manifest(a)))
     assert [only(report, "image").level for report in (gone, moved, same)] == [Level.FAIL, Level.FAIL, Level.INFO]
-    platforms = look("mi355x-healthy", pinned, digests=lambda _reference: frozenset({"sha256:b", "sha256:c"}))
+    platforms = look("mi355x-healthy", pinned, docker=docker_told(digests=manifest(b, c)))
     assert only(platforms, "image").level is Level.WARN
-    unknown = only(look("mi355x-healthy", plan, digests=silent), "image")
+    unknown = only(
+        look("mi355x-healthy", plan, docker=docker_told(missing="dial tcp: lookup hub: no such host")), "image"
+    )
     assert (unknown.level, unknown.found) == (Level.WARN, "the registry cannot be asked: no such host")
 
 
@@ -201,7 +205,7 @@ def test_the_checkpoint_and_the_token_to_fetch_it_with() -> None:
     gated = replace(plan, model=replace(plan.model, gated=True))
     report = look("mi355x-healthy", gated, checkpoint=lacking)
     assert only(report, "checkpoint").found == "`model-0.safetensors` is missing, and 4 more"
-    assert only(report, "token").mend == "`export HF_TOKEN=…`"
+    assert only(report, "token").hint == "`export HF_TOKEN=…`"
     whole = look("mi355x-healthy", gated, checkpoint=lambda: "92 shards")
     assert whole.ready
 
@@ -215,7 +219,7 @@ def test_a_checkpoint_that_can_still_be_fetched_is_no_fault() -> None:
     plan = plan_of("mi355x-tp8")
     fresh = only(look("mi355x-healthy", plan, checkpoint=nothing), "checkpoint")
     assert (fresh.level, fresh.found) == (Level.WARN, "not staged yet")
-    assert fresh.mend == "`deploy stage --profile mi355x-tp8`"
+    assert fresh.hint == "`deploy stage --profile mi355x-tp8`"
     gated = replace(plan, model=replace(plan.model, gated=True))
     assert only(look("mi355x-healthy", gated, checkpoint=nothing), "token").level is Level.FAIL
     share = replace(plan, model=replace(plan.model, source=replace(plan.model.source, kind="directory")))

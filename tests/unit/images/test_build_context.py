@@ -7,10 +7,10 @@ from hashlib import sha256
 import pytest
 from jinja2 import UndefinedError
 
-from orchestrator.commands.images import on_base
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import BuildError
 from orchestrator.images.build import archive
+from orchestrator.images.of_plan import on_base
 from orchestrator.images.sources import image_sources
 from orchestrator.plan import Plan
 from orchestrator.render.artifacts import BuildContext

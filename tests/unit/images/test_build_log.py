@@ -8,8 +8,8 @@ from orchestrator.core.errors import BuildError
 from orchestrator.images.build import BuildOptions, build_arguments, refusal_in, step_in
 from orchestrator.images.client import Docker
 
-BUILDKIT = Docker(program="docker", version="28.2.2", builder="buildkit", host=None)
-CLASSIC = Docker(program="docker", version="20.10.24", builder="classic", host=None)
+BUILDKIT = Docker(program="docker", version="28.2.2", builder="buildkit", host="unix:///var/run/docker.sock")
+CLASSIC = Docker(program="docker", version="20.10.24", builder="classic", host="unix:///var/run/docker.sock")
 
 REFUSED = """\
 #7 [3/3] RUN ["python3", "-B", "/opt/deploy/patches/apply_patches.py", "apply"]

@@ -6,9 +6,7 @@ from docker.errors import DockerException
 
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
-from orchestrator.render.artifacts import Artifacts
-from orchestrator.render.command import server_command
-from orchestrator.runtimes.docker.container import container_spec
+from orchestrator.runtimes.docker.container import render, spec_of
 from orchestrator.runtimes.docker.errors import Refusal, daemon_errors, start_error
 
 SHIM = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: "
@@ -17,10 +15,9 @@ PORT = "driver failed programming external connectivity on endpoint deploy-glm (
 
 def told(said: str, profile: str = "mi355x-tp8") -> DeployError:
     plan = load(profile).plan
-    spec = container_spec(plan, "deploy/glm:1")
-    artifacts = Artifacts(plan=plan, command=server_command(plan), build=None, container=spec)
+    artifacts = render(plan, None, "deploy/glm:1")
     holders = {30000: "`python3`, pid 7"}
-    return start_error(Refusal(said=said, artifacts=artifacts, spec=spec, holder=holders.get))
+    return start_error(Refusal(said=said, artifacts=artifacts, spec=spec_of(artifacts), holder=holders.get))
 
 
 @pytest.mark.parametrize(

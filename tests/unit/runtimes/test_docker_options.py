@@ -8,9 +8,8 @@ from orchestrator.commands.planning import load
 from orchestrator.core.secret import Secret
 from orchestrator.engine.config_file import Delivery
 from orchestrator.plan import Ulimit
-from orchestrator.render.artifacts import Artifacts, ContainerSpec
-from orchestrator.render.command import server_command
-from orchestrator.runtimes.docker.container import CONFIG_FILE, container_spec
+from orchestrator.render.artifacts import Artifacts
+from orchestrator.runtimes.docker.container import CONFIG_FILE, ContainerSpec, render, spec_of
 from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
 
 GROUPS = {"video": "44"}
@@ -19,8 +18,8 @@ NOTHING = Delivery(config=None, env={})
 
 def rendered(profile: str = "mi355x-tp4dp2") -> tuple[Artifacts, ContainerSpec]:
     plan = load(profile).plan
-    spec = container_spec(plan, "deploy/x:1")
-    return Artifacts(plan=plan, command=server_command(plan), build=None, container=spec), spec
+    artifacts = render(plan, None, "deploy/x:1")
+    return artifacts, spec_of(artifacts)
 
 
 def test_groups_become_ids_and_one_that_the_host_lacks_is_left_out() -> None:

@@ -8,12 +8,14 @@ from typing import cast
 import pytest
 from plan_samples import plan_of
 
-from orchestrator.commands.readiness import far_host, image_digests, inspect_host
+from orchestrator.commands.machine import inspect_host, place_of
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.shell import Result
-from orchestrator.host.subject import Probe
+from orchestrator.host.subject import Access
 from orchestrator.host.survey import Runner
+from orchestrator.runtimes import Place
+from orchestrator.runtimes.docker.checks import image_digests
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 
@@ -47,12 +49,12 @@ def test_an_image_that_does_not_exist_and_a_registry_that_is_silent() -> None:
 
 def test_room_is_asked_for_what_is_still_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fresh node needs room for the whole checkpoint, one that was staged in part for the rest."""
-    monkeypatch.setattr("orchestrator.commands.readiness.preflight", lambda _plan, probe: probe)
+    monkeypatch.setattr("orchestrator.commands.machine.preflight", lambda _plan, access, _checks: access)
     plan, home = plan_of("mi355x-tp8", runtime="process"), Home(tmp_path)
 
     def room() -> list[tuple[str, int]]:
-        probe = cast("Probe", inspect_host(plan, home, environ={}))
-        return [(space.directory, space.size) for space in probe.spaces]
+        access = cast("Access", inspect_host(plan, Place(home=home), environ={}))
+        return [(space.directory, space.size) for space in access.spaces]
 
     staged = home.models / plan.model.name
     assert room() == [(str(staged), plan.model.weight_bytes)]
@@ -61,13 +63,20 @@ def test_room_is_asked_for_what_is_still_to_come(tmp_path: Path, monkeypatch: py
     assert room() == [(str(staged), plan.model.weight_bytes - 4096)]
 
 
-def test_the_machine_is_where_docker_runs() -> None:
-    container, process = plan_of("mi355x-tp8"), plan_of("mi355x-tp8", runtime="process")
-    far = {"DOCKER_HOST": "ssh://node"}
-    assert far_host(container, None, {}) is None
-    assert far_host(container, None, {"DOCKER_HOST": "unix:///run/docker.sock"}) is None
-    assert far_host(container, None, far) == "ssh://node"
-    assert far_host(container, "ssh://other", far) == "ssh://other"
-    assert far_host(process, None, far) is None
-    with pytest.raises(UsageError, match="tcp://node:2375"):
-        far_host(container, "tcp://node:2375", {})
+def test_the_machine_is_where_docker_runs(tmp_path: Path) -> None:
+    home, container = Home(tmp_path), plan_of("mi355x-tp8")
+    alone, far = {"HOME": str(tmp_path)}, {"HOME": str(tmp_path), "DOCKER_HOST": "ssh://node"}
+    assert place_of(container, home, None, alone).far is None
+    assert place_of(container, home, None, {"DOCKER_HOST": "unix:///run/docker.sock"}).far is None
+    assert place_of(container, home, None, far).far == "ssh://node"
+    assert place_of(container, home, "ssh://other", far).far == "ssh://other"
+    with pytest.raises(UsageError, match=r"tcp://node:2375"):
+        place_of(container, home, "tcp://node:2375", {})
+
+
+def test_a_process_runs_on_this_machine_and_a_far_one_is_refused(tmp_path: Path) -> None:
+    """It used to be looked at here, whatever was named."""
+    process = plan_of("mi355x-tp8", runtime="process")
+    assert place_of(process, Home(tmp_path), None, {"DOCKER_HOST": "ssh://node"}).far is None
+    with pytest.raises(UsageError, match=r"ssh://nowhere\.invalid"):
+        place_of(process, Home(tmp_path), "ssh://nowhere.invalid", {})

@@ -8,15 +8,15 @@ import pytest
 from orchestrator.commands.planning import load
 from orchestrator.plan import Plan
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.render.command import server_command
 from orchestrator.runtimes.docker.container import (
     CONFIG_FILE,
     container_env,
     container_labels,
     container_spec,
     docker_run_line,
-    overlay_path,
+    render,
 )
+from orchestrator.weights.overlay import overlay_path
 
 IMAGE = "deploy/mi355x-tp4dp2:0123456789ab"
 
@@ -27,7 +27,7 @@ def plan() -> Plan:
 
 
 def rendered(plan: Plan, image: str = IMAGE) -> Artifacts:
-    return Artifacts(plan=plan, command=server_command(plan), build=None, container=container_spec(plan, image))
+    return render(plan, None, image)
 
 
 def options(line: str) -> dict[str, list[str]]:
@@ -113,7 +113,10 @@ def test_the_labels_are_the_record(plan: Plan) -> None:
     assert labels["deploy.name"] == "glm"
     assert labels["deploy.profile"] == "mi355x-tp4dp2"
     assert labels["deploy.plan"] == plan.digest
-    assert options(docker_run_line(rendered(plan), "glm"))["--label"] == [f"{k}={v}" for k, v in sorted(labels.items())]
+    assert options(docker_run_line(rendered(plan), "glm"))["--label"] == [
+        *(f"{k}={v}" for k, v in sorted(labels.items())),
+        "deploy.run-dir=$RUN_DIR",
+    ]
 
 
 def test_a_stop_from_outside_waits_for_the_drain_too(plan: Plan) -> None:

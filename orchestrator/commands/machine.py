@@ -1,0 +1,104 @@
+"""Is the machine ready for a plan, and free again after it?"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.host.drain import read_gpus, wait_for_vram
+from orchestrator.host.ports import plan_ports, port_holder
+from orchestrator.host.preflight import preflight
+from orchestrator.host.report import PreflightReport
+from orchestrator.host.subject import Access, Space
+from orchestrator.host.survey import Runner, local, over_ssh
+from orchestrator.plan import Plan
+from orchestrator.runtimes import Place, runtime_kind
+from orchestrator.weights.receipt import stamps
+from orchestrator.weights.verify import checkpoint_directory, needs_mtp, verify
+
+_PORT_LIMIT: Final = 30.0  # seconds a stopped server's port may stay taken
+
+
+def place_of(plan: Plan, home: Home, host: str | None, environ: Mapping[str, str] = os.environ) -> Place:
+    """Where a plan runs: here, or on the far machine that `host` or the environment name.
+
+    Raises UsageError for a far machine and a runtime that only knows this one.
+    """
+    kind = runtime_kind(plan.runtime)
+    if kind.far is not None:
+        return Place(home=home, far=kind.far(host, environ))
+    if host is not None:
+        raise UsageError(
+            f"the {kind.name} runtime runs on this machine, not on `{host}`",
+            hint="run the same command there, over ssh; or `--set runtime=docker`, which runs on a far host",
+        )
+    return Place(home=home)
+
+
+def runner_for(place: Place) -> Runner:
+    """How to run a program there."""
+    return over_ssh(place.far) if place.far else local
+
+
+def inspect_host(plan: Plan, place: Place, environ: Mapping[str, str] = os.environ) -> PreflightReport:
+    """Run every preflight check of a plan, here or on a far machine (whose checkpoint is not looked at)."""
+    runner, kind = runner_for(place), runtime_kind(plan.runtime)
+    access = Access(
+        runner=runner,
+        environ=environ,
+        spaces=() if place.far else (*_weights_space(plan, place.home), *kind.spaces(plan, runner)),
+        checkpoint=None if place.far else _checkpoint(plan, place.home),
+        contained=kind.contained,
+    )
+    return preflight(plan, access, kind.checks)
+
+
+def wait_until_drained(plan: Plan, place: Place) -> None:
+    """Wait until the plan's GPUs have given back the VRAM of a server that is gone, showing which still hold some."""
+    if plan.hardware.vendor == "cpu":
+        return
+    runner, progress = runner_for(place), Progress()
+    try:
+        wait_for_vram(
+            lambda: read_gpus(plan.hardware.vendor, runner),
+            gpus=plan.layout.gpus,
+            progress=lambda text, seconds: progress.update(text, transient=f"{seconds:.0f} s"),
+        )
+    finally:
+        progress.done()
+
+
+def wait_until_free(
+    plan: Plan,
+    place: Place,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until the ports and the VRAM of a stopped server are free. Raises HostError with who holds them."""
+    runner, end = runner_for(place), clock() + _PORT_LIMIT
+    for _, port in plan_ports(plan):
+        while (holder := port_holder(port, runner)) is not None:
+            if clock() > end:
+                raise HostError(
+                    f"port {port} is still held by {holder}", hint="another program took it, or stop that one"
+                )
+            sleep(0.2)
+    wait_until_drained(plan, place)
+
+
+def _checkpoint(plan: Plan, home: Home) -> Callable[[], str] | None:
+    directory = checkpoint_directory(plan.model, home)
+    if plan.model.source.kind == "generated" and not directory.exists():
+        return None  # made on the way up
+    return lambda: str(verify(directory, plan.model, speculative=needs_mtp(plan)))
+
+
+def _weights_space(plan: Plan, home: Home) -> Iterator[Space]:
+    directory = checkpoint_directory(plan.model, home)
+    if plan.model.source.kind == "hub":
+        here = sum(size for size, _ in stamps(directory).values()) if directory.is_dir() else 0
+        yield Space(purpose="weights", directory=str(directory), size=max(plan.model.weight_bytes - here, 0))

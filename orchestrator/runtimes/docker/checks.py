@@ -1,0 +1,85 @@
+"""What preflight asks of a machine that is to run a container."""
+
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from orchestrator.core.shell import Result
+from orchestrator.host.report import Finding, fail, info, warn
+from orchestrator.host.subject import Space, Subject
+from orchestrator.host.survey import Runner
+from orchestrator.plan import Plan
+
+_IMAGE_BYTES: Final = 64 << 30  # our estimate for an unpacked ROCm or CUDA image with the layers of a build
+_MISSING: Final = 127  # a shell's exit code for a program that is not there
+_VERSION: Final = ("timeout", "10", "docker", "version", "--format", "{{.Server.Version}}")
+
+
+def daemon(subject: Subject) -> Iterator[Finding]:
+    """A Docker daemon answers."""
+    said = subject.access.runner(_VERSION)
+    text = (said.stdout + said.stderr).strip()
+    if said.code == _MISSING:
+        yield fail("docker", "not installed", "a daemon", "`sudo apt-get install docker.io`, or docs.docker.com/engine")
+    elif not said.ok:
+        yield fail("docker", text.rpartition(": ")[2] or "no answer", "a daemon", "`sudo systemctl start docker`")
+    else:
+        yield info("docker", text, "a daemon")
+
+
+def image(subject: Subject) -> Iterator[Finding]:
+    """The base image can be reached, and is the one that was pinned."""
+    engine = subject.plan.engine
+    if engine.image is None or subject.access.runner(("docker", "--version")).code == _MISSING:
+        return
+    try:
+        digests = image_digests(subject.access.runner, engine.image)
+    except OSError as error:
+        hint = f"see what `docker manifest inspect {engine.image}` says"
+        why = str(error).rpartition(": ")[2]  # Go puts the cause last
+        yield warn("image", f"the registry cannot be asked: {why}", engine.image, hint)
+        return
+    if not digests:
+        hint = "dated tags get deleted: pin another one in the engine's file"
+        yield fail("image", "no such tag", engine.image, hint)
+    elif engine.image_digest and engine.image_digest not in digests:
+        hint = "the tag was moved: pin what was tested, or test the new one and pin it in the engine's file"
+        level = fail if len(digests) == 1 else warn  # for a list of platforms its own digest is not told
+        yield level("image", f"{min(digests)[:19]}…", f"{engine.image_digest[:19]}…", hint)
+    else:
+        yield info("image", "there", engine.image)
+
+
+def image_space(plan: Plan, runner: Runner) -> Iterator[Space]:
+    """Room for an image that is still to be pulled."""
+    if not plan.engine.image or plan.hardware.vendor == "cpu":
+        return
+    root = runner(("docker", "info", "--format", "{{.DockerRootDir}}"))
+    if root.ok and not runner(("docker", "image", "inspect", plan.engine.image)).ok:
+        yield Space(purpose="image", directory=root.stdout.strip(), size=_IMAGE_BYTES)
+
+
+def image_digests(runner: Runner, reference: str) -> frozenset[str]:
+    """The digests a reference stands for: those of the image on this host, else those its registry lists.
+
+    Empty for a reference that does not exist. Raises OSError where neither can be asked.
+    """
+    here = runner(("docker", "image", "inspect", "--format", "{{json .RepoDigests}}", reference))
+    if here.ok:
+        named = json.loads(here.stdout) or []
+        return frozenset(digest.rpartition("@")[2] for digest in named) or frozenset({"built on this host"})
+    there = runner(("docker", "manifest", "inspect", "--verbose", reference))
+    if there.ok:
+        try:
+            found = json.loads(there.stdout)
+            return frozenset(entry["Descriptor"]["digest"] for entry in (found if isinstance(found, list) else [found]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise OSError("`docker manifest inspect` answers in another form") from error
+    if any(word in there.stderr for word in ("no such manifest", "manifest unknown", "not found: manifest")):
+        return frozenset()
+    raise OSError(_last_line(there))
+
+
+def _last_line(result: Result) -> str:
+    lines = (result.stderr or result.stdout).strip().splitlines()
+    return lines[-1] if lines else f"exit code {result.code}"

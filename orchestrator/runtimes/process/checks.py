@@ -1,0 +1,30 @@
+"""What preflight asks of a machine on which a server is to run as this user's process."""
+
+from collections.abc import Iterator
+
+from orchestrator.host.gpus import gib
+from orchestrator.host.report import Finding, fail, info, warn
+from orchestrator.host.subject import Subject
+
+
+def device_access(subject: Subject) -> Iterator[Finding]:
+    """This user may open the GPU's devices."""
+    if subject.plan.hardware.vendor != "amd":
+        return
+    if closed := [device for device in subject.machine.devices if not device.open]:
+        user = subject.machine.user
+        groups = ",".join(sorted({device.group for device in closed}))
+        hint = f"`sudo usermod -aG {groups} {user}`, then log in again"
+        yield fail("device access", f"{closed[0].path} is closed to {user}", "read and write", hint)
+
+
+def locked_memory(subject: Subject) -> Iterator[Finding]:
+    """ROCm and RCCL lock memory (ROCR-Runtime #313); a container's limit is set by its own ulimits."""
+    limit = subject.machine.memlock
+    if subject.plan.hardware.vendor == "cpu" or limit is None:
+        return
+    if limit == float("inf"):
+        yield info("memlock", "unlimited", "unlimited")
+    else:
+        hint = f"`echo '{subject.machine.user} - memlock unlimited' | sudo tee -a /etc/security/limits.conf`"
+        yield warn("memlock", gib(limit), "unlimited", f"{hint}, then log in again")

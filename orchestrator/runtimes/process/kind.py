@@ -1,0 +1,54 @@
+"""The process runtime, put together."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from orchestrator.core.errors import Problem
+from orchestrator.core.paths import Home
+from orchestrator.host.subject import Space
+from orchestrator.host.survey import Runner
+from orchestrator.plan import Plan
+from orchestrator.plan.rules import Case
+from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.runtimes.base import Runtime, RuntimeKind
+from orchestrator.runtimes.process.checks import device_access, locked_memory
+from orchestrator.runtimes.process.prepare import prepare, rendered
+
+
+def has_interpreter(case: Case) -> Iterator[Problem]:
+    """There is an interpreter with the engine, or a list to install one from."""
+    engine = case.profile.engine
+    if engine.requirements is None and engine.python is None:
+        yield Problem(
+            "the process runtime needs an engine with a requirement file or an interpreter",
+            case.place("engine"),
+            "inside a container that has sglang: `--set engine.python=python3`; otherwise `--set runtime=docker`",
+        )
+
+
+def _no_space(_: Plan, __: Runner) -> Iterator[Space]:
+    return iter(())
+
+
+def _no_files(_: Artifacts, __: str) -> tuple[ContextFile, ...]:
+    return ()
+
+
+def _open(home: Home, _: str | None) -> Runtime:
+    from orchestrator.runtimes.process.runtime import ProcessRuntime  # noqa: PLC0415
+
+    return ProcessRuntime(home)
+
+
+PROCESS: Final = RuntimeKind(
+    name="process",
+    contained=False,
+    rules=(has_interpreter,),
+    checks=(device_access, locked_memory),
+    spaces=_no_space,
+    far=None,
+    render=rendered,
+    files=_no_files,
+    prepare=prepare,
+    open=_open,
+)
