@@ -12,8 +12,9 @@ from orchestrator.host.drain import read_gpus, wait_for_vram
 from orchestrator.host.ports import plan_ports, port_holder
 from orchestrator.host.preflight import preflight
 from orchestrator.host.report import PreflightReport
+from orchestrator.host.ssh import over_ssh
 from orchestrator.host.subject import Access, Space
-from orchestrator.host.survey import Runner, local, over_ssh
+from orchestrator.host.survey import Runner, local
 from orchestrator.plan import Plan
 from orchestrator.runtimes import Place, runtime_kind
 from orchestrator.weights.receipt import stamps

@@ -4,20 +4,25 @@ The ssh program does the work, so the user's own configuration, agent and jump h
 this process, however that ends: the far side runs `cat`, which leaves when our end of the pipe is closed.
 """
 
+import re
 import shutil
 import socket
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from orchestrator.core.errors import HostError, UsageError
-from orchestrator.core.shell import Result, quote, run
+from orchestrator.core.shell import Result, attempt, quote, run
 
+# A host is a name, an address or an alias; one that begins with `-` would be an option of ssh.
+_URL: Final = re.compile(
+    r"ssh://(?P<user>\w[\w.-]*@)?(?P<host>\w[\w.-]*|\[[0-9A-Fa-f:.%\w]+\])(:(?P<port>\d{1,5}))?(?P<socket>/\S*)?\Z"
+)
+_LAST_PORT: Final = 65535
 _READY: Final = "deploy-home="
 _FAR_COMMAND: Final = (
     f'printf "{_READY}%s\\n" "${{DEPLOY_HOME:-${{XDG_DATA_HOME:-$HOME/.local/share}}/deploy}}"; exec cat'
@@ -34,18 +39,23 @@ class FarHost:
 
     @classmethod
     def parse(cls, url: str) -> "FarHost":
-        """Raises UsageError for what is not such a URL."""
-        parts = urlsplit(url)
-        if parts.password is not None:
+        """Raises UsageError for what is not one. Case is kept: the name may be an alias of the ssh configuration."""
+        if re.match(r"ssh://[^/@]*:[^/@]*@", url):
             raise UsageError("a Docker host's URL holds a password", hint="let ssh use a key or an agent")
-        user = f"{parts.username}@" if parts.username else ""
-        try:
-            port = parts.port
-        except ValueError as error:
-            raise UsageError(f"`{url}` is not a far host", hint=f"{error}") from error
-        if not parts.hostname:
+        found = _URL.match(url)
+        if found is None or int(found["port"] or 0) > _LAST_PORT:
             raise UsageError(f"`{url}` is not a far host", hint="write ssh://[user@]host[:port]")
-        return cls(address=user + parts.hostname, port=port, socket=parts.path or "/var/run/docker.sock")
+        return cls(
+            address=(found["user"] or "") + found["host"].strip("[]"),
+            port=int(found["port"]) if found["port"] else None,
+            socket=found["socket"] or "/var/run/docker.sock",
+        )
+
+
+def over_ssh(url: str) -> Callable[[Sequence[str]], Result]:
+    """What runs a program on a far machine, to its end, without asking for a password. Raises UsageError."""
+    far = FarHost.parse(url)
+    return lambda argv: attempt([*_ssh(far), quote(argv)], timeout=150)
 
 
 class Tunnel:
@@ -116,11 +126,13 @@ class Tunnel:
         return run([*argv, command] if command else argv, stdin=stdin, timeout=60)
 
 
-def _ssh(far: FarHost, folder: Path, *options: str) -> list[str]:
+def _ssh(far: FarHost, folder: Path | None = None, *options: str) -> list[str]:
+    """The argv up to the command; with `folder` through the connection whose control socket is kept there."""
     port = ["-p", str(far.port)] if far.port is not None else []
     settings = ("BatchMode=yes", "ExitOnForwardFailure=yes", "ControlPersist=no", "RequestTTY=no", "ConnectTimeout=20")
     fixed = [word for setting in settings for word in ("-o", setting)]
-    return ["ssh", *fixed, "-S", str(folder / "control"), *port, *options, "--", far.address]
+    control = ["-S", str(folder / "control")] if folder is not None else []
+    return ["ssh", *fixed, *control, *port, *options, "--", far.address]
 
 
 def _await_ready(process: "subprocess.Popen[str]") -> str | None:

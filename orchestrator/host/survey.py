@@ -8,7 +8,6 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.shell import Result, attempt
@@ -77,15 +76,6 @@ class Survey:
 def local(argv: Sequence[str]) -> Result:
     """The runner of this machine."""
     return attempt(argv, timeout=150)
-
-
-def over_ssh(url: str) -> Runner:
-    """The runner of a far machine, `ssh://user@node:port`, without asking for a password."""
-    parts = urlsplit(url)
-    address = f"{parts.username}@{parts.hostname}" if parts.username else str(parts.hostname)
-    port = ("-p", str(parts.port)) if parts.port else ()
-    command = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *port, address, "--")
-    return lambda argv: local((*command, shlex.join(argv)))
 
 
 def survey(runner: Runner, *, gpus: bool = True, machine: bool = True, directories: Sequence[str] = ()) -> Survey:

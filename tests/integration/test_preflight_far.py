@@ -13,7 +13,8 @@ from loopback_hub import free_port
 from orchestrator.core.errors import HostError
 from orchestrator.host.machine import read_machine
 from orchestrator.host.ports import port_holder
-from orchestrator.host.survey import over_ssh, survey
+from orchestrator.host.ssh import over_ssh
+from orchestrator.host.survey import survey
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 

@@ -15,13 +15,14 @@ from loopback_hub import free_port
 from machine_samples import RECORDED
 from plan_samples import plan_of
 
-from orchestrator.commands.readiness import wait_until_free
+from orchestrator.commands.machine import wait_until_free
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
 from orchestrator.host.amd import read_amd
 from orchestrator.host.machine import read_machine
 from orchestrator.host.ports import port_holder
 from orchestrator.host.survey import local, survey
+from orchestrator.runtimes import Place
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_down_says_who_holds_a_port_that_does_not_come_free(listener: tuple[int,
     plan = plan_of("cpu-tiny", f"server.port={port}")
     times = iter([0.0, 1.0, 31.0])
     with pytest.raises(HostError, match=rf"port {port} is still held by .*\(pid {pid}\)"):
-        wait_until_free(plan, clock=lambda: next(times), sleep=lambda _seconds: None)
+        wait_until_free(plan, Place(home=Home(Path())), clock=lambda: next(times), sleep=lambda _seconds: None)
 
 
 def test_a_machine_without_gpus_says_so(deploy: CommandLine) -> None:
