@@ -1,9 +1,13 @@
 """The console script: parse, call, print. The only place that turns errors into exit codes."""
 
+import errno
 import signal
 import sys
+import tempfile
+import traceback
+from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Final, NoReturn, TypeGuard
 
 import typer
 
@@ -11,6 +15,12 @@ from orchestrator import __version__
 from orchestrator.cli import bench, cache, diagnose, evals, host, images, kernels, profiles, report, reproduce, serve
 from orchestrator.core.console import out, show_error
 from orchestrator.core.errors import DeployError, HostError
+from orchestrator.core.secret import redact
+
+# What a system call may be refused for that is no fault of this tool's; others (a file that is not there) are.
+_OF_THE_MACHINE: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EMFILE}
+)
 
 app = typer.Typer(
     name="deploy", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
@@ -48,13 +58,36 @@ def main() -> None:
     try:
         app(prog_name="deploy")
     except DeployError as error:
-        show_error(error)
-        sys.exit(error.exit_code)
-    except OSError as error:  # what no command has made a sentence of: a full disk, a home that is not ours
-        hint = "free disk space, or set DEPLOY_HOME to where you may write" if error.filename else ""
-        fault = HostError(error.strerror or str(error), where=str(error.filename or ""), hint=hint)
-        show_error(fault)
-        sys.exit(fault.exit_code)
+        _exit_with(error)
+    except Exception as error:  # noqa: BLE001 - what no command has made a sentence of
+        _exit_with(_of_the_machine(error) if _is_of_the_machine(error) else _of_this_tool(error))
+
+
+def _exit_with(error: DeployError) -> NoReturn:
+    show_error(error)
+    sys.exit(error.exit_code)
+
+
+def _is_of_the_machine(error: Exception) -> TypeGuard[OSError]:
+    """Whether a system call failed for what the user can mend: a full disk, a home that is not theirs, a dead file."""
+    return isinstance(error, OSError) and error.errno in _OF_THE_MACHINE
+
+
+def _of_the_machine(error: OSError) -> HostError:
+    hint = "free disk space, or set DEPLOY_HOME to where you may write" if error.filename else ""
+    return HostError(error.strerror or str(error), where=str(error.filename or ""), hint=hint)
+
+
+def _of_this_tool(error: Exception) -> DeployError:
+    """A fault of ours, said as one; the whole of it is in a file, for whoever mends it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    with tempfile.NamedTemporaryFile("w", prefix="deploy-fault-", suffix=".txt", delete=False) as file:
+        file.write(redact("".join(traceback.format_exception(error))))
+    return DeployError(
+        f"a fault of this tool: {type(error).__name__}: {error}",
+        where=f"{Path(last.filename).name}:{last.lineno}",
+        hint=f"please report it with `{file.name}`",
+    )
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

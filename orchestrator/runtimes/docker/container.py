@@ -112,6 +112,36 @@ def container_model(plan: Plan) -> str:
     return f"/models/{plan.model.name}"
 
 
+def container_argv(artifacts: Artifacts, *, config: bool) -> tuple[str, ...]:
+    """What the container runs: the server, with `config` given its `--config` file, once the VRAM it needs is free."""
+    plan = artifacts.plan
+    argv = artifacts.command.argv + (("--config", CONFIG_FILE) if config else ())
+    return argv if plan.hardware.vendor == "cpu" else ("sh", "-c", vram_script(plan.layout.gpus), "sh", *argv)
+
+
+def vram_script(gpus: int, *, drm: str = "/sys/class/drm", pause: int = 5) -> str:
+    """A script that waits until each of the first `gpus` GPUs has at most 10 % of its VRAM in use, then runs "$@".
+
+    Docker starts a server that died again at once, while the driver takes minutes to give back what it held. The share
+    and the limit of 900 s are those of a start (`host/drain.py`); then the server is started all the same.
+    """
+    return f"""\
+used() {{
+  for d in {drm}/card[0-9]*/device; do
+    [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")
+  done
+  nvidia-smi --query-gpu=memory.used,memory.total --format=csv,noheader,nounits 2>/dev/null | tr , " "
+}}
+busy() {{ used | head -n {gpus} | while read -r used total; do [ $((used * 10)) -le "$total" ] || echo busy; done; }}
+end=$(($(date +%s) + 900))
+while [ -n "$(busy)" ] && [ "$(date +%s)" -lt $end ]; do
+  echo "deploy: waiting for the VRAM of the run before to drain"
+  sleep {pause}
+done
+exec "$@"
+"""
+
+
 def docker_run_line(artifacts: Artifacts, name: str) -> str:
     """The `docker run` command that starts the same server, one option a line; the same text for the same plan.
 
@@ -121,7 +151,7 @@ def docker_run_line(artifacts: Artifacts, name: str) -> str:
     spec = spec_of(artifacts)
     lines = [f"docker run --detach --init --name {shlex.quote(container_name(name))}"]
     lines += [f"{option} {value}" for option, value in _options(artifacts, spec, name)]
-    argv = artifacts.command.argv + (("--config", CONFIG_FILE) if artifacts.plan.server.api_key_env else ())
+    argv = container_argv(artifacts, config=artifacts.plan.server.api_key_env is not None)
     return " \\\n  ".join([*lines, spec.image, wrapped(argv)]) + "\n"
 
 

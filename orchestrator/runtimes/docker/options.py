@@ -13,7 +13,7 @@ from orchestrator.core.secret import Secret
 from orchestrator.engine.config_file import Delivery
 from orchestrator.plan import ContainerNeeds
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.docker.container import CONFIG_FILE, ContainerSpec, container_env
+from orchestrator.runtimes.docker.container import CONFIG_FILE, ContainerSpec, container_argv, container_env
 
 GroupId = Callable[[str], str | None]  # the id of a group on the Docker host by its name, None where there is none
 
@@ -76,9 +76,7 @@ def archive(files: Mapping[str, Secret]) -> bytes:
 
 
 def _argv(artifacts: Artifacts, secrets: Delivery) -> list[str]:
-    argv = list(artifacts.command.argv)
-    if secrets.config is not None:
-        argv += ["--config", CONFIG_FILE]
+    argv = list(container_argv(artifacts, config=secrets.config is not None))
     if secrets.env:
         argv = ["sh", "-c", f'. {_ENV_FILE} && exec "$@"', "sh", *argv]
     return argv

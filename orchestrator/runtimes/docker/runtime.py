@@ -32,6 +32,7 @@ class DockerRuntime:
     """The `docker` runtime, on the Docker host that `url` names, else DOCKER_HOST, else this machine."""
 
     def __init__(self, home: Home, url: str | None = None) -> None:
+        self._home = home
         self._host = DockerHost(home, url)
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
@@ -102,7 +103,7 @@ class DockerRuntime:
             profile=labels["deploy.profile"],
             plan_digest=labels["deploy.plan"],
             url=self._host.reach(labels["deploy.url"]),
-            run_dir=labels.get(RUN_DIR, ""),
+            run_dir=labels.get(RUN_DIR) or str(self._home.runs / labels["deploy.name"]),
             identity=str(container.id),
         )
 

@@ -29,7 +29,20 @@ docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
   deploy/mi355x-tp4dp2:cb71ff62a930 \
-  python3 -m sglang.launch_server \
+  sh -c 'used() {
+  for d in /sys/class/drm/card[0-9]*/device; do
+    [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")
+  done
+  nvidia-smi --query-gpu=memory.used,memory.total --format=csv,noheader,nounits 2>/dev/null | tr , " "
+}
+busy() { used | head -n 8 | while read -r used total; do [ $((used * 10)) -le "$total" ] || echo busy; done; }
+end=$(($(date +%s) + 900))
+while [ -n "$(busy)" ] && [ "$(date +%s)" -lt $end ]; do
+  echo "deploy: waiting for the VRAM of the run before to drain"
+  sleep 5
+done
+exec "$@"
+' sh python3 -m sglang.launch_server \
   --model-path /models/glm-5.2-mxfp4 \
   --served-model-name glm-5.2 \
   --host 0.0.0.0 \

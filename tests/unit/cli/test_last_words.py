@@ -48,3 +48,22 @@ def test_a_disk_that_is_full_where_nobody_looked_is_an_error_with_its_place(
     said = capsys.readouterr().err
     assert "No space left on device" in said
     assert "/srv/deploy/kernels" in said
+
+
+def test_a_fault_of_the_tool_is_called_one_and_kept_whole_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A file that our own code did not find used to be told as "the machine is not ready", exit code 4."""
+
+    def broken(**_: object) -> None:
+        Path("/nowhere/of-ours").read_text()
+
+    monkeypatch.setattr("orchestrator.cli.main.app", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert deploy(monkeypatch) == 1
+    said = capsys.readouterr().err
+    assert "error: a fault of this tool: FileNotFoundError" in said
+    assert "Traceback" not in said
+    (kept,) = tmp_path.iterdir()
+    assert f"`{kept}`" in said
+    assert "of-ours" in kept.read_text()

@@ -2,10 +2,13 @@
 
 import dataclasses
 import shlex
+from pathlib import Path
 
 import pytest
+from docker.models.containers import Container
 
 from orchestrator.commands.planning import load
+from orchestrator.core.paths import Home
 from orchestrator.plan import Plan
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import (
@@ -16,6 +19,7 @@ from orchestrator.runtimes.docker.container import (
     docker_run_line,
     render,
 )
+from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.weights.overlay import overlay_path
 
 IMAGE = "deploy/mi355x-tp4dp2:0123456789ab"
@@ -147,3 +151,11 @@ def test_words_with_spaces_survive_the_shell(plan: Plan) -> None:
     words = shlex.split(line.replace("\\\n", ""))
     assert words[-2:] == ["--json", '{"a": "it\'s"}']
     assert "A=b c" in words
+
+
+def test_a_container_that_was_started_by_hand_is_listed_too(tmp_path: Path) -> None:
+    """It may carry no `deploy.run-dir`; `status` used to end in a KeyError then."""
+    labels = container_labels(load("cpu-tiny").plan, "tiny")
+    runtime = DockerRuntime(Home(tmp_path), "unix:///nowhere")
+    handle = runtime._handle(Container({"Id": "abc"}), labels)
+    assert (handle.name, handle.run_dir) == ("tiny", str(tmp_path / "runs/tiny"))

@@ -9,7 +9,7 @@ from orchestrator.core.secret import Secret
 from orchestrator.engine.config_file import Delivery
 from orchestrator.plan import Ulimit
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.docker.container import CONFIG_FILE, ContainerSpec, render, spec_of
+from orchestrator.runtimes.docker.container import CONFIG_FILE, ContainerSpec, container_argv, render, spec_of
 from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
 
 GROUPS = {"video": "44"}
@@ -62,7 +62,8 @@ def test_an_api_key_stands_in_a_file_and_not_in_the_command() -> None:
     artifacts, spec = rendered()
     secrets = Delivery(config=Secret('{"api-key": "sk-1"}'), env={})
     options = container_options(artifacts, spec, secrets)
-    assert options["command"] == [*artifacts.command.argv, "--config", CONFIG_FILE]
+    assert options["command"] == list(container_argv(artifacts, config=True))
+    assert options["command"][-2:] == ["--config", CONFIG_FILE]
     assert "sk-1" not in str(options)
     assert secret_files(secrets)[CONFIG_FILE].reveal() == '{"api-key": "sk-1"}'
 
@@ -72,7 +73,7 @@ def test_other_secrets_are_read_by_a_shell_from_a_file() -> None:
     secrets = Delivery(config=None, env={"HF_TOKEN": Secret("it's $HOME")})
     options = container_options(artifacts, spec, secrets)
     assert options["command"][:2] == ["sh", "-c"]
-    assert options["command"][4:] == list(artifacts.command.argv)
+    assert options["command"][4:] == list(container_argv(artifacts, config=False))
     assert "HOME" not in str(options)
     (text,) = (secret.reveal() for secret in secret_files(secrets).values())
     assert text == "export HF_TOKEN='it'\"'\"'s $HOME'\n"
@@ -80,7 +81,8 @@ def test_other_secrets_are_read_by_a_shell_from_a_file() -> None:
 
 def test_without_secrets_the_command_is_the_plans() -> None:
     artifacts, spec = rendered()
-    assert container_options(artifacts, spec, NOTHING)["command"] == list(artifacts.command.argv)
+    command = container_options(artifacts, spec, NOTHING)["command"]
+    assert command[-len(artifacts.command.argv) :] == list(artifacts.command.argv)
     assert secret_files(NOTHING) == {}
 
 

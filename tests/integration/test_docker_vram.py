@@ -1,0 +1,34 @@
+"""A container's server starts once the VRAM of the one before has drained: the real script on a sysfs of its own."""
+
+import subprocess
+from pathlib import Path
+
+from orchestrator.runtimes.docker.container import vram_script
+
+
+def gpu(folder: Path, number: int, used: int, total: int = 288) -> None:
+    """A GPU of amdgpu's in `folder`, as sysfs shows it."""
+    device = folder / f"card{number}" / "device"
+    device.mkdir(parents=True, exist_ok=True)
+    (device / "mem_info_vram_total").write_text(f"{total << 30}\n")
+    (device / "mem_info_vram_used").write_text(f"{used << 30}\n")
+
+
+def test_a_server_that_is_started_again_waits_for_the_vram_of_the_one_before(tmp_path: Path) -> None:
+    """Docker starts it at once; the driver takes minutes to give the memory back."""
+    gpu(tmp_path, 0, 2)
+    gpu(tmp_path, 1, 200)
+    script = vram_script(2, drm=str(tmp_path), pause=0)
+    argv = ["sh", "-c", script, "sh", "echo", "the server, with 'its' arguments"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout is not None
+        assert "waiting for the VRAM" in waiting.stdout.readline()
+        gpu(tmp_path, 1, 20)
+        assert waiting.stdout.read().splitlines()[-1] == "the server, with 'its' arguments"
+
+
+def test_gpus_of_another_server_are_not_waited_for(tmp_path: Path) -> None:
+    gpu(tmp_path, 0, 2)
+    gpu(tmp_path, 1, 200)
+    argv = ["sh", "-c", vram_script(1, drm=str(tmp_path)), "sh", "echo", "started"]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "started\n"
