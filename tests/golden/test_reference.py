@@ -1,4 +1,7 @@
-"""The README's reference tables are generated from the code. `UPDATE_GOLDEN=1 pytest tests/golden` writes them anew."""
+"""The reference tables of the documentation are generated from the code.
+
+`UPDATE_GOLDEN=1 pytest tests/golden` writes them anew.
+"""
 
 import inspect
 import os
@@ -7,6 +10,7 @@ import subprocess
 import sys
 import typing
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
@@ -16,7 +20,7 @@ from orchestrator.core.paths import data_root
 from orchestrator.patches.ledger import read_ledger
 from orchestrator.profile import schema
 
-README = data_root() / "README.md"
+ROOT = data_root()
 
 
 def table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
@@ -92,17 +96,37 @@ def patches() -> str:
     return table(("patch", "kind", "what it mends", "sglang", "upstream"), rows)
 
 
-SECTIONS = {"exit codes": exit_codes, "commands": commands, "profile keys": profile_keys, "patches": patches}
+SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
+    "exit codes": ("README.md", exit_codes),
+    "commands": ("README.md", commands),
+    "profile keys": ("profiles/README.md", profile_keys),
+    "patches": ("patches/README.md", patches),
+}
 
 
 @pytest.mark.parametrize("section", sorted(SECTIONS))
-def test_the_readme_says_what_the_code_does(section: str) -> None:
-    generate: Callable[[], str] = SECTIONS[section]
+def test_a_table_says_what_the_code_does(section: str) -> None:
+    name, generate = SECTIONS[section]
     pattern = re.compile(rf"(<!-- {section} -->\n).*?(\n<!-- /{section} -->)", re.DOTALL)
-    text = README.read_text()
-    assert pattern.search(text), f"the README has no section between `<!-- {section} -->` marks"
+    text = (ROOT / name).read_text()
+    assert pattern.search(text), f"{name} has no section between `<!-- {section} -->` marks"
     expected = pattern.sub(lambda match: f"{match[1]}{generate()}{match[2]}", text)
     if os.environ.get("UPDATE_GOLDEN"):
-        README.write_text(expected)
+        (ROOT / name).write_text(expected)
         return
     assert text == expected, "UPDATE_GOLDEN=1 pytest tests/golden writes the tables anew"
+
+
+PAGES = [ROOT / "README.md", *sorted(path for path in ROOT.glob("*/**/README.md") if ".venv" not in path.parts)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """Files and headings of this repository; addresses elsewhere are not asked."""
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+        file, _, heading = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), f"{link} leads nowhere"
+        if heading:
+            found = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            assert heading in {re.sub(r"[^\w\- ]", "", each).lower().replace(" ", "-") for each in found}, link
