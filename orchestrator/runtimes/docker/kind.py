@@ -1,23 +1,46 @@
 """The docker runtime, put together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Final
 
+from orchestrator.core.console import note
 from orchestrator.core.errors import Problem
 from orchestrator.core.paths import Home
 from orchestrator.host.docker_endpoint import far_machine
+from orchestrator.images.client import find_docker
+from orchestrator.images.of_plan import build_image, image_tag
+from orchestrator.images.receipt import PRESENT
+from orchestrator.images.sources import image_sources
+from orchestrator.plan import Plan
 from orchestrator.plan.rules import Case
 from orchestrator.render.artifacts import Artifacts, ContextFile
-from orchestrator.runtimes.base import Runtime, RuntimeKind
+from orchestrator.render.dockerfile import build_context
+from orchestrator.runtimes.base import Place, Prepared, Runtime, RuntimeKind
 from orchestrator.runtimes.docker.checks import daemon, image, image_space
-from orchestrator.runtimes.docker.container import docker_run_file
-from orchestrator.runtimes.docker.prepare import prepare, rendered
+from orchestrator.runtimes.docker.container import docker_run_file, render
 
 
 def has_image(case: Case) -> Iterator[Problem]:
     """There is an image to build on."""
     if case.profile.engine.image is None:
         yield Problem("the docker runtime needs `engine.image`", case.place("engine"), "`--set runtime=process`")
+
+
+def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+    """The command, the container, and the image's build context with the files that patches are given."""
+    build = build_context(plan, image_sources(plan, inputs=inputs))
+    return render(plan, build, image_tag(plan, build))
+
+
+def prepare(artifacts: Artifacts, place: Place) -> Prepared:
+    """Build the plan's image where there is none, on the machine it is to run on. Raises BuildError, PatchError."""
+    built = build_image(find_docker(place.far), artifacts)
+    note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")
+    records = {"image.json": {"tag": built.tag, "id": built.image_id}, "patches.json": asdict(built.receipt)}
+    carried = (patch.id for patch in artifacts.plan.patches)
+    upstream = frozenset(patch for patch in carried if built.receipt.state(patch) == PRESENT)
+    return Prepared(artifacts=artifacts, records=records, upstream=upstream)
 
 
 def _files(artifacts: Artifacts, name: str) -> tuple[ContextFile, ...]:

@@ -1,7 +1,8 @@
 """The log of a container: read, followed through restarts, and kept when the container goes."""
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.secret import redact
 from orchestrator.runtimes.process.supervisor import LOG, split_lines
 
+_STAMP: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:]{8}\.\d{9}Z\Z")
 _PAUSE: Final = 0.2  # seconds between two looks at a container that is between two runs
 _SETTLED: Final = 50  # looks after which a run that still goes on has not ended: only its stream has
 
@@ -36,6 +38,32 @@ def follow_log(container: Container) -> Iterator[str]:
             return
         # What a run writes first is older than its recorded start, and younger than the end of the run before it.
         since = datetime.fromisoformat(container.attrs["State"]["FinishedAt"]).timestamp()
+
+
+class ContainerTail:
+    """The new lines of a container's log, at each call; Docker is asked for what is younger than the last one seen.
+
+    So the log is sent once, however often it is looked at, and one that Docker rotates meanwhile goes on.
+    """
+
+    def __init__(self, container: Callable[[], Container | None]) -> None:
+        """`container` looks it up; None where it is gone, which has no new lines."""
+        self._container = container
+        self._seen = ""  # stamp of the last line, as the daemon writes it: such text sorts by time
+
+    def __call__(self) -> Iterator[str]:
+        """The lines written since the last call."""
+        if (container := self._container()) is None:
+            return
+        before = self._seen
+        since = datetime.fromisoformat(f"{before[:26]}+00:00").timestamp() if before else None
+        for message in split_lines(container.logs(stream=True, follow=False, timestamps=True, since=since)):
+            stamp, _, text = message.decode(errors="replace").partition(" ")
+            if not _STAMP.match(stamp):  # the rest of a line with a carriage return
+                stamp, text = self._seen, message.decode(errors="replace")
+            if stamp > before and text:
+                self._seen = max(self._seen, stamp)
+                yield text
 
 
 def save_log(container: Container, run_dir: Path) -> None:

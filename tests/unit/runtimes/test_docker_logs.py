@@ -1,6 +1,7 @@
 """A container's log, followed through restarts and kept when the container goes."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from orchestrator.core.errors import HostError
-from orchestrator.runtimes.docker.logs import container_log, follow_log, read_log, save_log
+from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, read_log, save_log
 
 
 class Restarting:
@@ -91,3 +92,51 @@ def test_on_another_machine_the_log_is_not_kept_and_that_is_said(
 ) -> None:
     save_log(cast("Container", Restarting()), tmp_path / "elsewhere")
     assert "the log is not kept" in capsys.readouterr().err
+
+
+class Stamped:
+    """A container whose log is asked for with stamps; what Docker rotated away is gone from it."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.sent = 0
+
+    def write(self, second: int, text: str) -> None:
+        self.lines.append(f"2026-01-01T00:00:{second:02}.000000000Z {text}\n")
+
+    def logs(self, *, since: float | None, timestamps: bool, **_: bool) -> Iterator[bytes]:
+        assert timestamps
+        for line in self.lines:
+            at = datetime.fromisoformat(f"{line[:26]}+00:00").timestamp()
+            if since is None or at >= since:
+                self.sent += 1
+                yield line.encode()
+
+
+def test_a_log_is_sent_once_however_often_it_is_looked_at() -> None:
+    """The whole of it used to be downloaded at each look."""
+    container = Stamped()
+    tail = ContainerTail(lambda: cast("Container", container))
+    container.write(1, "one")
+    container.write(2, "10%\r20%")
+    assert list(tail()) == ["one", "10%", "20%"]
+    assert list(tail()) == []
+    container.write(3, "three")
+    assert list(tail()) == ["three"]
+    assert container.sent <= 5  # each line, and the last one seen once more at each look
+
+
+def test_a_log_that_docker_rotates_goes_on() -> None:
+    """Lines were skipped by their number, and so were all new ones after a rotation."""
+    container = Stamped()
+    tail = ContainerTail(lambda: cast("Container", container))
+    for second in range(5):
+        container.write(second, f"line {second}")
+    assert len(list(tail())) == 5
+    del container.lines[:4]
+    container.write(6, "after the rotation")
+    assert list(tail()) == ["after the rotation"]
+
+
+def test_a_container_that_is_gone_has_no_new_lines() -> None:
+    assert list(ContainerTail(lambda: None)()) == []
