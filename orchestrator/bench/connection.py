@@ -13,9 +13,12 @@ from urllib.parse import urlsplit
 from orchestrator.bench.http import Framing, MalformedError
 from orchestrator.core.errors import UsageError
 from orchestrator.core.secret import Secret
+from orchestrator.engine.answers import NoAnswerError, OddAnswerError
+from orchestrator.engine.endpoints import authorization
 
 # uvicorn drops an idle connection after 5 s unless SGLANG_TIMEOUT_KEEP_ALIVE is raised: reuse only well before.
 _REUSE_WITHIN_S: Final = 2.0
+_MOST_BYTES: Final = 64 << 20  # of the answer to a control request
 
 
 class Sink(Protocol):
@@ -85,7 +88,7 @@ class _Connection(asyncio.Protocol):
             return
         try:
             self._sink.feed(data, now)
-        except MalformedError as error:
+        except (MalformedError, OddAnswerError) as error:
             self._sink.fail("malformed", str(error))
             self.close()
             self._finish()
@@ -132,18 +135,16 @@ class _Body:
 
     def __init__(self) -> None:
         self.framing = Framing()
-        self.content = b""
+        self.content = bytearray()
         self.failure: tuple[str, str] | None = None
 
     def feed(self, data: bytes, now: float) -> None:  # noqa: ARG002 - a Sink is told the time
         self.content += self.framing.feed(data)
+        if len(self.content) > _MOST_BYTES:
+            raise OddAnswerError(f"more than {_MOST_BYTES >> 20} MiB")
 
     def fail(self, kind: str, example: str) -> None:
         self.failure = (kind, example)
-
-
-class UnreachableError(Exception):
-    """A control request (not a measured one) found no answer."""
 
 
 class Connections:
@@ -168,8 +169,7 @@ class Connections:
         ]
         if length:
             lines.append("Content-Type: application/json")
-        if self._key:
-            lines.append(f"Authorization: Bearer {self._key.reveal()}")
+        lines += [f"{name}: {value}" for name, value in authorization(self._key).items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
     async def send(self, request: Sequence[bytes], sink: Sink) -> None:
@@ -194,16 +194,16 @@ class Connections:
         self._keep(connection)
 
     async def fetch(self, method: str, path: str, body: bytes = b"", *, timeout_s: float = 30) -> tuple[int, bytes]:
-        """A control request: status and content. Raises UnreachableError."""
+        """A control request: status and content. Raises NoAnswerError."""
         sink = _Body()
         try:
             async with asyncio.timeout(timeout_s):
                 await self.send((self.head(method, path, len(body)), body), sink)
         except TimeoutError as error:
-            raise UnreachableError(f"no answer to {method} {path} within {timeout_s:g} s") from error
+            raise NoAnswerError(f"no answer to {method} {path} within {timeout_s:g} s") from error
         if sink.failure is not None:
-            raise UnreachableError(f"{method} {path}: {sink.failure[1]}")
-        return sink.framing.status, sink.content
+            raise NoAnswerError(f"{method} {path}: {sink.failure[1]}")
+        return sink.framing.status, bytes(sink.content)
 
     def close(self) -> None:
         """Close what is idle."""

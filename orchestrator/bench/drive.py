@@ -53,11 +53,11 @@ class Drive:
     ending: Ending
 
 
-class _Ended(Exception):  # noqa: N818 - an end, not an error
+class _EndpointGone(Exception):  # noqa: N818 - an end, not an error
     """The endpoint is gone."""
 
 
-class _Desk:
+class _Sender:
     """Sends requests, keeps what ended, and notices when nobody answers any more."""
 
     def __init__(self, connections: Connections, *, timeout_s: float, on_end: Callable[[int], None]) -> None:
@@ -82,7 +82,7 @@ class _Desk:
         lost = answer.failure is not None and answer.failure[0] in {"refused", "unreachable", "reset"}
         self._lost_in_a_row = self._lost_in_a_row + 1 if lost else 0
         if self._lost_in_a_row >= _DEAD_AFTER:
-            raise _Ended
+            raise _EndpointGone
 
     def samples(self) -> tuple[Sample, ...]:
         return tuple(sorted((self._sample(*ended) for ended in self._ended), key=lambda sample: sample.index))
@@ -115,16 +115,16 @@ async def drive_open(
     on_end: Callable[[int], None],
 ) -> Drive:
     """Send `requests[i]` at `times[i]` seconds; returns when all ended, on Ctrl-C, or when the endpoint is gone."""
-    desk = _Desk(connections, timeout_s=timeout_s, on_end=on_end)
+    sender = _Sender(connections, timeout_s=timeout_s, on_end=on_end)
     loop = asyncio.get_running_loop()
 
     async def arrivals(group: asyncio.TaskGroup) -> None:
-        desk.origin = loop.time() + _LEAD_S
+        sender.origin = loop.time() + _LEAD_S
         for index, (request, time) in enumerate(zip(requests, times, strict=True)):
-            await asyncio.sleep(desk.origin + time - loop.time())
-            group.create_task(desk.send(index, request, desk.origin + time))
+            await asyncio.sleep(sender.origin + time - loop.time())
+            group.create_task(sender.send(index, request, sender.origin + time))
 
-    return await _run(desk, arrivals)
+    return await _run(sender, arrivals)
 
 
 async def drive_closed(
@@ -136,35 +136,35 @@ async def drive_closed(
     on_end: Callable[[int], None],
 ) -> Drive:
     """Keep `concurrency` requests under way until all were sent."""
-    desk = _Desk(connections, timeout_s=timeout_s, on_end=on_end)
+    sender = _Sender(connections, timeout_s=timeout_s, on_end=on_end)
     loop = asyncio.get_running_loop()
     waiting = iter(enumerate(requests))
 
     async def one_after_another() -> None:
         for index, request in waiting:
-            await desk.send(index, request, loop.time())
+            await sender.send(index, request, loop.time())
 
     async def streams(group: asyncio.TaskGroup) -> None:
-        desk.origin = loop.time()
+        sender.origin = loop.time()
         for _ in range(concurrency):
             group.create_task(one_after_another())
 
-    return await _run(desk, streams)
+    return await _run(sender, streams)
 
 
-async def _run(desk: _Desk, load: Callable[[asyncio.TaskGroup], Awaitable[None]]) -> Drive:
+async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[None]]) -> Drive:
     ending = Ending.COMPLETE
     with _undisturbed():
         try:
             async with asyncio.TaskGroup() as group:
                 await load(group)
-        except* _Ended:
+        except* _EndpointGone:
             ending = Ending.ENDPOINT_DIED
         except* asyncio.CancelledError:
             ending = Ending.INTERRUPTED
     if ending is Ending.INTERRUPTED and (task := asyncio.current_task()) is not None:
         task.uncancel()  # Ctrl-C ends the load and not the program: what is finished is still to be reported
-    return Drive(samples=desk.samples(), ending=ending)
+    return Drive(samples=sender.samples(), ending=ending)
 
 
 @contextmanager

@@ -1,18 +1,23 @@
 """What an endpoint says of itself, and the few control requests a measurement needs."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
 
-from orchestrator.bench.api import COMPLETIONS, PATHS
-from orchestrator.bench.connection import Address, Connections, UnreachableError
-from orchestrator.bench.counters import read_metrics
+from orchestrator.bench.connection import Address, Connections
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
+from orchestrator.engine.answers import (
+    Json,
+    NoAnswerError,
+    OddAnswerError,
+    ServerInfo,
+    read_models,
+    read_object,
+    read_server_info,
+)
+from orchestrator.engine.endpoints import FLUSH_CACHE, METRICS, MODELS, SERVER_INFO
+from orchestrator.engine.metrics import read_metrics
+from orchestrator.engine.requests import Api
 from orchestrator.results.result import EndpointFacts
-
-_SPECULATIVE: Final = ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +36,7 @@ class Endpoint:
 
     def request(self, body: tuple[bytes, ...]) -> tuple[bytes, ...]:
         """A whole request from a body's pieces."""
-        path = PATHS[self.facts.api]
+        path = Api(self.facts.api).path
         return (self.connections.head("POST", path, sum(map(len, body))), *body)
 
     async def metrics(self) -> dict[str, float] | None:
@@ -39,8 +44,8 @@ class Endpoint:
         if not self.has_metrics:
             return None
         try:
-            status, content = await self.connections.fetch("GET", "/metrics")
-        except UnreachableError:
+            status, content = await self.connections.fetch("GET", METRICS)
+        except NoAnswerError:
             return None
         return read_metrics(content.decode(errors="replace")) if status == 200 else None
 
@@ -49,40 +54,35 @@ class Endpoint:
         if not self.is_sglang:
             return False
         try:
-            status, _ = await self.connections.fetch("POST", "/flush_cache")
-        except UnreachableError:
+            status, _ = await self.connections.fetch("POST", FLUSH_CACHE)
+        except NoAnswerError:
             return False
         return status == 200
 
 
-async def probe(connections: Connections, address: Address, *, api: str = COMPLETIONS) -> Endpoint:
-    """Ask the endpoint what it is. Raises BenchError where it does not answer or refuses."""
-    models = await _ask(connections, address, "/v1/models")
+async def probe(connections: Connections, address: Address, *, api: str = Api.COMPLETIONS) -> Endpoint:
+    """Ask the endpoint what it is. Raises BenchError where it does not answer, refuses, or answers in another form."""
     try:
-        model = models["data"][0]
-        served, context = str(model["id"]), model.get("max_model_len")
-    except (KeyError, IndexError, TypeError) as error:
-        raise BenchError("the endpoint names no model under /v1/models", where=address.url) from error
+        models = read_models(await _ask(connections, address, MODELS))
+        info = await _server_info(connections)
+    except OddAnswerError as error:
+        raise BenchError(f"the endpoint does not say what it serves: {error}", where=address.url) from error
+    if not models:
+        raise BenchError(f"the endpoint names no model under `{MODELS}`", where=address.url)
+    served, context = next(iter(models.items()))
     facts = EndpointFacts(url=address.url, api=api, served_model=served, context_length=context)
-    info = await _optional(connections, "/server_info")
-    metrics, _ = await _status(connections, "/metrics")
-    if "version" not in info or "page_size" not in info:
+    metrics, _ = await _status(connections, METRICS)
+    if info is None:
         return Endpoint(connections=connections, facts=facts, reports_cache=False, has_metrics=metrics == 200)
-    # /server_info holds the server's keys in clear: only what is named here is taken from it
     facts = replace(
         facts,
         engine="sglang",
-        engine_version=str(info["version"]),
-        replicas=int(info.get("dp_size") or 1),
-        page_size=info["page_size"],
-        speculative=_speculative(info),
+        engine_version=info.version,
+        replicas=info.replicas,
+        page_size=info.page_size,
+        speculative=info.speculative,
     )
-    return Endpoint(
-        connections=connections,
-        facts=facts,
-        reports_cache=bool(info.get("enable_cache_report")),
-        has_metrics=metrics == 200,
-    )
+    return Endpoint(connections=connections, facts=facts, reports_cache=info.reports_cache, has_metrics=metrics == 200)
 
 
 def check_fits(workload: Workload, facts: EndpointFacts) -> None:
@@ -96,10 +96,10 @@ def check_fits(workload: Workload, facts: EndpointFacts) -> None:
         )
 
 
-async def _ask(connections: Connections, address: Address, path: str) -> dict[str, Any]:  # JSON of any shape
+async def _ask(connections: Connections, address: Address, path: str) -> Json:
     try:
         status, content = await connections.fetch("GET", path)
-    except UnreachableError as error:
+    except NoAnswerError as error:
         raise BenchError(
             f"the endpoint does not answer: {error}", where=address.url, hint="is it up? try `deploy status`"
         ) from error
@@ -108,30 +108,21 @@ async def _ask(connections: Connections, address: Address, path: str) -> dict[st
         raise BenchError("the endpoint wants an API key", where=address.url, hint=hint)
     if status != 200:
         raise BenchError(f"GET {path} gives status {status}", where=address.url)
-    return _json(content)
+    return read_object(content, path=path)
 
 
-async def _optional(connections: Connections, path: str) -> dict[str, Any]:  # JSON of any shape
-    status, content = await _status(connections, path)
-    return _json(content) if status == 200 else {}
+async def _server_info(connections: Connections) -> ServerInfo | None:
+    """What only sglang says of itself; None for another engine, which may answer anything there."""
+    status, content = await _status(connections, SERVER_INFO)
+    try:
+        data = read_object(content, path=SERVER_INFO) if status == 200 else {}
+    except OddAnswerError:
+        return None
+    return read_server_info(data)
 
 
 async def _status(connections: Connections, path: str) -> tuple[int, bytes]:
     try:
         return await connections.fetch("GET", path)
-    except UnreachableError:
+    except NoAnswerError:
         return 0, b""
-
-
-def _json(content: bytes) -> dict[str, Any]:  # JSON of any shape
-    try:
-        data = json.loads(content)
-    except ValueError:
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _speculative(info: Mapping[str, Any]) -> str | None:
-    if not info.get("speculative_algorithm"):
-        return None
-    return " ".join(str(info.get(f"speculative_{name}")) for name in _SPECULATIVE)

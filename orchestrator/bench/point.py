@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.bench.api import body
 from orchestrator.bench.counters import server_counts
 from orchestrator.bench.drive import Drive, Request, Sample, drive_closed, drive_open
 from orchestrator.bench.endpoint import Endpoint
@@ -15,6 +14,7 @@ from orchestrator.bench.power import EnergyUnavailableError, Reader, Reading, en
 from orchestrator.bench.prompts import Prompt, arrival_times, prompts, warmup_prompts
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
+from orchestrator.engine.requests import RANK, Api, load_body
 from orchestrator.results.result import Energy, Point, Price
 
 _GAUGES_EVERY_S: Final = 1.0
@@ -48,7 +48,7 @@ async def warm_up(setting: Setting, label: str) -> str:
     drives = await asyncio.gather(*(_warm_replica(setting, prompts_, rank) for rank in ranks))
     for drive in drives:
         check_answers(workload, drive.samples)
-    where = f"on each of {replicas} replicas (routed_dp_rank)" if replicas > 1 else "on the one replica known of"
+    where = f"on each of {replicas} replicas ({RANK})" if replicas > 1 else "on the one replica known of"
     return f"{'caches flushed, ' if flushed else ''}each of {len(prompts_)} prefixes sent once {where}, full length"
 
 
@@ -123,7 +123,17 @@ async def run_closed(setting: Setting, label: str) -> tuple[Point, Drive]:
 
 def _requests(setting: Setting, prompts_: list[Prompt], *, replica: int | None = None) -> list[Request]:
     facts, workload = setting.endpoint.facts, setting.workload
-    bodies = (body(facts.api, prompt, workload, model=facts.served_model, replica=replica) for prompt in prompts_)
+    bodies = (
+        load_body(
+            Api(facts.api),
+            prompt.array,
+            model=facts.served_model,
+            tokens=workload.output_tokens,
+            temperature=workload.temperature,
+            rank=replica,
+        )
+        for prompt in prompts_
+    )
     return [setting.endpoint.request(each) for each in bodies]
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
-
 from orchestrator.commands.bench import Target
 from orchestrator.core.errors import BenchError
 from orchestrator.core.files import write_whole
-from orchestrator.evals.harness import Order, evaluate, harness_directory
+from orchestrator.engine.answers import NoAnswerError, OddAnswerError
+from orchestrator.engine.client import EngineClient
+from orchestrator.evals.harness import EvalRequest, evaluate, harness_directory
 from orchestrator.evals.outcome import file_name, load, to_json
 from orchestrator.evals.suites import find_suite
 from orchestrator.report.published import Published, PublishedEval, load_all, of_kind
@@ -17,13 +17,13 @@ from orchestrator.results.scores import Judgement, Outcome, judge, judge_indepen
 
 def served_model(target: Target) -> str:
     """The name of the model an endpoint serves. Raises BenchError where it does not answer."""
-    headers = {"Authorization": f"Bearer {target.key.reveal()}"} if target.key else {}
     try:
-        answer = httpx.get(f"{target.url.rstrip('/')}/v1/models", headers=headers, timeout=30, trust_env=False)
-        answer.raise_for_status()
-        return str(answer.json()["data"][0]["id"])
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        with EngineClient(target.url, key=target.key) as server:
+            return next(iter(server.models()))
+    except (NoAnswerError, OddAnswerError) as error:
         raise BenchError(f"the endpoint does not say which model it serves: {error}", where=target.url) from error
+    except StopIteration as error:
+        raise BenchError("the endpoint serves no model", where=target.url) from error
 
 
 def run_eval(
@@ -38,7 +38,7 @@ def run_eval(
     """Ask a served model the questions of a suite. See `harness.evaluate` for errors."""
     chosen = find_suite(suite)
     harness_directory()  # before the endpoint is bothered
-    order = Order(
+    request = EvalRequest(
         suite=chosen,
         url=target.url,
         model=served_model(target),
@@ -47,7 +47,7 @@ def run_eval(
         data=data,
         command=command,
     )
-    return evaluate(order, say)
+    return evaluate(request, say)
 
 
 def save_outcome(outcome: Outcome, directory: Path) -> Path:

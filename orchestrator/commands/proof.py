@@ -6,57 +6,54 @@ from pathlib import Path
 
 import httpx
 
-from orchestrator import prove as smoke
 from orchestrator.commands.gate import kernel_gate
 from orchestrator.commands.runs import RunDir, read_plan
 from orchestrator.commands.servers import Fleet, api_key
 from orchestrator.core.errors import DeployError, Problem, SmokeError, StartError, UsageError
+from orchestrator.core.log_tail import LogTail, unseen
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
+from orchestrator.engine.answers import NoAnswerError, OddAnswerError
+from orchestrator.engine.client import EngineClient
 from orchestrator.plan import Plan
-from orchestrator.prove import waiting as health
-from orchestrator.prove.report import SmokeReport
+from orchestrator.prove import SmokeReport, Starting, smoke_test, target_of, wait
 from orchestrator.runtimes.base import Handle, Runtime, Status
-
-_ANSWER_SECONDS = 25.0  # sglang gives its own health request 20 s
 
 
 def answers(handle: Handle) -> bool:
-    """Whether the server generates a token when asked for its health, which needs no API key.
-
-    A 503 is asked about once more: it may have met the end of another request (see `smoke.probe.Probe.health`).
-    """
+    """Whether the server generates a token when asked for its health, which needs no API key."""
     try:
-        with httpx.Client(timeout=_ANSWER_SECONDS, trust_env=False) as client:
-            return any(client.get(f"{handle.url}/health").is_success for _ in range(2))
-    except httpx.HTTPError:
+        with EngineClient(handle.url, key=None) as server:
+            return server.health(tries=2) == httpx.codes.OK
+    except (NoAnswerError, OddAnswerError):
         return False
 
 
-def await_ready(
-    handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None, timeout: float | None
-) -> health.Ready:
-    """Wait until the server serves. Raises NotReadyError at once when it exited, or when nothing moves any more."""
-    starting = health.Starting(
+def await_ready(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None, timeout: float | None) -> float:
+    """Wait until the server serves; returns the seconds that took.
+
+    Raises NotReadyError at once when it exited, or when nothing moves any more.
+    """
+    starting = Starting(
         url=handle.url,
         served_name=plan.model.served_name,
         log=_log_of(handle, runtime),
         state=lambda: runtime.state(handle),
         api_key=key,
     )
-    return health.wait(starting, silence=plan.waiting.silence, timeout=timeout)
+    return wait(starting, silence=plan.waiting.silence, timeout=timeout)
 
 
 def _log_of(handle: Handle, runtime: Runtime) -> Callable[[], Iterable[str]]:
     """The log's new lines at each call: from its file where the runtime writes one, else asked for anew."""
     file = RunDir(Path(handle.run_dir)).log
-    return health.LogTail(file) if file.exists() else health.unseen(lambda: runtime.logs(handle, follow=False))
+    return LogTail(file) if file.exists() else unseen(lambda: runtime.logs(handle, follow=False))
 
 
 def prove(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None) -> SmokeReport:
     """Run the smoke test, with the known faults that the server's log shows without its having failed."""
-    target = smoke.target_of(plan, url=handle.url, api_key=key)
-    return smoke.run(target, faults=lambda: faults(runtime.logs(handle, follow=False)))
+    target = target_of(plan, url=handle.url, api_key=key)
+    return smoke_test(target, faults=lambda: faults(runtime.logs(handle, follow=False)))
 
 
 def key_of(handle: Handle) -> Secret | None:

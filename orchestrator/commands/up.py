@@ -158,7 +158,7 @@ def _bring_up(start: Start, servers: Fleet) -> Up:
     try:
         handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=secrets)
         say(f"started `{name}`; log: {_where_log(start.request, run, name)}")
-        ready = await_ready(handle, runtime, plan=plan, key=key, timeout=start.request.timeout)
+        seconds = await_ready(handle, runtime, plan=plan, key=key, timeout=start.request.timeout)
         report = prove(handle, runtime, plan=plan, key=key)
         run.save("smoke.json", report.to_dict())
         report.require()
@@ -168,7 +168,7 @@ def _bring_up(start: Start, servers: Fleet) -> Up:
         if failure is error:
             raise
         raise failure from error
-    return Up(handle=handle, smoke=report, seconds=ready.seconds)
+    return Up(handle=handle, smoke=report, seconds=seconds)
 
 
 def _where_log(request: UpRequest, run: RunDir, name: str) -> str:

@@ -8,12 +8,11 @@ from typing import Final
 from orchestrator.core.secret import redact
 from orchestrator.diagnose.catalogue import Clause, Signature, load_catalogue
 from orchestrator.diagnose.report import TAIL_LINES, Diagnosis, Evidence, Finding
+from orchestrator.engine.log import quotes_a_user
 
 BATCH_LINES: Final = 4096
 KEPT_EVIDENCE: Final = 3
 SHOWN_CHARACTERS: Final = 400
-# What a user or a client wrote, not what happened: the arguments, and requests under --log-requests.
-_QUOTED: Final = ("server_args=ServerArgs(", "Receive: obj=", "Finish: obj=")
 
 
 class _Watch:
@@ -67,7 +66,7 @@ def diagnose(lines: Iterable[str], *, catalogue: Sequence[Signature] | None = No
 def _see_batch(batch: Sequence[str], *, first: int, live: Sequence[tuple[str, _Watch]]) -> None:
     for number, line in enumerate(batch, start=first):
         watches = {id(watch): watch for literal, watch in live if literal in line}
-        if watches and not any(quoted in line for quoted in _QUOTED):
+        if watches and not quotes_a_user(line):
             for watch in watches.values():
                 watch.see(number, line)
 

@@ -13,6 +13,7 @@ from typing import Final
 from orchestrator.core import shell
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.secret import Secret
+from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS
 from orchestrator.evals.suites import Suite, local_files
 from orchestrator.results.scores import SCHEMA, Item, Outcome
 
@@ -22,7 +23,7 @@ _TAIL: Final = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class EvalRequest:
     """What to evaluate. `url` is the server's base URL, `data` a local copy of the questions, `limit` how many."""
 
     suite: Suite
@@ -45,7 +46,7 @@ def harness_directory() -> Path:
     return Path(spec.origin).parent
 
 
-def evaluate(order: Order, say: Callable[[str], None]) -> Outcome:
+def evaluate(request: EvalRequest, say: Callable[[str], None]) -> Outcome:
     """Ask every question and score the answers; each line the harness prints goes to `say`.
 
     Raises UsageError where the harness or a file is missing, BenchError where the harness fails.
@@ -53,23 +54,23 @@ def evaluate(order: Order, say: Callable[[str], None]) -> Outcome:
     harness = harness_directory()
     work = Path(tempfile.mkdtemp(prefix="deploy-eval-"))
     try:
-        task = order.suite.task
-        if order.data is not None:
+        task = request.suite.task
+        if request.data is not None:
             task = LOCAL_TASK
-            (work / "task.yaml").write_text(local_task(order.suite, order.data, harness), encoding="utf-8")
-        _run(argv(order, task=task, work=work), order, say)
-        return read_outcome(work, order, task=task)
+            (work / "task.yaml").write_text(local_task(request.suite, request.data, harness), encoding="utf-8")
+        _run(argv(request, task=task, work=work), request, say)
+        return read_outcome(work, request, task=task)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def argv(order: Order, *, task: str, work: Path) -> list[str]:
+def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:
     """The harness's command line (lm-eval 0.4.13, `lm-eval run`). The API key is not on it."""
-    suite = order.suite
-    path = "/v1/chat/completions" if suite.chat else "/v1/completions"
+    suite = request.suite
+    path = CHAT_COMPLETIONS if suite.chat else COMPLETIONS
     model = {
-        "model": order.model,
-        "base_url": order.url.rstrip("/") + path,
+        "model": request.model,
+        "base_url": request.url.rstrip("/") + path,
         "num_concurrent": str(CONCURRENCY),
         "max_retries": "3",
         "timeout": "3600",
@@ -84,8 +85,8 @@ def argv(order: Order, *, task: str, work: Path) -> list[str]:
         *("--num_fewshot", str(suite.few_shot)),
         *("--gen_kwargs", _pairs(dict(suite.generation))),
         *(("--apply_chat_template",) if suite.chat else ()),
-        *(("--limit", str(order.limit)) if order.limit is not None else ()),
-        *(("--include_path", str(work)) if order.data is not None else ()),
+        *(("--limit", str(request.limit)) if request.limit is not None else ()),
+        *(("--include_path", str(work)) if request.data is not None else ()),
         *("--log_samples", "--output_path", str(work / "out")),
     ]
 
@@ -103,22 +104,24 @@ def local_task(suite: Suite, questions: Path, harness: Path) -> str:
     return json.dumps(task, indent=2) + "\n"
 
 
-def read_outcome(work: Path, order: Order, *, task: str) -> Outcome:
+def read_outcome(work: Path, request: EvalRequest, *, task: str) -> Outcome:
     """The answers the harness logged under `work`. Raises BenchError where there are none."""
     samples = sorted((work / "out").rglob(f"samples_{task}_*.jsonl"))
     results = sorted((work / "out").rglob("results_*.json"))
     if not samples or not results:
         raise BenchError("the harness left no answers", where=str(work), hint="see what it printed above")
-    items = read_items(samples[-1].read_text(encoding="utf-8"), metric=order.suite.metric, filter_=order.suite.filter)
+    items = read_items(
+        samples[-1].read_text(encoding="utf-8"), metric=request.suite.metric, filter_=request.suite.filter
+    )
     version = json.loads(results[-1].read_text(encoding="utf-8")).get("lm_eval_version", "of unknown version")
     return Outcome(
         schema_version=SCHEMA,
-        suite=order.suite.name,
-        task=order.suite.task,
-        metric=f"{order.suite.metric},{order.suite.filter}",
-        model=order.model,
+        suite=request.suite.name,
+        task=request.suite.task,
+        metric=f"{request.suite.metric},{request.suite.filter}",
+        model=request.model,
         harness=f"lm-eval {version}",
-        command=order.command,
+        command=request.command,
         items=items,
     )
 
@@ -139,7 +142,7 @@ def read_items(samples: str, *, metric: str, filter_: str) -> tuple[Item, ...]:
     return items
 
 
-def _run(command: list[str], order: Order, say: Callable[[str], None]) -> None:
+def _run(command: list[str], request: EvalRequest, say: Callable[[str], None]) -> None:
     tail: list[str] = []
 
     def keep(line: str) -> None:
@@ -147,12 +150,12 @@ def _run(command: list[str], order: Order, say: Callable[[str], None]) -> None:
         del tail[:-_TAIL]
         say(line)
 
-    environ = {"OPENAI_API_KEY": order.key.reveal() if order.key else "none"}
-    if order.data is not None:
+    environ = {"OPENAI_API_KEY": request.key.reveal() if request.key else "none"}
+    if request.data is not None:
         environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     code = shell.follow(command, keep, env=environ)
     if code != 0:
-        raise BenchError(f"the harness ended with exit code {code}", where=order.url, details="\n".join(tail))
+        raise BenchError(f"the harness ended with exit code {code}", where=request.url, details="\n".join(tail))
 
 
 def _pairs(values: dict[str, str]) -> str:

@@ -1,7 +1,11 @@
-"""Smoke: checks of a ready server, each of which goes red when a feature of its profile is silently absent."""
+"""A started server becomes a proven one: waiting until it serves, and the smoke test.
 
-from orchestrator.prove.report import Check, SmokeReport, Verdict
-from orchestrator.prove.smoke import run
+Each check of the smoke test goes red when a feature of the server's profile is silently absent.
+"""
+
+from orchestrator.prove.report import CheckResult, SmokeReport, Verdict
+from orchestrator.prove.smoke import smoke_test
 from orchestrator.prove.target import Target, target_of
+from orchestrator.prove.waiting import Starting, wait
 
-__all__ = ["Check", "SmokeReport", "Target", "Verdict", "run", "target_of"]
+__all__ = ["CheckResult", "SmokeReport", "Starting", "Target", "Verdict", "smoke_test", "target_of", "wait"]

@@ -18,7 +18,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Conclusion:
     """A verdict and what stands behind it: the figures that were seen, or the reason why there are none."""
 
     verdict: Verdict
@@ -26,7 +26,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class CheckResult:
     """One check as it was carried out; `seconds` is its duration."""
 
     name: str
@@ -41,7 +41,7 @@ class SmokeReport:
 
     url: str
     served_name: str
-    checks: tuple[Check, ...]
+    checks: tuple[CheckResult, ...]
 
     @property
     def ok(self) -> bool:
@@ -49,7 +49,7 @@ class SmokeReport:
         return not self.failures
 
     @property
-    def failures(self) -> tuple[Check, ...]:
+    def failures(self) -> tuple[CheckResult, ...]:
         """The checks that failed."""
         return tuple(check for check in self.checks if check.verdict is Verdict.FAILED)
 
@@ -71,21 +71,21 @@ class SmokeReport:
             raise SmokeError(f"`{self.served_name}` answers and does not serve as its profile says", problems=problems)
 
 
-def passed(evidence: str) -> Finding:
+def passed(evidence: str) -> Conclusion:
     """The feature is there."""
-    return Finding(verdict=Verdict.PASSED, evidence=evidence)
+    return Conclusion(verdict=Verdict.PASSED, evidence=evidence)
 
 
-def failed(evidence: str) -> Finding:
+def failed(evidence: str) -> Conclusion:
     """The feature is absent or broken."""
-    return Finding(verdict=Verdict.FAILED, evidence=evidence)
+    return Conclusion(verdict=Verdict.FAILED, evidence=evidence)
 
 
-def warning(evidence: str) -> Finding:
+def warning(evidence: str) -> Conclusion:
     """Something that could not be decided."""
-    return Finding(verdict=Verdict.WARNING, evidence=evidence)
+    return Conclusion(verdict=Verdict.WARNING, evidence=evidence)
 
 
-def not_applicable(evidence: str) -> Finding:
+def not_applicable(evidence: str) -> Conclusion:
     """The profile does not have the feature."""
-    return Finding(verdict=Verdict.NOT_APPLICABLE, evidence=evidence)
+    return Conclusion(verdict=Verdict.NOT_APPLICABLE, evidence=evidence)

@@ -2,18 +2,24 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import httpx
 
 from orchestrator.core.console import Progress
 from orchestrator.core.secret import redact
+from orchestrator.engine.answers import NoAnswerError, OddAnswerError
+from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.prove.checks import CHECKS
-from orchestrator.prove.probe import Probe, Unexpected
-from orchestrator.prove.report import Check, Finding, SmokeReport, failed
+from orchestrator.prove.client import SmokeClient
+from orchestrator.prove.report import CheckResult, Conclusion, SmokeReport, failed
 from orchestrator.prove.target import Target
 
+CONNECT_SECONDS: Final = 5.0
+MOST_EVIDENCE: Final = 500  # characters: what a server answers is not for a terminal to drown in
 
-def run(
+
+def smoke_test(
     target: Target,
     *,
     faults: Callable[[], Sequence[str]] | None,
@@ -29,40 +35,41 @@ def run(
     None where there is no log. `timeout` is seconds for one request: the first ones after a start may compile kernels.
     Once the server no longer answers at all, the checks that are left fail without being tried.
     """
-    headers = {"Authorization": f"Bearer {target.api_key.reveal()}"} if target.api_key else {}
+    limits = TimeLimits(connect=min(CONNECT_SECONDS, timeout), silence=timeout, whole=timeout)
     shown = progress or Progress()
-    with httpx.Client(
-        base_url=target.url, headers=headers, timeout=timeout, transport=transport, trust_env=False
-    ) as client:
-        probe = Probe(target, client, seed=time.time_ns() if seed is None else seed, faults=faults)
+    with EngineClient(target.url, key=target.api_key, limits=limits, transport=transport) as server:
+        client = SmokeClient(target, server, seed=time.time_ns() if seed is None else seed, faults=faults)
         try:
-            checks = tuple(_carry_out(probe, shown=shown, clock=clock))
+            checks = tuple(_all_checks(client, shown=shown, clock=clock))
         finally:
             shown.done()
     return SmokeReport(url=target.url, served_name=target.served_name, checks=checks)
 
 
-def _carry_out(probe: Probe, *, shown: Progress, clock: Callable[[], float]) -> Iterator[Check]:
+def _all_checks(client: SmokeClient, *, shown: Progress, clock: Callable[[], float]) -> Iterator[CheckResult]:
     silent = ""
     for number, (name, check) in enumerate(CHECKS, start=1):
         shown.update("smoke test", transient=f"{number}/{len(CHECKS)}: {name}")
         begun = clock()
-        finding, silent = (failed(f"not tried: {silent}"), silent) if silent else _try(name, check, probe)
-        yield _done(name, finding, target=probe.target, seconds=clock() - begun)
+        if silent:
+            conclusion = failed(f"not tried: {silent}")
+        else:
+            conclusion, silent = _conclude(name, check, client)
+        yield _result(name, conclusion, target=client.target, seconds=clock() - begun)
 
 
-def _try(name: str, check: Callable[[Probe], Finding], probe: Probe) -> tuple[Finding, str]:
-    """A check's finding, and in what words the server has stopped answering ("" while it answers)."""
+def _conclude(name: str, check: Callable[[SmokeClient], Conclusion], client: SmokeClient) -> tuple[Conclusion, str]:
+    """What a check concludes, and in what words the server has stopped answering ("" while it answers)."""
     try:
-        return check(probe), ""
-    except Unexpected as error:
+        return check(client), ""
+    except OddAnswerError as error:
         return failed(str(error)), ""
-    except httpx.HTTPError as error:
-        what = f"{type(error).__name__}: {error}".rstrip(": ")
-        return failed(f"no answer ({what})"), f"the server stopped answering during `{name}`"
+    except NoAnswerError as error:
+        return failed(str(error)), f"the server stopped answering during `{name}`"
 
 
-def _done(name: str, finding: Finding, *, target: Target, seconds: float) -> Check:
+def _result(name: str, conclusion: Conclusion, *, target: Target, seconds: float) -> CheckResult:
     secrets = [target.api_key] if target.api_key else []
-    evidence = redact(" ".join(finding.evidence.split()), secrets)
-    return Check(name=name, verdict=finding.verdict, evidence=evidence, seconds=round(seconds, 3))
+    evidence = redact(" ".join(conclusion.evidence.split()), secrets)[:MOST_EVIDENCE]
+    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in evidence)
+    return CheckResult(name=name, verdict=conclusion.verdict, evidence=shown, seconds=round(seconds, 3))

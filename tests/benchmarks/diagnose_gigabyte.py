@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from orchestrator.core.log_tail import LogTail
 from orchestrator.diagnose import diagnose
-from orchestrator.prove.waiting import LogTail
 
 DECODE = (
     "[2026-07-02 10:14:31 DP0 TP0] Decode batch, #running-req: 16, #token: 91000, token usage: 0.10, cuda graph: True"

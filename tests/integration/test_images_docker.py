@@ -260,7 +260,11 @@ def test_the_image_serves_from_the_patched_sources(
     try:
         await_http("http://127.0.0.1:21656/health", seconds=240)
         target = smoke.target_of(load("cpu-tiny").plan, url="http://127.0.0.1:21656", api_key=None)
-        report = smoke.run(target, faults=lambda: diagnose(docker.run("logs", name).stderr.splitlines()).degraded)
+
+        def log() -> list[str]:
+            return docker.run("logs", name).stderr.splitlines()
+
+        report = smoke.smoke_test(target, faults=lambda: diagnose(log()).degraded)
         assert report.ok, report.to_table()
         place = docker.run("exec", name, "python3", "-c", "import sglang; print(sglang.__file__)")
         assert place.stdout.splitlines()[-1] == f"{PACKAGE}/__init__.py"

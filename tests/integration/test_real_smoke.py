@@ -13,24 +13,30 @@ from cpu_server import CpuEngine, CpuServer, free_port
 
 from orchestrator import prove as smoke
 from orchestrator.core.errors import NotReadyError
+from orchestrator.core.log_tail import LogTail
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
+from orchestrator.engine import StageReader
 from orchestrator.host.procfs import family
 from orchestrator.prove import Verdict
-from orchestrator.prove import waiting as health
 
 pytestmark = pytest.mark.engine
 
 
-def wait(server: CpuServer) -> health.Ready:
-    starting = health.Starting(
+def wait(server: CpuServer) -> list[str]:
+    """Wait until it serves; returns the stages its log showed."""
+    starting = smoke.Starting(
         url=server.url,
         served_name=server.plan.model.served_name,
         api_key=None,
-        log=health.LogTail(server.log),
+        log=LogTail(server.log),
         state=lambda: server.runtime.state(server.handle),
     )
-    return health.wait(starting, silence=60)
+    smoke.wait(starting, silence=60)
+    reader = StageReader()
+    for line in LogTail(server.log)():
+        reader.feed(line)
+    return reader.names
 
 
 @contextmanager
@@ -48,7 +54,7 @@ def failures(report: smoke.SmokeReport) -> dict[str, str]:
 
 def test_a_real_server_passes(server: CpuServer) -> None:
     target = smoke.target_of(server.plan, url=server.url, api_key=None)
-    report = smoke.run(target, faults=lambda: diagnose(server.log.read_text().splitlines()).degraded)
+    report = smoke.smoke_test(target, faults=lambda: diagnose(server.log.read_text().splitlines()).degraded)
     print(report.to_table())
     verdicts = {check.name: check.verdict for check in report.checks}
     absent = {name for name, verdict in verdicts.items() if verdict is Verdict.NOT_APPLICABLE}
@@ -59,7 +65,7 @@ def test_a_real_server_passes(server: CpuServer) -> None:
 def test_a_real_server_that_lacks_what_its_profile_says_turns_red(server: CpuServer) -> None:
     target = smoke.target_of(server.plan, url=server.url, api_key=Secret("sk-0123456789"))
     claims = dataclasses.replace(target, served_name="glm-5.2", dp=2, speculative=True, context_length=40_000)
-    found = failures(smoke.run(claims, faults=None))
+    found = failures(smoke.smoke_test(claims, faults=None))
     assert found["right model"] == f"serves `{target.served_name}`, not `glm-5.2`"
     assert found["key required"] == "a request without the key is answered 200"
     assert "out of range" in found["each rank serves"]
@@ -68,16 +74,15 @@ def test_a_real_server_that_lacks_what_its_profile_says_turns_red(server: CpuSer
 
 def test_two_replicas_and_the_death_of_one(cpu_engine: CpuEngine) -> None:
     with started(cpu_engine, "replicas", "layout.dp=2") as server:
-        ready = wait(server)
-        assert [stage.name for stage in ready.stages][-2:] == ["warming up", "answering"]
+        assert wait(server)[-2:] == ["warming up", "answering"]
         target = smoke.target_of(server.plan, url=server.url, api_key=None)
-        report = smoke.run(target, faults=None)
+        report = smoke.smoke_test(target, faults=None)
         assert failures(report) == {}
         assert "each of 2 ranks answered for itself" in report.to_table()
 
         kill_a_scheduler(server)  # sglang 0.5.14 notices nothing: no line in its log, and its process lives on
-        dead = failures(smoke.run(target, faults=None, timeout=8))
-        assert any("ReadTimeout" in evidence for evidence in dead.values()), dead
+        dead = failures(smoke.smoke_test(target, faults=None, timeout=8))
+        assert any("no answer within 8 s" in evidence for evidence in dead.values()), dead
 
 
 def test_a_port_that_another_process_holds(cpu_engine: CpuEngine) -> None:

@@ -1,6 +1,7 @@
 """The architecture, held: an import points to a lower level, rooms beside each other stand alone, pure is pure."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,9 +26,15 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 # What reads a file, talks to a socket or asks the clock in a room that is otherwise pure.
-EDGES = {"orchestrator.patches.ledger", "orchestrator.engine.flags"}
+EDGES = {"orchestrator.patches.ledger", "orchestrator.engine.flags", "orchestrator.engine.client"}
 PURE = ("engine", "profile", "patches", "results", "plan", "render", "kernels")
 IMPURE_IMPORTS = {"os", "subprocess", "socket", "time", "httpx", "docker", "datetime", "random", "tempfile", "shutil"}
+# How sglang is spoken to and what its log says: paths of its API, the header with its key, fields of its requests,
+# counters, wordings that tell how far a start is. All of it stands in `engine`; a docstring may name it.
+OF_SGLANG = re.compile(
+    r"/v1/|/(?:health|metrics|generate|flush_cache|server_info|model_info)\b(?!\.py)|Bearer|routed_dp_rank"
+    r"|\bsglang:\w|Uvicorn running|fired up and ready|server_args=|Load weight|Memory pool end|KV Cache is allocated"
+)
 
 
 def room_of(module: str) -> str:
@@ -78,6 +85,52 @@ def test_pure_rooms_touch_nothing(module: str, path: Path) -> None:
         return
     touched = {imported.split(".")[0] for imported in imports(path)} & IMPURE_IMPORTS
     assert not touched, f"{module} imports {sorted(touched)}"
+
+
+def texts(source: str) -> Iterator[str]:
+    """Every string in the code that is not a docstring, the fixed parts of f-strings and bytes among them."""
+    tree = ast.parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, documented) and _has_doc(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in docstrings:
+            if isinstance(node.value, str):
+                yield node.value
+            elif isinstance(node.value, bytes):
+                yield node.value.decode(errors="replace")
+
+
+def _has_doc(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return ast.get_docstring(node, clean=False) is not None
+
+
+def spoken_to_sglang(source: str) -> list[str]:
+    return [text for text in texts(source) if OF_SGLANG.search(text)]
+
+
+@pytest.mark.parametrize(("module", "path"), [found for found in MODULES if room_of(found[0]) != "engine"])
+def test_only_the_engine_room_knows_how_sglang_is_spoken_to(module: str, path: Path) -> None:
+    assert not spoken_to_sglang(path.read_text()), f"{module} holds what belongs to `engine`"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'client.get("/v1/models")',
+        'url = f"{base}/health"',
+        'PATH = b"/generate"',
+        'headers = {"Authorization": f"Bearer {key}"}',
+        're.compile("Uvicorn running on")',
+        'name = "sglang:num_queue_reqs"',
+    ],
+)
+def test_what_belongs_to_the_engine_room_is_found(source: str) -> None:
+    assert spoken_to_sglang(source)
+
+
+@pytest.mark.parametrize("source", ['"""Asks /health."""', 'p = "profiles/engines/flags/generate.py"', "metrics = 1"])
+def test_what_does_not_is_not(source: str) -> None:
+    assert not spoken_to_sglang(source)
 
 
 def test_the_levels_name_every_room() -> None:

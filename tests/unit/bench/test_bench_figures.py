@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.bench.counters import histogram_bucket, read_metrics, server_counts
+from orchestrator.bench.counters import server_counts
 from orchestrator.bench.drive import Drive, Sample
 from orchestrator.bench.figures import Observed, closed_point, open_point
 from orchestrator.bench.marks import marks
 from orchestrator.bench.measure import spread
 from orchestrator.bench.steady import knee
 from orchestrator.bench.workload import Workload, load_workload
+from orchestrator.engine import read_metrics
 from orchestrator.results.result import Ending, Mark, MarkKind, Point, Price, Provenance, ServerCounts
 
 WORKLOAD = load_workload("smoke-tiny").model_copy(
@@ -274,8 +275,3 @@ def test_counters_are_summed_over_replicas_and_not_over_tensor_ranks() -> None:
 def test_accept_length_is_absent_without_speculation() -> None:
     before = read_metrics(METRICS)
     assert server_counts(before, {**before, "sglang:generation_tokens_total": 500.0}, []).accept_length is None
-
-
-def test_the_bucket_a_mean_falls_into() -> None:
-    assert histogram_bucket(METRICS, "sglang:time_to_first_token_seconds", 0.5) == (0.1, 0.6)
-    assert histogram_bucket(METRICS, "sglang:time_to_first_token_seconds", 9.0) == (0.6, float("inf"))

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.bench.answer import Answer
 from orchestrator.bench.connection import Address, Connections
-from orchestrator.bench.drive import _Desk
+from orchestrator.bench.drive import _Sender
 from orchestrator.bench.http import Framing, MalformedError
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -85,6 +85,9 @@ def test_sglangs_own_api() -> None:
         (HEAD + chunk('{"error": {"message": "out of memory"}}') + chunk("[DONE]") + b"0\r\n\r\n", "stream-error"),
         (HEAD + chunk(completion(1)) + b"0\r\n\r\n", "cut-short"),
         (HEAD + chunk('{"choices":[{"text":"a"}]}') + chunk("[DONE]") + b"0\r\n\r\n", "no-usage"),
+        (HEAD + chunk(completion(0, text="")) + chunk("[DONE]") + b"0\r\n\r\n", "no-tokens"),
+        (HEAD + chunk('{"choices":[],"usage":{}}') + chunk("[DONE]") + b"0\r\n\r\n", "no-tokens"),
+        (HEAD + chunk(completion(1).replace(":7", ':"many"')) + chunk("[DONE]") + b"0\r\n\r\n", "no-usage"),
     ],
 )
 def test_what_is_not_a_whole_answer_fails_by_name(data: bytes, kind: str) -> None:
@@ -108,21 +111,76 @@ def test_the_three_ways_a_body_ends() -> None:
     assert not empty.keep_alive
 
 
+@pytest.mark.parametrize("size", [1, 25, 1000])
+def test_an_interim_response_is_not_the_answer(size: int) -> None:
+    data = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nab"
+    framing = Framing()
+    payload = b"".join(framing.feed(data[at : at + size]) for at in range(0, len(data), size))
+    assert (framing.status, payload, framing.complete) == (200, b"ab", True)
+
+
+def test_an_interim_response_and_no_answer() -> None:
+    framing = Framing()
+    framing.feed(b"HTTP/1.1 100 Continue\r\n\r\n")
+    assert not framing.complete
+    assert not framing.closed()
+
+
+@pytest.mark.timeout(10)
 @pytest.mark.parametrize(
     "data",
-    [b"SSH-2.0-OpenSSH\r\n\r\n", HEAD + b"zz\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", b"x" * 70_000],
+    [
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nab",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nabc",
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\nab",
+        HEAD + b"zz\r\n",
+        HEAD + b"-1\r\nabc\r\n",
+        HEAD + b"+1\r\na\r\n",
+        HEAD + b"1_0\r\n" + b"a" * 16,
+        HEAD + b"0x1\r\na\r\n",
+        HEAD + b"0\r\n\r\nHTTP/1.1 200 OK\r\n",
+        b"x" * 70_000,
+    ],
 )
 def test_what_is_not_http_is_refused(data: bytes) -> None:
     with pytest.raises(MalformedError):
         Framing().feed(data)
 
 
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize(
+    ("begin", "again"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", b"Name: " + b"x" * 1000 + b"\r\n"),
+        (b"HTTP/1.1 200 OK\r\nName: ", b"x" * 1000),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (HEAD + b"1;", b"extension" * 100),
+        (HEAD + b"0\r\n", b"Name: " + b"x" * 1000 + b"\r\n"),
+    ],
+    ids=["headers", "one header", "interim responses", "a chunk's extension", "trailers"],
+)
+def test_what_never_ends_is_refused(begin: bytes, again: bytes) -> None:
+    framing = Framing()
+
+    def feed_all() -> None:
+        for piece in (begin, *[again] * 10_000):
+            framing.feed(piece)
+
+    with pytest.raises(MalformedError):
+        feed_all()
+
+
 def test_a_key_that_an_endpoint_repeats_in_its_error_is_not_kept() -> None:
     connections = Connections(Address.from_url("http://node:1"), key=None, clock=float)
-    desk = _Desk(connections, timeout_s=1, on_end=lambda _: None)
+    sender = _Sender(connections, timeout_s=1, on_end=lambda _: None)
     answer = Answer()
     answer.fail("http-500", "no route for Authorization: Bearer wJ4-a-key-of-the-test")
-    desk._ended.append((0, 0.0, 0.0, 1.0, answer))
-    (sample,) = desk.samples()
+    sender._ended.append((0, 0.0, 0.0, 1.0, answer))
+    (sample,) = sender.samples()
     assert "wJ4" not in sample.failure_example
     assert "no route" in sample.failure_example

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.secret import Secret
-from orchestrator.evals.harness import Order, argv, harness_directory, local_task, read_items, read_outcome
+from orchestrator.evals.harness import EvalRequest, argv, harness_directory, local_task, read_items, read_outcome
 from orchestrator.evals.outcome import file_name, load, to_json
 from orchestrator.evals.suites import find_suite
 
@@ -18,8 +18,8 @@ MODEL_ARGS = (
 )
 
 
-def order(suite: str = "gsm8k", *, limit: int | None = None, data: Path | None = None) -> Order:
-    return Order(
+def request(suite: str = "gsm8k", *, limit: int | None = None, data: Path | None = None) -> EvalRequest:
+    return EvalRequest(
         suite=find_suite(suite),
         url="http://127.0.0.1:30000/",
         model="glm-5.2",
@@ -31,7 +31,7 @@ def order(suite: str = "gsm8k", *, limit: int | None = None, data: Path | None =
 
 
 def test_the_command_line_of_gsm8k() -> None:
-    line = argv(order(limit=200), task="gsm8k", work=Path("/w"))
+    line = argv(request(limit=200), task="gsm8k", work=Path("/w"))
     assert line[1:] == [
         *("-m", "lm_eval", "run", "--model", "local-completions", "--model_args"),
         MODEL_ARGS,
@@ -42,14 +42,14 @@ def test_the_command_line_of_gsm8k() -> None:
 
 
 def test_gpqa_goes_through_the_chat_template_and_is_sampled_as_published() -> None:
-    line = argv(order("gpqa-diamond"), task="gpqa_diamond_cot_zeroshot", work=Path("/w"))
+    line = argv(request("gpqa-diamond"), task="gpqa_diamond_cot_zeroshot", work=Path("/w"))
     assert "--apply_chat_template" in line
     assert "local-chat-completions" in line
     assert any("temperature=1.0,do_sample=True" in part for part in line)
 
 
 def test_the_key_is_on_no_command_line() -> None:
-    assert "sk-not-to-be-shown" not in " ".join(argv(order(), task="gsm8k", work=Path("/w")))
+    assert "sk-not-to-be-shown" not in " ".join(argv(request(), task="gsm8k", work=Path("/w")))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_the_outcome_is_found_where_the_harness_puts_it(tmp_path: Path) -> None:
         (RECORDED / "samples_gsm8k.jsonl").read_text()
     )
     (folder / "results_2026-11-20T15-50-00.434455.json").write_text('{"lm_eval_version": "0.4.13"}')
-    outcome = read_outcome(tmp_path, order(), task="gsm8k")
+    outcome = read_outcome(tmp_path, request(), task="gsm8k")
     assert outcome.harness == "lm-eval 0.4.13"
     assert outcome.score == pytest.approx(2 / 3)
     file = tmp_path / file_name(outcome.suite)
@@ -87,7 +87,7 @@ def test_the_outcome_is_found_where_the_harness_puts_it(tmp_path: Path) -> None:
 
 def test_a_harness_that_left_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="left no answers"):
-        read_outcome(tmp_path, order(), task="gsm8k")
+        read_outcome(tmp_path, request(), task="gsm8k")
 
 
 def test_local_questions_bring_their_examples(tmp_path: Path) -> None:

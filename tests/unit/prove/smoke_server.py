@@ -45,9 +45,14 @@ class ScriptedServer:
     metrics_stand_still: bool = False
     metrics_absent: bool = False
     hangs_at: str = ""
+    gives_fewer_tokens_each_time: bool = False  # in `/generate`
+    streams_no_text: bool = False
+    colour_is_a_list: bool = False
+    page: object = PAGE
 
     alive: bool = True
     generated: int = 0
+    greedy_answers: int = 0
     cached: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -71,7 +76,7 @@ class ScriptedServer:
             "/health": {},
             "/v1/models": {"data": [{"id": self.name, "max_model_len": self.context}]},
             "/model_info": {"model_path": "/models/glm"},
-            "/server_info": {"page_size": PAGE},
+            "/server_info": {"version": "0.5.14", "page_size": self.page},
         }
         return httpx.Response(200, json=answers[path])
 
@@ -120,9 +125,11 @@ class ScriptedServer:
             del meta["dp_rank"]
         if self.verify_steps_a_token:
             meta["spec_verify_ct"] = round(count * self.verify_steps_a_token)
-        return httpx.Response(
-            200, json={"output_ids": self.tokens(ids, count, dice=self.rolls_dice), "meta_info": meta}
-        )
+        output = self.tokens(ids, count, dice=self.rolls_dice)
+        if self.gives_fewer_tokens_each_time and count == 32:
+            self.greedy_answers += 1
+            output = output[: count - self.greedy_answers]
+        return httpx.Response(200, json={"output_ids": output, "meta_info": meta})
 
     def usage(self, ids: list[int], count: int, cached: int) -> Body:
         details = None if self.usage_hides_cache else {"cached_tokens": cached}
@@ -143,7 +150,8 @@ class ScriptedServer:
         words = [f"w{token} " for token in self.tokens(ids, body["max_tokens"])]
         reason = "length"
         if "response_format" in body and not self.ignores_schema:
-            words = ['{"ready": true, ', '"colour": "blue"}' if self.breaks_schema else '"colour": "red"}']
+            colour = "blue" if self.breaks_schema else ["red"] if self.colour_is_a_list else "red"
+            words = ['{"ready": true, ', f'"colour": {json.dumps(colour)}}}']
             reason = "length" if self.talks_too_long else "stop"
         elif "response_format" in body:
             reason = "stop"
@@ -154,7 +162,7 @@ class ScriptedServer:
         return httpx.Response(200, json={"choices": [choice], "usage": usage})
 
     def stream(self, words: list[str], reason: str, usage: Body) -> httpx.Response:
-        pieces = words[1:] if self.stream_drops_a_piece else words
+        pieces = words[1:] if self.stream_drops_a_piece else [] if self.streams_no_text else words
         pieces = ["".join(pieces)] if self.stream_in_one_piece else pieces
         chunks: list[Body] = [{"choices": [{"delta": {"content": piece}, "finish_reason": None}]} for piece in pieces]
         chunks.append({"choices": [{"delta": {}, "finish_reason": reason}]})

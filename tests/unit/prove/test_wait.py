@@ -10,7 +10,7 @@ import pytest
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.secret import Secret
-from orchestrator.prove.waiting import Ready, Starting, wait
+from orchestrator.prove.waiting import Starting, wait
 from orchestrator.runtimes.base import ServerState, Status
 
 LOADING = ["server_args=ServerArgs(api_key='sk-secret-0123')", "[2026-07-02 10:14:31] Load weight begin."]
@@ -69,7 +69,7 @@ class Server:
             return httpx.Response(status)
         return httpx.Response(200, json={"data": [{"id": self.serves}]})
 
-    def wait(self, *, silence: float = 60, timeout: float | None = None, api_key: Secret | None = None) -> Ready:
+    def wait(self, *, silence: float = 60, timeout: float | None = None, api_key: Secret | None = None) -> float:
         starting = Starting(
             url="http://127.0.0.1:30000", served_name="glm-5.2", api_key=api_key, log=self.lines, state=self.state
         )
@@ -86,14 +86,7 @@ class Server:
 
 def test_ready_once_the_log_says_so_and_health_answers() -> None:
     server = Server(log={0: LOADING, 10: READY}, health=lambda second: 200 if second >= 12 else 503)
-    ready = server.wait()
-    assert ready.seconds == pytest.approx(12, abs=0.5)
-    assert [(stage.name, round(stage.at)) for stage in ready.stages] == [
-        ("starting", 0),
-        ("loading weights", 0),
-        ("warming up", 10),
-        ("answering", 10),
-    ]
+    assert server.wait() == pytest.approx(12, abs=0.5)
 
 
 def test_progress_in_plain_lines() -> None:
@@ -115,7 +108,7 @@ def test_health_alone_is_not_enough() -> None:
 
 def test_the_log_alone_is_not_enough() -> None:
     server = Server(log={0: LOADING + READY}, health=lambda _: 0)
-    with pytest.raises(NotReadyError, match=r"while answering; `/health`: no answer \(ConnectError\)"):
+    with pytest.raises(NotReadyError, match=r"while answering; `/health`: no connection: refused"):
         server.wait()
 
 
@@ -162,7 +155,7 @@ def test_gives_up_at_once_when_the_port_is_taken() -> None:
 def test_a_slow_start_that_moves_is_waited_for() -> None:
     shards = {50 * n: [f"Loading safetensors: | {n}/40 ["] for n in range(1, 41)}
     server = Server(log={0: LOADING, **shards, 2040: READY})
-    assert server.wait(silence=60).seconds == pytest.approx(2040, abs=1)
+    assert server.wait(silence=60) == pytest.approx(2040, abs=1)
 
 
 def test_silence_ends_the_wait() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.prove import waiting as health
-from orchestrator.prove.waiting import LogTail, unseen
+from orchestrator.core import log_tail
+from orchestrator.core.log_tail import LogTail, unseen
 
 
 @pytest.fixture
@@ -70,11 +70,11 @@ def test_a_replaced_log_is_read_from_its_beginning(log: Path) -> None:
 
 
 def test_a_line_without_end_is_cut(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(log_tail, "CHUNK_BYTES", 1000)
     append(log, "x" * 200_000)
     pieces = list(LogTail(log)())
     assert pieces
-    assert max(map(len, pieces)) <= health.MAX_LINE_BYTES + 1000
+    assert max(map(len, pieces)) <= log_tail.MAX_LINE_BYTES + 1000
 
 
 def test_bytes_that_are_no_text_do_not_stop_the_reading(log: Path) -> None:

@@ -1,0 +1,238 @@
+"""One synchronous client of a server: health, models, completions and their stream, sglang's own API, metrics.
+
+It limits what a server can do to it: every request has an end, however slowly its answer drips; an answer has a size;
+a redirect is an answer like any other; no proxy is taken from the environment. A connection serves one request: with
+the seconds that a server takes for an answer, opening one costs nothing, and none is found closed by the other side.
+"""
+
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import httpx
+
+from orchestrator.core.secret import Secret
+from orchestrator.engine.answers import Json, NoAnswerError, OddAnswerError, read_models, read_object
+from orchestrator.engine.endpoints import HEALTH, METRICS, MODELS, authorization
+from orchestrator.engine.metrics import read_metrics
+from orchestrator.engine.requests import Body
+from orchestrator.engine.stream import DONE, EventReader, is_error
+
+MOST_BYTES: Final = 64 << 20  # of one answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeLimits:
+    """Seconds: until there is a connection, until the next byte, and for the whole request."""
+
+    connect: float
+    silence: float
+    whole: float
+
+
+ORDINARY: Final = TimeLimits(connect=5, silence=30, whole=60)
+# sglang gives its own health request 20 s (SGLANG_HEALTH_CHECK_TIMEOUT) before it answers 503.
+HEALTH_LIMITS: Final = TimeLimits(connect=2, silence=25, whole=27)
+
+
+class EngineClient:
+    """Requests to one server. Each raises NoAnswerError, and OddAnswerError for an answer that cannot be used."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: Secret | None,
+        limits: TimeLimits = ORDINARY,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """Ask the server at `url`, its base URL; `limits` hold for every request but health."""
+        self._limits = limits
+        self._key = key
+        self._client = httpx.Client(
+            base_url=url,
+            headers={"Accept-Encoding": "identity", "Connection": "close"},
+            verify=_tls(url),
+            limits=httpx.Limits(max_keepalive_connections=0),
+            follow_redirects=False,
+            trust_env=False,
+            transport=transport,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def health(self, *, tries: int = 1) -> int:
+        """The status with which the server answers for its health, for which it generates a token.
+
+        A health request that meets the end of another one waits for an output that never comes (sglang 0.5.14,
+        managers/scheduler.py:1633): a single 503 says nothing of a server that serves, so give it two `tries`.
+        """
+        status = 0
+        for _ in range(tries):
+            status, _ = self._ask("GET", HEALTH, limits=HEALTH_LIMITS)
+            if status == httpx.codes.OK:
+                break
+        return status
+
+    def models(self) -> dict[str, int | None]:
+        """The models that are served, each with its context length in tokens where the server says so."""
+        return read_models(self.get(MODELS))
+
+    def metrics(self) -> dict[str, float]:
+        """The server's counters by name, summed over their labels; none where it does not export them."""
+        status, content = self._ask("GET", METRICS)
+        return read_metrics(content.decode(errors="replace")) if status == httpx.codes.OK else {}
+
+    def get(self, path: str) -> Json:
+        """The JSON object at `path`."""
+        return _object(path, *self._ask("GET", path))
+
+    def post(self, path: str, body: Body) -> Json:
+        """The JSON object that answers `body`."""
+        return _object(path, *self._ask("POST", path, content=json.dumps(body).encode()))
+
+    def post_status(self, path: str, content: bytes, *, with_key: bool = True) -> int:
+        """The status that answers raw bytes sent as JSON."""
+        status, _ = self._ask("POST", path, content=content, with_key=with_key)
+        return status
+
+    def events(self, path: str, body: Body) -> Iterator[bytes]:
+        """The events of the streamed answer to `body`, without the one that ends it, as they arrive."""
+        reader = EventReader()
+        with self._open("POST", path, content=json.dumps({**body, "stream": True}).encode()) as response:
+            if response.status_code != httpx.codes.OK:
+                raise _refused(path, response.status_code, b"".join(_bounded(response)))
+            for event in (event for data in _bounded(response) for event in reader.feed(data)):
+                if event == DONE:
+                    return
+                if is_error(event):
+                    raise OddAnswerError(f"the stream holds an error: {event[:300].decode(errors='replace')}")
+                yield event
+        raise OddAnswerError("the stream ended without `data: [DONE]`")
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | None = None,
+        with_key: bool = True,
+        limits: TimeLimits | None = None,
+    ) -> tuple[int, bytes]:
+        with self._open(method, path, content=content, with_key=with_key, limits=limits) as response:
+            return response.status_code, b"".join(_bounded(response))
+
+    @contextmanager
+    def _open(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | None,
+        with_key: bool = True,
+        limits: TimeLimits | None = None,
+    ) -> Iterator[httpx.Response]:
+        end = _End(limits or self._limits)
+        headers = authorization(self._key) if with_key else {}
+        if content is not None:
+            headers["Content-Type"] = "application/json"
+        request = self._client.build_request(
+            method, path, content=content, headers=headers, timeout=end.timeout, extensions={"trace": end.watch}
+        )
+        with end:
+            try:
+                response = self._client.send(request, stream=True)
+                try:
+                    yield response
+                finally:
+                    response.close()
+            except httpx.HTTPError as error:
+                raise NoAnswerError(end.words(error)) from error
+            if end.reached:  # the connection was shut, which also looks like the end of an answer without a length
+                raise NoAnswerError(end.words(None))
+
+
+class _End:
+    """Ends a request when its time is up: httpx limits each wait for the network, and an answer may drip for ever."""
+
+    def __init__(self, limits: TimeLimits) -> None:
+        self.reached = False
+        self._limits = limits
+        self._socket: socket.socket | None = None
+        self._timer = threading.Timer(limits.whole, self._reach)
+        self._timer.daemon = True
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    @property
+    def timeout(self) -> httpx.Timeout:
+        return httpx.Timeout(self._limits.silence, connect=self._limits.connect)
+
+    def watch(self, event: str, info: Mapping[str, Any]) -> None:
+        """Take the connection's socket (httpcore's `trace` extension)."""
+        if event in {"connection.connect_tcp.complete", "connection.start_tls.complete"}:
+            self._socket = info["return_value"].get_extra_info("socket")
+            if self.reached:
+                self._shut()
+
+    def words(self, error: httpx.HTTPError | None) -> str:
+        if self.reached:
+            return f"no whole answer within {self._limits.whole:g} s"
+        if isinstance(error, httpx.ConnectTimeout):
+            return f"no connection within {self._limits.connect:g} s"
+        if isinstance(error, httpx.TimeoutException):
+            return f"no answer within {self._limits.silence:g} s"
+        if isinstance(error, httpx.ConnectError):
+            return f"no connection: {error}"
+        return f"the connection broke ({type(error).__name__})"
+
+    def _reach(self) -> None:
+        self.reached = True
+        self._shut()
+
+    def _shut(self) -> None:
+        if self._socket is not None:
+            with suppress(OSError):  # it is closed already
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _tls(url: str) -> ssl.SSLContext:
+    """The system's authorities (and `SSL_CERT_FILE`); without TLS a context that trusts nobody, as it costs nothing."""
+    return ssl.create_default_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _bounded(response: httpx.Response) -> Iterator[bytes]:
+    if response.headers.get("Content-Encoding", "identity") != "identity":  # what a few bytes unpack to has no bound
+        raise OddAnswerError(f"`{response.request.url.path}` answers in an encoding that was not asked for")
+    read = 0
+    for data in response.iter_bytes():
+        read += len(data)
+        if read > MOST_BYTES:
+            raise OddAnswerError(f"`{response.request.url.path}` answers with more than {MOST_BYTES >> 20} MiB")
+        yield data
+
+
+def _object(path: str, status: int, content: bytes) -> Json:
+    if status != httpx.codes.OK:
+        raise _refused(path, status, content)
+    return read_object(content, path=path)
+
+
+def _refused(path: str, status: int, content: bytes) -> OddAnswerError:
+    return OddAnswerError(f"`{path}` answers {status}: {content[:200].decode(errors='replace')}")

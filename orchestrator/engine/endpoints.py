@@ -1,0 +1,23 @@
+"""The paths of sglang's HTTP API, and the header that opens them (0.5.14, entrypoints/http_server.py).
+
+With an API key every path but health and metrics wants it, and answers 401 without (srt/utils/auth.py).
+"""
+
+from typing import Final
+
+from orchestrator.core.secret import Secret
+
+HEALTH: Final = "/health"  # generates a token: 200 where it came, 503 where it did not or the server still starts
+MODELS: Final = "/v1/models"
+MODEL_INFO: Final = "/model_info"
+SERVER_INFO: Final = "/server_info"  # holds the server's keys in clear: never show or store it whole
+METRICS: Final = "/metrics"  # Prometheus text, where the server runs with --enable-metrics
+FLUSH_CACHE: Final = "/flush_cache"
+GENERATE: Final = "/generate"
+COMPLETIONS: Final = "/v1/completions"
+CHAT_COMPLETIONS: Final = "/v1/chat/completions"
+
+
+def authorization(key: Secret | None) -> dict[str, str]:
+    """The header that carries the API key; none without a key."""
+    return {"Authorization": f"Bearer {key.reveal()}"} if key else {}

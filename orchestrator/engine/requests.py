@@ -1,0 +1,72 @@
+"""The bodies of requests: greedy ones that prove a server, and the streamed token ids that measure one."""
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+from orchestrator.engine.endpoints import COMPLETIONS, GENERATE
+
+Body = dict[str, object]
+RANK: Final = "routed_dp_rank"  # the field that pins a request to one data-parallel rank of sglang
+
+
+class Api(StrEnum):
+    """The two ways to send token ids: the OpenAI completions API (any engine), and sglang's own."""
+
+    COMPLETIONS = "completions"
+    GENERATE = "generate"
+
+    @property
+    def path(self) -> str:
+        """Where such a request goes."""
+        return GENERATE if self is Api.GENERATE else COMPLETIONS
+
+
+def generate_body(prompt: str | Sequence[int], *, tokens: int, rank: int = 0) -> Body:
+    """Exactly `tokens` greedy tokens after a text or token ids, from the data-parallel rank `rank`, by sglang's API."""
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    key = "text" if isinstance(prompt, str) else "input_ids"
+    return {key: prompt, "sampling_params": sampling, RANK: rank}
+
+
+def completion_body(model: str, prompt: str | Sequence[int], *, tokens: int, **more: object) -> Body:
+    """At most `tokens` greedy tokens after a text or token ids; `more` as it stands."""
+    return {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, **more}
+
+
+def chat_body(model: str, question: str, *, tokens: int, **more: object) -> Body:
+    """At most `tokens` greedy tokens in answer to a question, from rank 0; `more` as it stands."""
+    messages = [{"role": "user", "content": question}]
+    fixed = {"model": model, "messages": messages, "temperature": 0, RANK: 0}
+    return {**fixed, "max_tokens": tokens, **more}
+
+
+def load_body(
+    api: Api, ids: Sequence[bytes], *, model: str, tokens: int, temperature: float, rank: int | None = None
+) -> tuple[bytes, ...]:
+    """The body of one measured request, in pieces: exactly `tokens` tokens, streamed.
+
+    `ids` are the pieces of a JSON array's inside (prompts of one prefix share its bytes); `rank` pins the request to
+    one data-parallel rank of sglang. `completions` streams only what is new; `generate` repeats the whole text in every
+    chunk unless the server runs with --incremental-streaming-output, which costs both sides CPU.
+    """
+    sampling: Body = {"temperature": temperature, "ignore_eos": True}
+    pinned: Body = {} if rank is None else {RANK: rank}
+    if api is Api.GENERATE:
+        settings = {"sampling_params": {**sampling, "max_new_tokens": tokens}, "stream": True, **pinned}
+        name = "input_ids"
+    else:
+        # continuous_usage_stats: the output tokens so far in every chunk, since a chunk may carry several (speculation)
+        usage = {"include_usage": True, "continuous_usage_stats": True}
+        settings = {
+            "model": model,
+            **sampling,
+            "max_tokens": tokens,
+            "stream": True,
+            "stream_options": usage,
+            **pinned,
+        }
+        name = "prompt"
+    opening = json.dumps(settings).removesuffix("}")
+    return (f'{opening}, "{name}": ['.encode(), *ids, b"]}")

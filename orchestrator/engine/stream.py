@@ -1,0 +1,113 @@
+"""Streamed answers: server-sent events, and what one event says of tokens without being parsed.
+
+JSON parsing of every event is most of a load client's CPU time, so an event is only searched for the two things that
+must be known at once: whether it carries tokens, and how many so far.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.engine.answers import Json, OddAnswerError, form_of
+
+DONE: Final = b"[DONE]"  # the last event of a whole answer
+MOST_EVENT_BYTES: Final = 8 << 20  # sglang's own API repeats the whole text in each event
+
+# Such a key cannot stand inside a JSON string: there its quotes are escaped.
+_COUNT_KEY: Final = b'"completion_tokens":'
+_COUNT: Final = re.compile(rb"\s*(\d{1,9})\b")
+_TEXT: Final = re.compile(rb'"text":\s*"[^"]')
+_NO_CHOICES: Final = re.compile(rb'"choices":\s*\[\s*\]')
+_ERROR: Final = re.compile(rb'\s*\{\s*"error"\s*:')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """The server's own account of one request."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None  # None where the server does not report it
+    finish_reason: str | None
+
+
+class EventReader:
+    """Server-sent events out of bytes, however they are cut (WHATWG HTML, 9.2.6); only their data is taken."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        """Wait for the first event."""
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The data of each event that `data` makes whole. Raises OddAnswerError for one that never ends."""
+        if b"\r" in data:
+            data = data.replace(b"\r", b"")  # a carriage return inside JSON is escaped
+        *events, self._rest = (self._rest + data if self._rest else data).split(b"\n\n")
+        if len(self._rest) > MOST_EVENT_BYTES:
+            raise OddAnswerError(f"an event of the stream is longer than {MOST_EVENT_BYTES >> 20} MiB")
+        return [found for event in events if (found := _data_of(event))]
+
+
+def _data_of(event: bytes) -> bytes:
+    if event.startswith(b"data: ") and b"\n" not in event:
+        return event[6:]
+    lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines)
+
+
+def is_error(event: bytes) -> bool:
+    """Whether the server says in its stream that the answer failed."""
+    return _ERROR.match(event) is not None
+
+
+def has_usage(event: bytes) -> bool:
+    """Whether the event counts tokens."""
+    return _COUNT_KEY in event
+
+
+def has_choices(event: bytes) -> bool:
+    """Whether the event belongs to the answer itself; the one that only counts has no choices."""
+    return _NO_CHOICES.search(event) is None
+
+
+def tokens_so_far(event: bytes) -> int | None:
+    """How many tokens the answer has with this event, None where it does not say."""
+    at = event.rfind(_COUNT_KEY)
+    count = _COUNT.match(event, at + len(_COUNT_KEY)) if at >= 0 else None
+    return int(count[1]) if count else None
+
+
+def carries_text(event: bytes) -> bool:
+    """Whether the event brings text."""
+    return _TEXT.search(event) is not None
+
+
+def read_usage(counted: bytes, last: bytes) -> Usage:
+    """What the event that `counted` last, and the `last` one of the answer itself, say. Raises OddAnswerError."""
+    with form_of("the end of the stream"):
+        data = json.loads(counted)
+        return _own_usage(data["meta_info"]) if "meta_info" in data else _openai_usage(data["usage"], last)
+
+
+def _own_usage(meta: Json) -> Usage:
+    reason = meta.get("finish_reason")
+    return Usage(
+        prompt_tokens=int(meta["prompt_tokens"]),
+        output_tokens=int(meta["completion_tokens"]),
+        cached_tokens=meta.get("cached_tokens"),
+        finish_reason=reason["type"] if reason else None,
+    )
+
+
+def _openai_usage(usage: Json, last: bytes) -> Usage:
+    # absent when 0, even with --enable-cache-report (sglang 0.5.14, openai/usage_processor.py)
+    details = usage.get("prompt_tokens_details")
+    return Usage(
+        prompt_tokens=int(usage["prompt_tokens"]),
+        output_tokens=int(usage["completion_tokens"]),
+        cached_tokens=details.get("cached_tokens") if details else None,
+        finish_reason=json.loads(last)["choices"][0].get("finish_reason") if last else None,
+    )

@@ -1,0 +1,189 @@
+"""The client of a server, against servers that do to it what they can: drip, flood, redirect, hang up."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from orchestrator.core.secret import Secret
+from orchestrator.engine import NoAnswerError, OddAnswerError
+from orchestrator.engine import client as client_module
+from orchestrator.engine.client import ORDINARY, EngineClient, TimeLimits
+
+pytestmark = pytest.mark.timeout(30)
+LIMITS = TimeLimits(connect=2, silence=2, whole=0.6)
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@contextmanager
+def server(answer: Callable[[socket.socket], None]) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that reads the beginning of each request and then does what `answer` does."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    requests: list[bytes] = []
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                with connection, suppress(OSError):
+                    requests.append(connection.recv(65536))
+                    answer(connection)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", requests
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join(5)
+
+
+def says(data: bytes) -> Callable[[socket.socket], None]:
+    return lambda connection: connection.sendall(data)
+
+
+def drips(begin: bytes, again: bytes) -> Callable[[socket.socket], None]:
+    """A little at a time, for ever: no single wait is long."""
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(begin)
+        while True:
+            connection.sendall(again)
+            time.sleep(0.02)
+
+    return answer
+
+
+def floods(connection: socket.socket) -> None:
+    connection.sendall(OK + b"\r\n")
+    while True:
+        connection.sendall(b"x" * 65536)
+
+
+def json_answer(text: str) -> bytes:
+    return OK + b"Content-Length: %d\r\n\r\n%s" % (len(text), text.encode())
+
+
+@contextmanager
+def asking(
+    answer: Callable[[socket.socket], None], *, key: Secret | None = None, limits: TimeLimits = ORDINARY
+) -> Iterator[tuple[EngineClient, list[bytes]]]:
+    with server(answer) as (url, requests), EngineClient(url, key=key, limits=limits) as client:
+        yield client, requests
+
+
+@pytest.mark.parametrize(
+    ("begin", "again"),
+    [
+        (OK, b"a: b\r\n"),
+        (OK + b"Content-Length: 1000000\r\n\r\n", b" "),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+        (OK + b"\r\n", b" "),
+    ],
+    ids=["head", "body of a length", "chunks", "body without a length"],
+)
+def test_an_answer_that_drips_ends_with_the_request(begin: bytes, again: bytes) -> None:
+    began = time.monotonic()
+    late = pytest.raises(NoAnswerError, match=r"no whole answer within 0\.6 s")
+    with asking(drips(begin, again), limits=LIMITS) as (client, _), late:
+        client.models()
+    assert time.monotonic() - began < 5
+
+
+def test_a_stream_that_drips_ends_with_the_request() -> None:
+    dripping = drips(OK + b"Content-Type: text/event-stream\r\n\r\n", b"data: {}\n\n")
+    late = pytest.raises(NoAnswerError, match="no whole answer within")
+    with asking(dripping, limits=LIMITS) as (client, _), late:
+        list(client.events("/v1/completions", {}))
+
+
+def test_silence_ends_the_request_before_its_time() -> None:
+    limits = TimeLimits(connect=2, silence=0.3, whole=20)
+    silent = pytest.raises(NoAnswerError, match=r"no answer within 0\.3 s")
+    with asking(lambda _: time.sleep(1), limits=limits) as (client, _), silent:
+        client.models()
+
+
+def test_an_answer_of_any_length_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MOST_BYTES", 1 << 20)
+    with asking(floods) as (client, _), pytest.raises(OddAnswerError, match="answers with more than 1 MiB"):
+        client.models()
+
+
+def test_an_encoding_that_was_not_asked_for_is_not_unpacked() -> None:
+    packed = OK + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"
+    with asking(says(packed)) as (client, requests), pytest.raises(OddAnswerError, match="not asked for"):
+        client.models()
+    assert b"accept-encoding: identity" in requests[0].lower()
+
+
+def test_a_redirect_is_not_followed_and_takes_no_key_along() -> None:
+    moved = b"HTTP/1.1 307 Moved\r\nLocation: %s/v1/models\r\nContent-Length: 0\r\n\r\n"
+    refused = pytest.raises(OddAnswerError, match="`/v1/models` answers 307")
+    with (
+        server(says(json_answer('{"data": []}'))) as (elsewhere, asked_there),
+        asking(says(moved % elsewhere.encode()), key=Secret("sk-0123456789")) as (client, _),
+        refused,
+    ):
+        client.models()
+    assert asked_there == []
+
+
+def test_no_proxy_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    answer = says(json_answer('{"data": [{"id": "glm-5.2"}]}'))
+    with asking(answer, key=Secret("sk-0123456789")) as (client, requests):
+        assert client.models() == {"glm-5.2": None}
+    assert b"Authorization: Bearer sk-0123456789" in requests[0]
+
+
+def test_who_hangs_up_has_not_answered() -> None:
+    with asking(lambda _: None) as (client, _), pytest.raises(NoAnswerError, match="the connection broke"):
+        client.health()
+
+
+def test_who_does_not_listen_has_not_answered() -> None:
+    with server(lambda _: None) as (url, _):
+        pass
+    with EngineClient(url, key=None) as client, pytest.raises(NoAnswerError, match="no connection"):
+        client.health()
+
+
+def test_an_unhealthy_server_is_asked_twice_where_that_is_wanted() -> None:
+    with asking(says(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n")) as (client, requests):
+        assert client.health() == 503
+        assert client.health(tries=2) == 503
+    assert len(requests) == 3
+
+
+def test_a_stream_that_is_left_is_closed() -> None:
+    closed = threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        try:
+            drips(OK + b"\r\n", b'data: {"choices": [{"text": "a"}]}\n\n')(connection)
+        finally:
+            closed.set()
+
+    with asking(answer) as (client, _):
+        events = client.events("/v1/completions", {})
+        assert next(events) == b'{"choices": [{"text": "a"}]}'
+        events.close()  # type: ignore[attr-defined]  # a generator
+        assert closed.wait(5)
+
+
+@pytest.mark.parametrize(
+    ("stream", "fault"),
+    [
+        (b'data: {"choices": []}\n\n', r"ended without `data: \[DONE\]`"),
+        (b'data: {"error": {"message": "out of memory"}}\n\ndata: [DONE]\n\n', "the stream holds an error.*out of mem"),
+    ],
+)
+def test_a_stream_that_fails_says_so(stream: bytes, fault: str) -> None:
+    with asking(says(OK + b"\r\n" + stream)) as (client, _), pytest.raises(OddAnswerError, match=fault):
+        list(client.events("/v1/completions", {}))

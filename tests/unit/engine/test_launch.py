@@ -1,0 +1,30 @@
+"""The launch line, whole."""
+
+import dataclasses
+
+from orchestrator.engine import Launch, launch_argv
+
+LAUNCH = Launch(
+    model_path="/models/glm",
+    served_name="glm-5.2",
+    host="0.0.0.0",
+    port=30000,
+    tp=4,
+    dp=2,
+    ep=2,
+    dp_attention=True,
+    flags=(("kv-cache-dtype", "fp8_e4m3"), ("enable-metrics", None)),
+)
+
+
+def test_a_launch_line_in_full() -> None:
+    assert " ".join(launch_argv(LAUNCH, python="python3")) == (
+        "python3 -m sglang.launch_server --model-path /models/glm --served-model-name glm-5.2 "
+        "--host 0.0.0.0 --port 30000 --tp-size 4 --dp-size 2 --ep-size 2 --enable-dp-attention "
+        "--kv-cache-dtype fp8_e4m3 --enable-metrics"
+    )
+
+
+def test_one_of_everything_is_not_said() -> None:
+    single = dataclasses.replace(LAUNCH, tp=1, dp=1, ep=1, dp_attention=False, flags=())
+    assert launch_argv(single, python="/env/bin/python")[-2:] == ("--tp-size", "1")
