@@ -50,6 +50,7 @@ class FlagSpec:
 
     takes_value: bool
     choices: tuple[str, ...]
+    deprecated: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,7 @@ def read_flags(version: str, root: Path, *, place: str = "") -> FlagTable:
         name: FlagSpec(
             takes_value=spec["takes_value"],
             choices=tuple(str(choice) for choice in spec.get("choices", ())),
+            deprecated=spec.get("deprecated", False),
         )
         for name, spec in table["flags"].items()
     }

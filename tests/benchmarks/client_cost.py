@@ -1,13 +1,15 @@
 """What the load client itself costs, side by side with the established ones, in one run on one machine.
 
-    python tests/benchmarks/client_cost.py [--sglang PYTHON] [--aiperf PROGRAM] [--requests 500] [--rates 50,100,200]
+    python tests/benchmarks/client_cost.py [--aiohttp] [--sglang PYTHON] [--aiperf PROGRAM] [--requests 500]
+                                           [--rates 50,100,200] [--rounds 5]
 
 Each client sends the same streamed requests to the same scripted server (tests/integration/scripted_server.py, in a
-process of its own): 32 ids in, 50 tokens out, one a chunk, TTFT 50 ms, then a token every 5 ms. Printed are CPU seconds
-per 1,000 requests (what the client's processes used, less what they use for two requests: start-up is not load), the
-median TTFT it reports (the truth is 50 ms), and how late requests came, seen by the server: p99 behind an even spacing
-that starts with the most punctual one. sglang.bench_serving has Poisson arrivals only, so its lateness is not known;
-what it sent a second is. The last table is the ratio of every other client's cost to ours.
+process of its own): 32 ids in, 50 tokens out, one a chunk, TTFT 50 ms, then a token every 5 ms. The clients take turns,
+and what is printed of each is the median over the rounds: CPU seconds per 1,000 requests (what the client's processes
+used, less what they use for two requests: start-up is not load), how far the median TTFT it reports lies above the one
+the server knows of, and how late requests came, seen by the server: p99 behind an even spacing that starts with the
+most punctual one. sglang.bench_serving has Poisson arrivals only, so its lateness is not known; what it sent a second
+is. The last table is the cost of every other client in times ours, round by round.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/integration")]
@@ -55,14 +58,12 @@ class Cost:
     """What one client used and saw."""
 
     cpu_s: float
-    ttft_p50_ms: float
+    ttft_over_ms: float
     sent_rps: float
     late_p99_ms: float
 
 
-Client = Callable[
-    [str, int, float, Path], tuple[float, float | None]
-]  # URL, requests, rate, folder -> TTFT p50, lag p99
+Client = Callable[[str, int, float, Path], float]  # URL, requests, rate, folder -> median TTFT in ms
 
 
 def serve(pipe: Connection) -> None:
@@ -72,17 +73,20 @@ def serve(pipe: Connection) -> None:
     with scripted(script) as server:
         pipe.send(server.url)
         while pipe.recv():
-            pipe.send([each.arrived_s for each in script.exchanges])
+            pipe.send([(each.arrived_s, each.chunk_s[0] - each.arrived_s) for each in script.exchanges])
             script.forget()
 
 
-def ours(url: str, requests: int, rate: float, folder: Path) -> float:
-    workload = folder / "w.yaml"
-    workload.write_text(WORKLOAD)
-    argv = [sys.executable, "-m", "orchestrator", "bench", url, "-w", str(workload), f"--rates={rate}"]
-    run([*argv, f"--requests={requests}", "--output", str(folder / "out")])
-    point = json.loads((folder / "out/result.json").read_text())["points"][0]
-    return point["latency"]["ttft_from_send_s"]["p50"] * 1e3
+def deploy(*program: str) -> Client:
+    def client(url: str, requests: int, rate: float, folder: Path) -> float:
+        workload = folder / "w.yaml"
+        workload.write_text(WORKLOAD)
+        argv = [sys.executable, *program, "bench", url, "-w", str(workload), f"--rates={rate}"]
+        run([*argv, f"--requests={requests}", "--output", str(folder / "out")])
+        point = json.loads((folder / "out/result.json").read_text())["points"][0]
+        return point["latency"]["ttft_from_send_s"]["p50"] * 1e3
+
+    return client
 
 
 def bench_serving(python: str, tokenizer: str) -> Client:
@@ -125,44 +129,55 @@ def measured(client: Client, url: str, pipe: Connection, requests: int, rate: fl
         ttft = client(url, requests, rate, Path(folder))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     pipe.send(True)
-    arrived = pipe.recv()[-requests:]  # what came before is a warm-up
+    seen = pipe.recv()[-requests:]  # what came before is a warm-up
+    arrived, ttfts = [at for at, _ in seen], [ttft for _, ttft in seen]
     behind = [at - index / rate for index, at in enumerate(arrived)]
     late = sorted(each - min(behind) for each in behind)
     return Cost(
         cpu_s=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        ttft_p50_ms=ttft,
+        ttft_over_ms=ttft - median(ttfts) * 1e3,
         sent_rps=(len(arrived) - 1) / (arrived[-1] - arrived[0]),
         late_p99_ms=percentile(late, 0.99) * 1e3,
     )
 
 
-def table(clients: dict[str, Client], url: str, pipe: Connection, rates: list[float], requests: int) -> None:
-    idle = {name: min(measured(client, url, pipe, 2, 2.0).cpu_s for _ in range(3)) for name, client in clients.items()}
-    per_thousand: dict[str, list[float]] = {name: [] for name in clients}
-    print(f"{'client':<15}{'rps':>6}{'CPU s / 1,000':>15}{'TTFT p50 ms (50)':>18}{'sent rps':>10}{'late p99 ms':>13}")
-    for rate in rates:
-        for name, client in clients.items():
-            cost = measured(client, url, pipe, requests, rate)
-            each = (cost.cpu_s - idle[name]) / requests * 1000
-            per_thousand[name].append(each)
-            late = "-" if name == "bench_serving" else f"{cost.late_p99_ms:.1f}"
-            seen = f"{cost.ttft_p50_ms:>18.1f}{cost.sent_rps:>10.1f}{late:>13}"
-            print(f"{name:<15}{rate:>6g}{each:>15.2f}{seen}", flush=True)
+def table(
+    clients: dict[str, Client], measure: Callable[[Client, int, float], Cost], chosen: argparse.Namespace
+) -> None:
+    idle = {name: min(measure(client, 2, 2.0).cpu_s for _ in range(3)) for name, client in clients.items()}
+    ratios: dict[str, list[str]] = {name: [] for name in clients}
+    print(f"{'client':<15}{'rps':>6}{'CPU s / 1,000':>15}{'TTFT over ms':>14}{'sent rps':>10}{'late p99 ms':>13}")
+    for rate in [float(rate) for rate in chosen.rates.split(",")]:
+        costs: dict[str, list[Cost]] = {name: [] for name in clients}
+        for number in range(chosen.rounds):
+            turns = list(clients.items())
+            for name, client in turns if number % 2 else reversed(turns):
+                costs[name].append(measure(client, chosen.requests, rate))
+        each = {name: [(cost.cpu_s - idle[name]) / chosen.requests * 1e3 for cost in costs[name]] for name in clients}
+        for name in clients:
+            late = "-" if name == "bench_serving" else f"{median(cost.late_p99_ms for cost in costs[name]):.1f}"
+            over, sent = (median(getattr(cost, key) for cost in costs[name]) for key in ("ttft_over_ms", "sent_rps"))
+            print(f"{name:<15}{rate:>6g}{median(each[name]):>15.3f}{over:>14.2f}{sent:>10.1f}{late:>13}", flush=True)
+            paired = [theirs / own for theirs, own in zip(each[name], each["deploy"], strict=True)]
+            ratios[name].append(f"{median(paired):.2f}")
     print("\ncost in times ours, by rate")
-    for name, costs in per_thousand.items():
-        ratios = [theirs / own for theirs, own in zip(costs, per_thousand["deploy"], strict=True)]
-        print(f"{name:<15}" + "".join(f"{ratio:>8.1f}" for ratio in ratios))
+    for name, found in ratios.items():
+        print(f"{name:<15}" + "".join(f"{ratio:>8}" for ratio in found))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--aiohttp", action="store_true", help="our own client over aiohttp, which must be installed")
     parser.add_argument("--sglang", help="a python that has sglang")
     parser.add_argument("--aiperf", help="the program aiperf")
     parser.add_argument("--tokenizer", help="a model directory with a tokenizer, for the others")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--rates", default="50,100,200")
+    parser.add_argument("--rounds", type=int, default=5)
     chosen = parser.parse_args()
-    clients: dict[str, Client] = {"deploy": ours}
+    clients: dict[str, Client] = {"deploy": deploy("-m", "orchestrator")}
+    if chosen.aiohttp:
+        clients["aiohttp"] = deploy(str(ROOT / "tests/benchmarks/aiohttp_bench.py"))
     if chosen.sglang:
         clients["bench_serving"] = bench_serving(chosen.sglang, chosen.tokenizer)
     if chosen.aiperf:
@@ -171,7 +186,8 @@ def main() -> None:
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(there,), daemon=True)
     server.start()
     try:
-        table(clients, here.recv(), here, [float(rate) for rate in chosen.rates.split(",")], chosen.requests)
+        url = here.recv()
+        table(clients, lambda client, requests, rate: measured(client, url, here, requests, rate), chosen)
     finally:
         here.send(False)
         server.join()
