@@ -1,6 +1,6 @@
 """Waiting for a server and proving it, with what each part needs to know put together."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
@@ -10,7 +10,6 @@ from orchestrator.commands.gate import kernel_gate
 from orchestrator.commands.runs import RunDir, read_plan
 from orchestrator.commands.servers import Fleet, api_key
 from orchestrator.core.errors import DeployError, Problem, SmokeError, StartError, UsageError
-from orchestrator.core.log_tail import LogTail, unseen
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
 from orchestrator.engine.answers import NoAnswerError, OddAnswerError
@@ -37,17 +36,11 @@ def await_ready(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | N
     starting = Starting(
         url=handle.url,
         served_name=plan.model.served_name,
-        log=_log_of(handle, runtime),
+        log=runtime.tail(handle),
         state=lambda: runtime.state(handle),
         api_key=key,
     )
     return wait(starting, silence=plan.waiting.silence, timeout=timeout)
-
-
-def _log_of(handle: Handle, runtime: Runtime) -> Callable[[], Iterable[str]]:
-    """The log's new lines at each call: from its file where the runtime writes one, else asked for anew."""
-    file = RunDir(Path(handle.run_dir)).log
-    return LogTail(file) if file.exists() else unseen(lambda: runtime.logs(handle, follow=False))
 
 
 def prove(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None) -> SmokeReport:

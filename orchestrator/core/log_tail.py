@@ -2,8 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -54,16 +53,3 @@ class LogTail:
             chunk = file.read(CHUNK_BYTES)
             self._offset += len(chunk)
             return chunk
-
-
-def unseen(read: Callable[[], Iterable[str]]) -> Callable[[], Iterator[str]]:
-    """A log that can only be read whole (`Runtime.logs`) as one that gives its new lines at each call."""
-    seen = 0
-
-    def new_lines() -> Iterator[str]:
-        nonlocal seen
-        for line in islice(read(), seen, None):
-            seen += 1
-            yield line
-
-    return new_lines

@@ -30,8 +30,7 @@ MAX_POLL_SECONDS: Final = 2.0
 class Starting:
     """A server that was started, as the wait sees it.
 
-    `log` gives the lines that are new since its last call (`LogTail`, or `unseen` over a runtime's `logs`); `state` is
-    what the runtime says of it.
+    `log` gives the lines that are new since its last call (a runtime's `tail`); `state` is what the runtime says of it.
     """
 
     url: str  # base URL as reached from this machine

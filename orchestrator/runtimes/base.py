@@ -72,6 +72,9 @@ class Runtime(Protocol):
     def logs(self, handle: Handle, *, follow: bool) -> Iterator[str]:
         """The server's log line by line, without line ends, as the server wrote it (callers redact)."""
 
+    def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
+        """The same log, from its beginning, as a function that gives the lines which are new at each call."""
+
     def stop(self, handle: Handle, *, grace: float) -> None:
         """Stop it with everything it started, within `grace` seconds and a bit; idempotent."""
 

@@ -77,14 +77,6 @@ def save_log(container: Container, run_dir: Path) -> None:
     unfinished.replace(run_dir / LOG)
 
 
-def read_log(run_dir: Path) -> Iterator[str]:
-    """The log that was kept, nothing where none was."""
-    path = run_dir / LOG
-    if path.is_file():
-        with path.open(errors="replace") as file:
-            yield from (line.rstrip("\n") for line in file)
-
-
 def _runs_again(container: Container, run: str) -> bool:
     """Wait until Docker has decided: another run (true), or none."""
     looks = 0

@@ -3,7 +3,7 @@
 import math
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -12,6 +12,7 @@ from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 from requests import codes
 
+from orchestrator.core.log_tail import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.engine.config_file import Delivery, delivery
@@ -21,9 +22,10 @@ from orchestrator.runtimes.base import Handle, ServerState
 from orchestrator.runtimes.docker.container import RUN_DIR, ContainerSpec, container_labels, container_name, spec_of
 from orchestrator.runtimes.docker.errors import Refusal, start_error
 from orchestrator.runtimes.docker.host import DockerHost
-from orchestrator.runtimes.docker.logs import container_log, follow_log, read_log, save_log
+from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
 from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
 from orchestrator.runtimes.docker.state import ABSENT, server_state
+from orchestrator.runtimes.process.supervisor import LOG
 
 _STARTER: Final = "deploy.starter"
 
@@ -72,10 +74,20 @@ class DockerRuntime:
         """See `Runtime.logs`. Follows through restarts; for a container that is gone, what was saved at its stop."""
         container = self._get(handle)
         if container is None:
-            yield from read_log(Path(handle.run_dir))
+            yield from LogTail(Path(handle.run_dir, LOG)).to_end()
             return
         with self._host.errors(), _unless_gone():
             yield from follow_log(container) if follow else container_log(container)
+
+    def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
+        """See `Runtime.tail`. Raises HostError at a call where the daemon does not answer."""
+        tail = ContainerTail(lambda: self._get(handle))
+
+        def new_lines() -> Iterator[str]:
+            with self._host.errors(), _unless_gone():
+                yield from tail()
+
+        return new_lines
 
     def stop(self, handle: Handle, *, grace: float) -> None:
         """See `Runtime.stop`. Waits `grace` seconds for running requests to drain; keeps the log."""

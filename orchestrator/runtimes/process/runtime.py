@@ -13,12 +13,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core import shell
 from orchestrator.core.errors import DeployError, NameTakenError, StartError
+from orchestrator.core.log_tail import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.core.signals import held
@@ -82,18 +83,15 @@ class ProcessRuntime:
 
     def logs(self, handle: Handle, *, follow: bool) -> Iterator[str]:
         """See `Runtime.logs`. What is stored is redacted already."""
-        with contextlib.suppress(FileNotFoundError), Path(handle.run_dir, LOG).open(errors="replace") as log:
-            pending = ""
-            while True:
-                ended = not follow or self.state(handle).status is not Status.RUNNING
-                while piece := log.readline():
-                    pending += piece
-                    if pending.endswith("\n"):
-                        yield pending[:-1]
-                        pending = ""
-                if ended:
-                    return
-                time.sleep(_POLL * 4)
+        tail = LogTail(Path(handle.run_dir, LOG))
+        while follow and self.state(handle).status is Status.RUNNING:
+            yield from tail()
+            time.sleep(_POLL * 4)
+        yield from tail.to_end()
+
+    def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
+        """See `Runtime.tail`."""
+        return LogTail(Path(handle.run_dir, LOG))
 
     def close(self) -> None:
         """See `Runtime.close`. Nothing is held."""

@@ -30,10 +30,12 @@ EDGES = {"orchestrator.patches.ledger", "orchestrator.engine.flags", "orchestrat
 PURE = ("engine", "profile", "patches", "results", "plan", "render", "kernels")
 IMPURE_IMPORTS = {"os", "subprocess", "socket", "time", "httpx", "docker", "datetime", "random", "tempfile", "shutil"}
 # How sglang is spoken to and what its log says: paths of its API, the header with its key, fields of its requests,
-# counters, wordings that tell how far a start is. All of it stands in `engine`; a docstring may name it.
+# counters, options of its launch line, wordings that tell how far a start is. All of it stands in `engine`; a docstring
+# may name it.
 OF_SGLANG = re.compile(
     r"/v1/|/(?:health|metrics|generate|flush_cache|server_info|model_info)\b(?!\.py)|Bearer|routed_dp_rank"
     r"|\bsglang:\w|Uvicorn running|fired up and ready|server_args=|Load weight|Memory pool end|KV Cache is allocated"
+    r"|sglang\.launch_server|--model-path|--tp-size|--dp-size|--ep-size|--enable-dp-attention"
 )
 
 
@@ -122,6 +124,7 @@ def test_only_the_engine_room_knows_how_sglang_is_spoken_to(module: str, path: P
         'headers = {"Authorization": f"Bearer {key}"}',
         're.compile("Uvicorn running on")',
         'name = "sglang:num_queue_reqs"',
+        'argv = ["--tp-size", "8"]',
     ],
 )
 def test_what_belongs_to_the_engine_room_is_found(source: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core import log_tail
-from orchestrator.core.log_tail import LogTail, unseen
+from orchestrator.core.log_tail import LogTail
 
 
 @pytest.fixture
@@ -80,11 +80,3 @@ def test_a_line_without_end_is_cut(log: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_bytes_that_are_no_text_do_not_stop_the_reading(log: Path) -> None:
     log.write_bytes(b"\xff\xfe\nnext\n")
     assert list(LogTail(log)())[-1] == "next"
-
-
-def test_a_log_that_can_only_be_read_whole_gives_its_new_lines() -> None:
-    lines = ["one", "two"]
-    new_lines = unseen(lambda: iter(lines))
-    assert list(new_lines()) == ["one", "two"]
-    lines.append("three")
-    assert list(new_lines()) == ["three"]

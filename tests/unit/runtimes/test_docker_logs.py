@@ -10,7 +10,9 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from orchestrator.core.errors import HostError
-from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, read_log, save_log
+from orchestrator.core.log_tail import LogTail
+from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
+from orchestrator.runtimes.process.supervisor import LOG
 
 
 class Restarting:
@@ -78,13 +80,13 @@ def test_a_kept_log_is_redacted_and_whole(tmp_path: Path) -> None:
 
     container = cast("Container", Finished())
     save_log(container, tmp_path)
-    assert list(read_log(tmp_path)) == ["ServerArgs(api_key='[REDACTED]', model='tiny')", "naïve"]
+    assert list(LogTail(tmp_path / LOG).to_end()) == ["ServerArgs(api_key='[REDACTED]', model='tiny')", "naïve"]
     assert [path.name for path in tmp_path.iterdir()] == ["server.log"]
     assert list(container_log(container))[1] == "naïve"
 
 
 def test_a_log_that_was_never_kept_is_empty(tmp_path: Path) -> None:
-    assert list(read_log(tmp_path)) == []
+    assert list(LogTail(tmp_path / LOG).to_end()) == []
 
 
 def test_on_another_machine_the_log_is_not_kept_and_that_is_said(
