@@ -80,6 +80,12 @@ def test_pure_rooms_touch_nothing(module: str, path: Path) -> None:
     assert not touched, f"{module} imports {sorted(touched)}"
 
 
+@pytest.mark.parametrize(("module", "path"), MODULES)
+def test_programs_are_started_in_one_place(module: str, path: Path) -> None:
+    if module != "orchestrator.core.shell":
+        assert "subprocess" not in imports(path), f"{module} starts programs: use orchestrator.core.shell"
+
+
 def test_the_levels_name_every_room() -> None:
     rooms = {room_of(module) for module, _ in MODULES if module != "orchestrator"}
     assert rooms == {room for level in LEVELS for room in level}
