@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.core.shell import ProgramMissingError, Result, run
+from orchestrator.core.shell import ProgramMissingError, ProgramResult, run
 from orchestrator.results.result import Energy
 
 _AMD_SMI: Final = ("amd-smi", "metric", "--energy", "--json")
@@ -41,7 +41,7 @@ def read_energy() -> Reading:
         return Reading(source="nvml", joules=tuple(_nvml()), at_s=time.monotonic())
 
 
-def parse_amd_smi(done: Result) -> tuple[float, ...]:
+def parse_amd_smi(done: ProgramResult) -> tuple[float, ...]:
     """The counters in amd-smi's JSON: a list of GPUs, from ROCm 6.4 on inside `gpu_data`."""
     try:
         data = json.loads(done.stdout)

@@ -9,7 +9,7 @@ from orchestrator.cli.options import HostOption, Json, ProfileOption, SetOption
 from orchestrator.core.console import Progress, note, out, out_json, say
 
 if TYPE_CHECKING:
-    from orchestrator.weights.stage import Arrived
+    from orchestrator.weights.stage import DownloadProgress
 
 
 def register(app: typer.Typer) -> None:
@@ -71,7 +71,7 @@ def stage(
         note(f"serve from there: `--set model.origin.kind=directory --set model.origin.location={target}`")
 
 
-def _show(progress: Progress, arrived: "Arrived") -> None:
+def _show(progress: Progress, arrived: "DownloadProgress") -> None:
     share = arrived.done / arrived.total if arrived.total else 1.0
     text = f"{share:4.0%} of {arrived.total / 1e9:.1f} GB"
     left = f", {arrived.eta / 60:.0f} min to go" if arrived.eta is not None else ""

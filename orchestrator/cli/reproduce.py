@@ -38,7 +38,6 @@ def reproduce(
     smoke, bench, report and down. The same command goes on where the last call ended.
     """
     import datetime as dt
-    import sys
 
     from orchestrator.commands.report import price_book
     from orchestrator.commands.reproduce import STATE_FILE, Hands, State, may_be_there, plan_steps
@@ -63,7 +62,7 @@ def reproduce(
     for sentence in itinerary.left_out:
         note(sentence)
     hands = Hands(
-        run=lambda argv: shell.attend([sys.executable, "-m", "orchestrator", *argv]),
+        run=lambda argv: shell.attend(shell.own("orchestrator", *argv)),
         there=there,
         now=lambda: dt.datetime.now(dt.UTC),
     )

@@ -1,18 +1,27 @@
 """The one place that executes a program. Everything above it builds argv lists and executes nothing."""
 
+import io
 import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
 
 from orchestrator.core.errors import HostError
 
+PIPE: Final = subprocess.PIPE
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class ProgramResult:
     """How a program ended."""
 
     argv: tuple[str, ...]
@@ -39,6 +48,11 @@ def quote(argv: Sequence[str]) -> str:
     return shlex.join(argv)
 
 
+def own(module: str, *arguments: str) -> list[str]:
+    """The argv of a module of this tool as a program; the working directory cannot shadow what it imports."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
 def run(
     argv: Sequence[str],
     *,
@@ -46,7 +60,7 @@ def run(
     env: Mapping[str, str] | None = None,
     stdin: str | None = None,
     timeout: float | None = None,
-) -> Result:
+) -> ProgramResult:
     """Run a program to its end and keep what it printed. `env` is added to this process's environment.
 
     Raises ProgramMissingError where there is no such program; a program that outlives `timeout` seconds is killed and
@@ -68,16 +82,121 @@ def run(
     except (FileNotFoundError, PermissionError) as error:
         raise ProgramMissingError(argv[0]) from error
     except subprocess.TimeoutExpired as error:
-        return Result(argv=tuple(argv), code=124, stdout=_text(error.stdout), stderr=_text(error.stderr))
-    return Result(argv=tuple(argv), code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+        return ProgramResult(argv=tuple(argv), code=124, stdout=_text(error.stdout), stderr=_text(error.stderr))
+    return ProgramResult(argv=tuple(argv), code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def attempt(argv: Sequence[str], *, timeout: float) -> Result:
+def attempt(argv: Sequence[str], *, timeout: float) -> ProgramResult:
     """As `run`, but a program that is missing is a result with exit code 127, as it is in a shell."""
     try:
         return run(argv, timeout=timeout)
     except ProgramMissingError as error:
-        return Result(argv=tuple(argv), code=127, stdout="", stderr=error.message)
+        return ProgramResult(argv=tuple(argv), code=127, stdout="", stderr=error.message)
+
+
+class Program:
+    """A program that was started and may still run. A `with` around it leaves nothing of it behind."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end(signal.SIGKILL)
+
+    @property
+    def pid(self) -> int:
+        """Of the program and of its group."""
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, -N where signal N ended it, None while it runs."""
+        return self._process.poll()
+
+    @property
+    def output(self) -> IO[bytes]:
+        """What it prints, of a program that was started with `output=PIPE`."""
+        assert self._process.stdout is not None  # noqa: S101 - for the type
+        return self._process.stdout
+
+    def lines(self) -> Iterator[str]:
+        r"""The lines of its output until nobody holds it open any more; `\r` of a progress bar ends one as well."""
+        text = io.TextIOWrapper(self.output, encoding="utf-8", errors="replace")
+        try:
+            for line in text:
+                yield line.rstrip("\n")
+        finally:
+            with suppress(ValueError):  # the pipe is closed already
+                text.detach()  # or else the pipe would be closed with it
+
+    def wait(self) -> int:
+        """Wait until it has ended; its exit code."""
+        return self._process.wait()
+
+    def wait_for(self, seconds: float) -> int | None:
+        """Wait so long for its end; its exit code, None where it runs on."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send the program a signal, and nothing where it has ended."""
+        self._process.send_signal(number)
+
+    def end(self, number: signal.Signals, *, grace: float = 0.0) -> None:
+        """Send its whole group a signal, and kill what is left of it after `grace` seconds."""
+        for each in (number, signal.SIGKILL):
+            try:
+                os.killpg(self._process.pid, each)
+            except ProcessLookupError:
+                break
+            self.wait_for(grace)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    cwd: Path | str | None = None,
+    env: Mapping[str, str | None] | None = None,
+    stdin: bytes | int = b"",
+    output: int | IO[bytes] | None = None,
+    errors: int | IO[bytes] | None = None,
+    tied: bool = False,
+) -> Program:
+    """Start a program in a session of its own, where Ctrl-C does not reach it, and return at once.
+
+    One that is `tied` is in a group of its own of this session, and the kernel kills it when this process ends.
+
+    `env` is added to this process's environment; a variable that is None is taken out of it. `stdin` is what it reads,
+    or `PIPE` to hold it open. `output` is a file, `PIPE` or None for this process's own; `errors` go there too, or into
+    a file. Raises ProgramMissingError where there is no such program, OSError where it cannot be executed.
+    """
+    both = {**os.environ, **(env or {})}
+    with _readable(stdin) as given:
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                cwd=cwd,
+                env={name: value for name, value in both.items() if value is not None},
+                stdin=given,
+                stdout=output,
+                stderr=errors if errors is not None else (subprocess.STDOUT if output is not None else None),
+                start_new_session=not tied,
+                process_group=0 if tied else None,
+                preexec_fn=_die_with(os.getpid()) if tied else None,  # noqa: PLW1509 - it takes no lock
+            )
+        except (FileNotFoundError, PermissionError) as error:
+            raise ProgramMissingError(argv[0]) from error
+    return Program(process)
 
 
 def follow(
@@ -85,49 +204,71 @@ def follow(
     on_line: Callable[[str], None],
     *,
     cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
+    stdin: bytes = b"",
+    grace: float = 0.0,
 ) -> int:
     """Run a program to its end, hand each line of its output (both streams) to `on_line`, and return its exit code.
 
-    `env` is added to this process's environment.
+    `env` and `stdin` as of `start`. An exception that ends the waiting, Ctrl-C above all, interrupts the program, and
+    kills what is left of it after `grace` seconds.
 
-    Raises ProgramMissingError where there is no such program; the program is killed when an exception ends the waiting.
+    Raises ProgramMissingError where there is no such program.
     """
-    try:
-        program = subprocess.Popen(
-            list(argv),
-            cwd=cwd,
-            env={**os.environ, **env} if env is not None else None,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-    except (FileNotFoundError, PermissionError) as error:
-        raise ProgramMissingError(argv[0]) from error
-    with program:
+    with start(argv, cwd=cwd, env=env, stdin=stdin, output=PIPE) as program:
         try:
-            for line in program.stdout or ():
-                on_line(line.rstrip("\n"))
+            for line in program.lines():
+                on_line(line)
             return program.wait()
         except BaseException:
-            program.kill()
+            program.end(_interruption(), grace=grace)
             raise
 
 
 def attend(argv: Sequence[str]) -> int:
     """Run a program on this terminal to its end and return its exit code.
 
-    Ctrl-C reaches it exactly once, as SIGINT, and is raised here only after it has cleaned up and ended.
+    Ctrl-C reaches it exactly once and is raised here only after it has cleaned up and ended.
     """
-    with subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, start_new_session=True) as program:
-        try:
-            return program.wait()
-        except KeyboardInterrupt:
-            program.send_signal(signal.SIGINT)
-            program.wait()
-            raise
+    program = start(argv)
+    try:
+        return program.wait()
+    except KeyboardInterrupt:
+        program.send(_interruption())
+        program.wait()
+        raise
+
+
+@contextmanager
+def _readable(stdin: bytes | int) -> Iterator[IO[bytes] | int]:
+    """`stdin` as something a program can read from; no bytes are the end of the file."""
+    if not isinstance(stdin, bytes):
+        yield stdin
+    elif not stdin:
+        yield subprocess.DEVNULL
+    else:
+        with tempfile.TemporaryFile() as file:
+            file.write(stdin)
+            file.seek(0)
+            yield file
+
+
+def _interruption() -> signal.Signals:
+    """SIGINT, but SIGTERM where SIGINT is ignored, as in a script's background job: a child inherits that."""
+    return signal.SIGTERM if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else signal.SIGINT
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    import ctypes  # noqa: PLC0415 - few commands need it
+
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def arrange() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the kernel was told
+            os._exit(1)
+
+    return arrange
 
 
 def _text(output: str | bytes | None) -> str:

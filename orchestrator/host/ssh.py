@@ -6,8 +6,8 @@ this process, however that ends: the far side runs `cat`, which leaves when our 
 
 import re
 import shutil
+import signal
 import socket
-import subprocess
 import tempfile
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.errors import HostError, UsageError
-from orchestrator.core.shell import Result, attempt, quote, run
+from orchestrator.core.shell import PIPE, Program, ProgramMissingError, ProgramResult, attempt, quote, run, start
 
 # A host is a name, an address or an alias; one that begins with `-` would be an option of ssh.
 _URL: Final = re.compile(
     r"ssh://(?P<user>\w[\w.-]*@)?(?P<host>\w[\w.-]*|\[[0-9A-Fa-f:.%\w]+\])(:(?P<port>\d{1,5}))?(?P<socket>/\S*)?\Z"
 )
 _LAST_PORT: Final = 65535
+_GRACE: Final = 5.0  # seconds ssh has to close the connection
 _READY: Final = "deploy-home="
 _FAR_COMMAND: Final = (
     f'printf "{_READY}%s\\n" "${{DEPLOY_HOME:-${{XDG_DATA_HOME:-$HOME/.local/share}}/deploy}}"; exec cat'
@@ -52,7 +53,7 @@ class FarHost:
         )
 
 
-def over_ssh(url: str) -> Callable[[Sequence[str]], Result]:
+def over_ssh(url: str) -> Callable[[Sequence[str]], ProgramResult]:
     """What runs a program on a far machine, to its end, without asking for a password. Raises UsageError."""
     far = FarHost.parse(url)
     return lambda argv: attempt([*_ssh(far), quote(argv)], timeout=150)
@@ -61,13 +62,13 @@ def over_ssh(url: str) -> Callable[[Sequence[str]], Result]:
 class Tunnel:
     """An open connection to a far host."""
 
-    def __init__(self, process: "subprocess.Popen[str]", *, far: FarHost, folder: Path, home: str) -> None:
+    def __init__(self, program: Program, *, far: FarHost, folder: Path, home: str) -> None:
         self.docker_url = f"unix://{folder / 'docker.sock'}"
         self.home = home  # the tool's home directory there
         self._far = far
         self._folder = folder
         self._ports: dict[int, int] = {}
-        self.close = weakref.finalize(self, _close, process, folder)
+        self.close = weakref.finalize(self, _close, program, folder)
 
     @classmethod
     def open(cls, far: FarHost) -> "Tunnel":
@@ -75,28 +76,22 @@ class Tunnel:
         folder = Path(tempfile.mkdtemp(prefix="deploy-ssh-"))
         argv = _ssh(far, folder, "-M", "-L", f"{folder / 'docker.sock'}:{far.socket}")
         try:
-            with (folder / "stderr").open("w") as stderr:
-                process = subprocess.Popen(
-                    [*argv, _FAR_COMMAND],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    text=True,
-                    start_new_session=True,  # Ctrl-C is ours to answer: the tunnel is still needed for the clean-up
-                )
-        except FileNotFoundError as error:
+            with (folder / "stderr").open("wb") as stderr:
+                # In a session of its own: after Ctrl-C the tunnel is still needed for the clean-up.
+                program = start([*argv, _FAR_COMMAND], stdin=PIPE, output=PIPE, errors=stderr)
+        except ProgramMissingError as error:
             shutil.rmtree(folder)
             raise HostError("there is no `ssh` on this machine", hint="install the OpenSSH client") from error
-        home = _await_ready(process)
+        home = _await_ready(program)
         if home is None:
             said = (folder / "stderr").read_text().strip()
-            _close(process, folder)
+            _close(program, folder)
             raise HostError(
                 f"`{far.address}` cannot be reached by ssh",
                 hint=f"`ssh {far.address} true` has to work without a question: key, agent, known host",
                 details=f"  {said}",
             )
-        return cls(process, far=far, folder=folder, home=home)
+        return cls(program, far=far, folder=folder, home=home)
 
     def forward(self, port: int) -> int:
         """The local port that leads to 127.0.0.1:`port` there, opened at the first call."""
@@ -110,7 +105,7 @@ class Tunnel:
             self._ports[port] = local
         return self._ports[port]
 
-    def run(self, argv: Sequence[str]) -> Result:
+    def run(self, argv: Sequence[str]) -> ProgramResult:
         """Run a short program there."""
         return self._ask(command=quote(argv))
 
@@ -121,7 +116,7 @@ class Tunnel:
         if not result.ok:
             raise HostError(f"`{path}` cannot be written on `{self._far.address}`", details=f"  {result.stderr}")
 
-    def _ask(self, *options: str, command: str = "", stdin: str | None = None) -> Result:
+    def _ask(self, *options: str, command: str = "", stdin: str | None = None) -> ProgramResult:
         argv = _ssh(self._far, self._folder, *options)
         return run([*argv, command] if command else argv, stdin=stdin, timeout=60)
 
@@ -135,20 +130,16 @@ def _ssh(far: FarHost, folder: Path | None = None, *options: str) -> list[str]:
     return ["ssh", *fixed, *control, *port, *options, "--", far.address]
 
 
-def _await_ready(process: "subprocess.Popen[str]") -> str | None:
+def _await_ready(program: Program) -> str | None:
     """The far home directory once the connection stands, None where ssh gave up; banners of login scripts pass by."""
-    for line in process.stdout or ():
+    for line in program.lines():
         if line.startswith(_READY):
-            return line.removeprefix(_READY).rstrip("\n")
+            return line.removeprefix(_READY)
     return None
 
 
-def _close(process: "subprocess.Popen[str]", folder: Path) -> None:
-    process.terminate()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
+def _close(program: Program, folder: Path) -> None:
+    program.end(signal.SIGTERM, grace=_GRACE)
     shutil.rmtree(folder, ignore_errors=True)
 
 

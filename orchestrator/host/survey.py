@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.shell import Result, attempt
+from orchestrator.core.shell import ProgramResult, attempt
 
-Runner = Callable[[Sequence[str]], Result]  # runs a program on the machine in question, to its end
+Runner = Callable[[Sequence[str]], ProgramResult]  # runs a program on the machine in question, to its end
 
 _SMI = "timeout 30"  # the tool of a wedged driver never returns
 _NVIDIA = "--format=csv,noheader,nounits"
@@ -73,7 +73,7 @@ class Survey:
         return self.sections.get(name, _NOTHING)
 
 
-def local(argv: Sequence[str]) -> Result:
+def local(argv: Sequence[str]) -> ProgramResult:
     """The runner of this machine."""
     return attempt(argv, timeout=150)
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from orchestrator.core.errors import BuildError, UsageError
-from orchestrator.core.shell import Result, run
+from orchestrator.core.shell import ProgramResult, run
 from orchestrator.images.client import Docker
 from orchestrator.patches import Patch, manifest
 
@@ -61,7 +61,7 @@ class Checker:
         probes = [probe for patch in self.patches for probe in (*patch.detect.needed, *patch.detect.present)]
         return frozenset(PurePosixPath(probe.file).name for probe in probes)
 
-    def _findings(self, done: Result) -> tuple[Finding, ...]:
+    def _findings(self, done: ProgramResult) -> tuple[Finding, ...]:
         if not done.ok:
             raise BuildError("the sources cannot be checked", details=done.stderr.strip())
         return tuple(

@@ -3,18 +3,16 @@
 import os
 import re
 import shutil
-import signal
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.shell import Result, run
+from orchestrator.core.shell import ProgramResult, follow, run
 from orchestrator.host.docker_endpoint import docker_endpoint
 
 Line = Callable[[str], None]  # what is done with one line of output
+_CLEAN_UP = 10.0  # seconds the daemon has to drop what was half done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,29 +30,19 @@ class Docker:
         builder = "1" if self.builder == "buildkit" else "0"
         return {"DOCKER_BUILDKIT": builder, "DOCKER_CLI_HINTS": "false", "DOCKER_HOST": self.host}
 
-    def run(self, *arguments: str, stdin: str | None = None) -> Result:
+    def run(self, *arguments: str, stdin: str | None = None) -> ProgramResult:
         """One short docker command."""
         return run([self.program, *arguments], env=self.env, stdin=stdin)
 
     def stream(self, arguments: Sequence[str], *, stdin: bytes = b"", line: Line) -> int:
         """A long docker command: its output line by line, its exit code. Ctrl-C ends it first."""
-        with tempfile.TemporaryFile() as given:
-            given.write(stdin)
-            given.seek(0)
-            process = subprocess.Popen(
-                [self.program, *arguments],
-                stdin=given,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **self.env},
-            )
-            with process:
-                try:
-                    for raw in process.stdout or ():
-                        line(raw.decode(errors="replace").rstrip())
-                    return process.wait()
-                finally:
-                    _end(process)
+        return follow(
+            [self.program, *arguments],
+            lambda text: line(text.rstrip()),
+            env=self.env,
+            stdin=stdin,
+            grace=_CLEAN_UP,
+        )
 
 
 def find_docker(host: str | None = None, *, environ: Mapping[str, str] = os.environ) -> Docker:
@@ -93,14 +81,3 @@ def _client(program: str, host: str) -> Docker | None:
     buildkit = int(version[1]) < 23 or run([program, "buildx", "version"]).ok
     builder = "buildkit" if buildkit else "classic"
     return Docker(program=program, version=version[1] + version[2], builder=builder, host=host)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a program that still runs to stop, as Ctrl-C would: the daemon then drops what was half done."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()

@@ -1,17 +1,15 @@
-"""The download itself, a program of its own: `python -m orchestrator.weights.fetch`, with its order on stdin.
+"""The download itself, a program of its own: `python -m orchestrator.weights.fetch`, with the listing on stdin.
 
 A process can be ended at any byte, and what has arrived is kept: every file grows as a part below `.parts/<commit>` and
 takes its place when it is whole. (huggingface_hub's own `snapshot_download` begins a file anew since its PR 4228; its
 `http_get`, used here, resumes.) The last line on stderr says what went wrong; exit code 28 is a full disk.
 """
 
-import ctypes
 import errno
 import fcntl
 import hashlib
 import os
 import shutil
-import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -89,11 +87,10 @@ def _line(file: HubFile, directory: Path, name: str) -> str:
     return f"{file.identity} {(directory / name).stat().st_mtime_ns} {name}"
 
 
-def main(directory: Path, order: str) -> int:
-    """Fetch what the order, a listing as JSON, names; the exit code."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the command that started us
+def main(directory: Path, listing: str) -> int:
+    """Fetch what a listing, as JSON, names; the exit code."""
     try:
-        fetch(Listing.from_json(order), directory)
+        fetch(Listing.from_json(listing), directory)
     except (OSError, HTTPError, ValueError, RuntimeError) as error:
         sys.stderr.write(f"\n{' '.join(str(error).split()) or type(error).__name__}\n")
         return FULL if _full(error) else 1

@@ -56,10 +56,8 @@ class Listing:
 
 def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
     """Look a repository up. Raises WeightsError for one that is not there or not open to us, HostError otherwise."""
-    try:
-        from huggingface_hub import HfApi, RepoFile, errors  # noqa: PLC0415 - an optional extra
-    except ImportError as error:
-        raise HostError("staging needs huggingface_hub", hint="`pip install 'huggingface-hub>=1.0'`") from error
+    from huggingface_hub import HfApi, RepoFile, errors  # noqa: PLC0415 - half a second that few commands need
+
     # False, not None: None would take the token that `hf auth login` left on this machine.
     api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
     try:

@@ -1,18 +1,14 @@
 """Staging: a checkpoint from the hub onto this machine, resumable at any byte, then verified."""
 
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
+from orchestrator.core import shell
 from orchestrator.core.errors import HostError
 from orchestrator.core.secret import Secret, redact
 from orchestrator.plan import Model
@@ -25,7 +21,7 @@ _WINDOW = 30  # ticks over which the rate is taken
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrived:
+class DownloadProgress:
     """How far a download is: bytes, bytes per second over the last half minute, and seconds to go (None: unknown)."""
 
     done: int
@@ -39,7 +35,7 @@ class Arrived:
 
 
 def stage(
-    model: Model, directory: Path, *, speculative: bool, hub: Hub, progress: Callable[[Arrived], None]
+    model: Model, directory: Path, *, speculative: bool, hub: Hub, progress: Callable[[DownloadProgress], None]
 ) -> Verified:
     """Fetch what is missing of a model's checkpoint and verify all of it against the hub's sizes.
 
@@ -78,41 +74,29 @@ def _require_room(directory: Path, listing: Listing) -> None:
         )
 
 
-def _download(directory: Path, listing: Listing, hub: Hub, progress: Callable[[Arrived], None]) -> None:
-    with tempfile.TemporaryFile("w+", errors="replace") as log, _child(directory, listing, hub, log) as child:
-        seen: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
-        while child.poll() is None:
+def _download(directory: Path, listing: Listing, hub: Hub, progress: Callable[[DownloadProgress], None]) -> None:
+    argv = shell.own("orchestrator.weights.fetch", str(directory))
+    env = {**_QUIET, "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub.token}
+    asked, seen = listing.to_json().encode(), deque[tuple[float, int]](maxlen=_WINDOW)
+    with (
+        tempfile.TemporaryFile() as log,
+        shell.start(argv, env=env, stdin=asked, output=log, tied=True) as child,
+    ):
+        code = None
+        while code is None:
             progress(_measure(directory, listing, seen))
-            try:
-                child.wait(_TICK)
-            except subprocess.TimeoutExpired:
-                continue
+            code = child.wait_for(_TICK)
         progress(_measure(directory, listing, seen))
-        if child.returncode:
+        if code:
             log.seek(0)
-            raise _broken(directory, listing, child.returncode, redact(log.read(), [Secret(hub.token or "")]))
+            said = log.read().decode(errors="replace")
+            raise _broken(directory, listing, code, redact(said, [Secret(hub.token or "")]))
 
 
-@contextmanager
-def _child(directory: Path, listing: Listing, hub: Hub, log: IO[str]) -> Iterator[subprocess.Popen[bytes]]:
-    argv = [sys.executable, "-m", "orchestrator.weights.fetch", str(directory)]
-    given = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub.token}
-    env = {name: value for name, value in {**os.environ, **given}.items() if value is not None}
-    with tempfile.TemporaryFile("w+") as order:
-        order.write(listing.to_json())
-        order.seek(0)
-        child = subprocess.Popen(argv, env=env | _QUIET, stdin=order, stdout=log, stderr=log)
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.wait()
-
-
-def _measure(directory: Path, listing: Listing, seen: deque[tuple[float, int]]) -> Arrived:
+def _measure(directory: Path, listing: Listing, seen: deque[tuple[float, int]]) -> DownloadProgress:
     seen.append((time.monotonic(), arrived_bytes(directory, listing)))
     (start, before), (now, done) = seen[0], seen[-1]
-    return Arrived(done=done, total=listing.size, rate=(done - before) / (now - start) if now > start else 0.0)
+    return DownloadProgress(done=done, total=listing.size, rate=(done - before) / (now - start) if now > start else 0.0)
 
 
 def _broken(directory: Path, listing: Listing, code: int, log: str) -> HostError:

@@ -90,5 +90,5 @@ def test_ctrl_c_ends_the_tuner_and_keeps_what_is_finished(tmp_path: Path) -> Non
 
 def test_a_tuner_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     limits = Limits(total=1, shutdown=1, look=0.1, term=1)
-    with pytest.raises(HostError, match="`no-such-program` is not on the PATH"):
+    with pytest.raises(HostError, match="there is no program `no-such-program`"):
         watch(("no-such-program",), log=tmp_path / "log", limits=limits, finished=lambda: False)

@@ -105,7 +105,7 @@ def test_missing_interpreter_is_an_error_and_the_name_stays_free(engine: CpuEngi
     with pytest.raises(StartError) as raised:
         engine.start("nobody", artifacts=engine.artifacts(argv=("no/such/python", "-m", "sglang")))
 
-    assert raised.value.details == "No such file or directory: `no/such/python`"
+    assert raised.value.details == "there is no program `no/such/python` on this machine"
     assert ProcessRuntime(engine.home).find() == ()
 
 
@@ -141,7 +141,7 @@ def test_handle_of_an_earlier_server_neither_shows_nor_stops_the_present_one(sta
 
 
 def test_ctrl_c_during_a_start_takes_the_server_down(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*arguments: object, **options: object) -> shell.Result:
+    def interrupted(*arguments: object, **options: object) -> shell.ProgramResult:
         signal.raise_signal(signal.SIGINT)  # waits until it is known what was started
         return run(*arguments, **options)  # type: ignore[arg-type]
 

@@ -17,8 +17,6 @@ from loopback_hub import COMMIT, Hub, serve
 
 from orchestrator.weights.receipt import read_receipt
 
-pytest.importorskip("huggingface_hub", reason="staging is the optional extra `stage`")
-
 REPOSITORY = "amd/GLM-5.2-MXFP4"
 SECOND = "model-00002-of-00003.safetensors"
 SIZE = 4_000_000

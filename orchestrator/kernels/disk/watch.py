@@ -1,8 +1,6 @@
 """Run a program that may never end: with an outer time limit, and with a short one once its work is done."""
 
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.core.errors import HostError
+from orchestrator.core import shell
 
 
 class Ending(StrEnum):
@@ -49,45 +47,25 @@ class Runner(Protocol):
 def watch(argv: Sequence[str], *, log: Path, limits: Limits, finished: Callable[[], bool]) -> Ended:
     """The Runner that starts a process. Nothing of it is left, however this function is left.
 
-    Raises HostError where there is no such program.
+    Raises ProgramMissingError where there is no such program.
     """
-    try:
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                list(argv), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
-    except FileNotFoundError as error:
-        raise HostError(f"`{argv[0]}` is not on the PATH") from error
-    try:
-        return _wait(process, limits, finished)
-    finally:
-        _end(process, limits.term)
+    with log.open("ab") as output, shell.start(argv, output=output) as program:
+        try:
+            return _wait(program, limits, finished)
+        finally:
+            program.end(signal.SIGTERM, grace=limits.term)  # with its group: the tuner has one worker a GPU
 
 
-def _wait(process: "subprocess.Popen[bytes]", limits: Limits, finished: Callable[[], bool]) -> Ended:
+def _wait(program: shell.Program, limits: Limits, finished: Callable[[], bool]) -> Ended:
     started = time.monotonic()
     done_since: float | None = None
     while True:
-        try:
-            return Ended(ending=Ending.EXITED, code=process.wait(timeout=limits.look))
-        except subprocess.TimeoutExpired:
-            now = time.monotonic()
+        if (code := program.wait_for(limits.look)) is not None:
+            return Ended(ending=Ending.EXITED, code=code)
+        now = time.monotonic()
         if done_since is None and finished():
             done_since = now
         if done_since is not None and now - done_since >= limits.shutdown:
             return Ended(ending=Ending.HUNG, code=None)
         if now - started >= limits.total:
             return Ended(ending=Ending.TIME_LIMIT, code=None)
-
-
-def _end(process: "subprocess.Popen[bytes]", grace: float) -> None:
-    """End the whole process group: the tuner has one worker a GPU."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(timeout=grace)
-        except ProcessLookupError:
-            break
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
-from orchestrator.core.shell import Result
+from orchestrator.core.shell import ProgramResult
 from orchestrator.host.report import Finding, fail, info, warn
 from orchestrator.host.subject import Space, Subject
 from orchestrator.host.survey import Runner
@@ -80,6 +80,6 @@ def image_digests(runner: Runner, reference: str) -> frozenset[str]:
     raise OSError(_last_line(there))
 
 
-def _last_line(result: Result) -> str:
+def _last_line(result: ProgramResult) -> str:
     lines = (result.stderr or result.stdout).strip().splitlines()
     return lines[-1] if lines else f"exit code {result.code}"

@@ -9,7 +9,7 @@ from functools import cached_property
 import docker
 
 from orchestrator.core.paths import Home
-from orchestrator.core.shell import Result, attempt
+from orchestrator.core.shell import ProgramResult, attempt
 from orchestrator.host.docker_endpoint import docker_endpoint
 from orchestrator.host.ssh import FarHost, Tunnel
 from orchestrator.runtimes.docker.container import ContainerSpec
@@ -77,5 +77,5 @@ class DockerHost:
     def _tunnel(self) -> Tunnel | None:
         return Tunnel.open(FarHost.parse(self._url)) if self._url.startswith("ssh://") else None
 
-    def _run(self, argv: Sequence[str]) -> Result:
+    def _run(self, argv: Sequence[str]) -> ProgramResult:
         return self._tunnel.run(argv) if self._tunnel is not None else attempt(argv, timeout=60)

@@ -16,7 +16,6 @@ import re
 import shutil
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from orchestrator.core.errors import BuildError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
 from orchestrator.plan import Model
+from orchestrator.runtimes.process.installer import PinnedList, install
 
 _MARKER: Final = "environment.json"
 _SHIM: Final = "cpu_shim"
@@ -123,91 +123,19 @@ def generate_model(model: Model, *, python: Path, images_root: Path, home: Home,
 
 def _build(folder: Path, recipe: _Recipe, progress: Progress) -> None:
     began = time.monotonic()
-    python, name = folder / "bin" / "python", f"environment `{recipe.requirements.stem}`"
-    build = _Installer(python=python, name=name, recipe=recipe, progress=progress)
-    build.run("creating", [sys.executable, "-m", "venv", str(folder)])
-    build.install_torch()
-    installer = build.install_all()
+    platform_name = recipe.torch["platform"] if recipe.torch else ""
+    pinned = PinnedList(
+        file=recipe.requirements,
+        torch=recipe.torch[0] if recipe.torch else None,
+        torch_index=_TORCH_INDEX.format(platform=platform_name),
+    )
+    installer = install(folder, pinned, progress)
     for file in recipe.shim:
         shutil.copy(file, folder / "lib" / f"python{_python_version()}" / "site-packages")
     facts = {"requirements": recipe.requirements.name, "installer": installer, "python": platform.python_version()}
     seconds = round(time.monotonic() - began, 1)
     write_whole(folder / _MARKER, json.dumps({**facts, "digest": recipe.digest, "seconds": seconds}, indent=2) + "\n")
-    progress.update(f"{name}: built in {seconds:.0f} s with {installer}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Installer:
-    """The steps of one build, and how they are shown."""
-
-    python: Path
-    name: str
-    recipe: _Recipe
-    progress: Progress
-
-    @property
-    def pip(self) -> list[str]:
-        """`pip install`, of wheels only: a pinned list is installed as it stands, and nothing is compiled."""
-        options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--progress-bar", "off"]
-        return [str(self.python), "-m", "pip", "--disable-pip-version-check", "install", *options]
-
-    def install_torch(self) -> None:
-        """Install torch first, with pip, which goes on without PyTorch's own index where that cannot be reached."""
-        if (torch := self.recipe.torch) is None:
-            return
-        index = [
-            "--extra-index-url",
-            _TORCH_INDEX.format(platform=torch["platform"]),
-            "--retries",
-            "1",
-            "--timeout",
-            "15",
-        ]
-        self.run(f"installing {torch[0]}", [*self.pip, *index, torch[0]])
-
-    def install_all(self) -> str:
-        """Install the whole list with uv where it is there, and else, or where uv cannot, with pip; say which.
-
-        uv reads its own configuration, not pip's: behind a mirror that only pip knows it finds nothing.
-        """
-        listed, doing = ["-r", str(self.recipe.requirements)], "installing the pinned packages"
-        if uv := shutil.which("uv"):
-            argv = [uv, "pip", "install", "--no-deps", "--compile-bytecode", "--python", str(self.python), *listed]
-            with contextlib.suppress(BuildError):
-                self.run(f"{doing} with uv", argv)
-                return "uv"
-        self.run(f"{doing} with pip", [*self.pip, *listed])
-        return "pip"
-
-    def run(self, doing: str, argv: list[str]) -> None:
-        """Run one step; its last line is shown while it lasts."""
-        last: deque[str] = deque(maxlen=_SHOWN_LINES)
-
-        def show(line: str) -> None:
-            last.append(line)
-            self.progress.update(f"{self.name}: {doing}", transient=line.strip()[:60])
-
-        self.progress.update(f"{self.name}: {doing}")
-        if shell.follow(argv, show) != 0:
-            said = "\n".join(last)
-            raise BuildError(
-                f"{self.name} could not be built: {doing} failed",
-                where=str(self.recipe.requirements),
-                hint=_hint(said),
-                details=said,
-            )
-
-
-def _hint(said: str) -> str:
-    if "No space left" in said:
-        return "free disk space, or set DEPLOY_HOME to where there is some"
-    if "ensurepip" in said:
-        return "install Python's venv module (Debian, Ubuntu: `apt-get install python3-venv`)"
-    if "for torch==" in said:
-        return (
-            "let pip reach https://download.pytorch.org/whl/cpu, or a wheel of it: PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS"
-        )
-    return "let pip reach a package index (PIP_INDEX_URL), and run the command again"
+    progress.update(f"{pinned.name}: built in {seconds:.0f} s with {installer}")
 
 
 def _complete(folder: Path) -> bool:

@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -51,7 +50,7 @@ class ProcessRuntime:
                 )
             try:
                 with held():
-                    supervisor = [sys.executable, "-P", "-m", "orchestrator.runtimes.process.supervisor"]
+                    supervisor = shell.own("orchestrator.runtimes.process.supervisor")
                     result = shell.run(supervisor, stdin=json.dumps(dataclasses.asdict(order)))
             except BaseException:  # Ctrl-C, above all: nobody will know of this server
                 _end(run_dir, grace=0)

@@ -18,17 +18,18 @@ import os
 import re
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Final
 
+from orchestrator.core.errors import HostError
 from orchestrator.core.secret import Secret, redact
+from orchestrator.core.shell import PIPE, Program, start
 from orchestrator.host.procfs import family, identity
 from orchestrator.runtimes.process.record import FILE, Record, private, write_record
 
@@ -37,8 +38,7 @@ CONFIG: Final = "secrets.yaml"
 STARTED: Final = b"started"
 LONGEST_LINE: Final = 1 << 20  # bytes; a longer one is cut, so that a server that writes no line ends is still read
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def main() -> int:
 def supervise(order: Order, pipe: IO[bytes]) -> None:
     """Start the server, say so, and stay until it and all its children have ended."""
     run_dir = Path(order.run_dir)
-    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     record = _first_record(order)
     try:
         log = open(run_dir / LOG, "ab", buffering=0, opener=private)  # noqa: SIM115 - open for as long as the server runs
@@ -95,10 +95,11 @@ def supervise(order: Order, pipe: IO[bytes]) -> None:
         server = _spawn(order)
         record = replace(record, server=identity(server.pid))
         write_record(run_dir, record)
-    except OSError as error:
+    except (OSError, HostError) as error:
         for name in (FILE, CONFIG):
             (run_dir / name).unlink(missing_ok=True)
-        pipe.write(f"{error.strerror}: `{error.filename}`".encode())
+        why = error.message if isinstance(error, HostError) else f"{error.strerror}: `{error.filename}`"
+        pipe.write(why.encode())
         return
     with contextlib.suppress(BrokenPipeError):
         pipe.write(STARTED)
@@ -140,42 +141,30 @@ def _argv(order: Order) -> tuple[str, ...]:
     return (*order.argv, "--config", f"{order.run_dir}/{CONFIG}") if order.config else order.argv
 
 
-def _spawn(order: Order) -> subprocess.Popen[bytes]:
-    inherited = {name: value for name, value in os.environ.items() if name not in order.without}
+def _spawn(order: Order) -> Program:
+    withheld: dict[str, str | None] = dict.fromkeys(order.without)
     # A working directory on sys.path could shadow a module; without a terminal, output would come in blocks.
     fixed = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     config = Path(order.run_dir, CONFIG)
     if order.config:
         os.mkfifo(config, 0o600)
-    server = subprocess.Popen(
+    server = start(
         _argv(order),
         cwd=order.cwd,
-        env={**inherited, **fixed, **order.env, **order.secret_env},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        process_group=0,
-        preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - no other thread runs yet
+        env={**withheld, **fixed, **order.env, **order.secret_env},
+        output=PIPE,
+        tied=True,
     )
-    signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+    signal.signal(signal.SIGTERM, lambda *_: server.send(signal.SIGTERM))
     if order.config:
         threading.Thread(target=_hand_over, args=(config, order.config.encode(), server), daemon=True).start()
     return server
 
 
-def _die_with(parent: int) -> Callable[[], None]:
-    def arrange() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the kernel was told
-            os._exit(1)
-
-    return arrange
-
-
-def _hand_over(fifo: Path, text: bytes, server: subprocess.Popen[bytes]) -> None:
+def _hand_over(fifo: Path, text: bytes, server: Program) -> None:
     """Give the config to its one reader, and take the FIFO away."""
     try:
-        while server.returncode is None:
+        while server.code is None:
             with contextlib.suppress(OSError):  # ENXIO: nobody reads yet
                 pipe = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
                 os.write(pipe, text)
@@ -186,16 +175,15 @@ def _hand_over(fifo: Path, text: bytes, server: subprocess.Popen[bytes]) -> None
         fifo.unlink(missing_ok=True)
 
 
-def _copy_output(server: subprocess.Popen[bytes], log: IO[bytes], secrets: list[Secret]) -> None:
+def _copy_output(server: Program, log: IO[bytes], secrets: list[Secret]) -> None:
     for line in split_lines(_output(server)):
         with contextlib.suppress(OSError):  # a full disk is no reason to end a server that serves
             log.write(redact(line.decode(errors="replace"), secrets).encode() + b"\n")
 
 
-def _output(server: subprocess.Popen[bytes]) -> Iterator[bytes]:
+def _output(server: Program) -> Iterator[bytes]:
     """What the server and its children write, until it has ended and, with it, all of them."""
-    assert server.stdout is not None  # noqa: S101 - for the type: `_spawn` asks for a pipe
-    source = server.stdout.fileno()
+    source = server.output.fileno()
     ended = False
     while True:
         readable, _, _ = select.select([source], [], [], 0 if ended else 0.25)
@@ -205,7 +193,7 @@ def _output(server: subprocess.Popen[bytes]) -> Iterator[bytes]:
             return
         elif readable:  # closed while the server runs: only its end is left to wait for
             server.wait()
-        if not ended and server.poll() is not None:
+        if not ended and server.code is not None:
             _end_children()
             ended = True
 

@@ -136,6 +136,12 @@ def test_what_does_not_is_not(source: str) -> None:
     assert not spoken_to_sglang(source)
 
 
+@pytest.mark.parametrize(("module", "path"), MODULES)
+def test_programs_are_started_in_one_place(module: str, path: Path) -> None:
+    if module != "orchestrator.core.shell":
+        assert "subprocess" not in imports(path), f"{module} starts programs: use orchestrator.core.shell"
+
+
 def test_the_levels_name_every_room() -> None:
     rooms = {room_of(module) for module, _ in MODULES if module != "orchestrator"}
     assert rooms == {room for level in LEVELS for room in level}

@@ -5,15 +5,15 @@ import json
 import pytest
 
 from orchestrator.bench.power import EnergyUnavailableError, Reading, energy_between, parse_amd_smi
-from orchestrator.core.shell import Result
+from orchestrator.core.shell import ProgramResult
 
 
 def reading(*joules: float, at: float) -> Reading:
     return Reading(source="amd-smi", joules=joules, at_s=at)
 
 
-def printed(data: object) -> Result:
-    return Result(argv=("amd-smi",), code=0, stdout=json.dumps(data), stderr="")
+def printed(data: object) -> ProgramResult:
+    return ProgramResult(argv=("amd-smi",), code=0, stdout=json.dumps(data), stderr="")
 
 
 def gpu(value: object, unit: str = "J") -> dict[str, object]:

@@ -11,7 +11,7 @@ from plan_samples import plan_of
 from orchestrator.commands.machine import inspect_host, place_of
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
-from orchestrator.core.shell import Result
+from orchestrator.core.shell import ProgramResult
 from orchestrator.host.subject import Access
 from orchestrator.host.survey import Runner
 from orchestrator.runtimes import Place
@@ -21,9 +21,9 @@ A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 
 
 def docker(answers: Mapping[str, tuple[int, str]]) -> Runner:
-    def run(argv: Sequence[str]) -> Result:
+    def run(argv: Sequence[str]) -> ProgramResult:
         code, text = answers.get(argv[1], (1, ""))
-        return Result(argv=tuple(argv), code=code, stdout=text if code == 0 else "", stderr=text if code else "")
+        return ProgramResult(argv=tuple(argv), code=code, stdout=text if code == 0 else "", stderr=text if code else "")
 
     return run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.paths import Home
-from orchestrator.core.shell import Result
+from orchestrator.core.shell import ProgramResult
 from orchestrator.host import docker_endpoint as module
 from orchestrator.host.docker_endpoint import DEFAULT, docker_endpoint
 from orchestrator.images.client import Docker
@@ -20,10 +20,10 @@ REMOTE = "ssh://amd@GPU-Node1"
 def contexts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     """An environment in which the docker command's context `node` is chosen."""
 
-    def attempt(argv: Sequence[str], *, timeout: float) -> Result:
+    def attempt(argv: Sequence[str], *, timeout: float) -> ProgramResult:
         assert timeout > 0
         code = 0 if argv[-1] == "node" else 1
-        return Result(argv=tuple(argv), code=code, stdout="" if code else f"{REMOTE}\n", stderr="")
+        return ProgramResult(argv=tuple(argv), code=code, stdout="" if code else f"{REMOTE}\n", stderr="")
 
     monkeypatch.setattr(module, "attempt", attempt)
     (tmp_path / "config.json").write_text(json.dumps({"currentContext": "node"}))

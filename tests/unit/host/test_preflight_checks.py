@@ -9,7 +9,7 @@ from machine_samples import READY_DOCKER, docker_told, manifest, runner_of, sect
 from plan_samples import plan_of
 
 from orchestrator.core.errors import HostError, NoWeightsError, Problem, WeightsError
-from orchestrator.core.shell import Result
+from orchestrator.core.shell import ProgramResult
 from orchestrator.host.gpu_checks import carries, image_toolkit
 from orchestrator.host.machine_checks import bound_cpus
 from orchestrator.host.preflight import preflight
@@ -26,7 +26,7 @@ def look(
     plan: Plan | None = None,
     *,
     spaces: tuple[Space, ...] = (),
-    docker: Callable[[Sequence[str]], Result] = READY_DOCKER,
+    docker: Callable[[Sequence[str]], ProgramResult] = READY_DOCKER,
     checkpoint: Callable[[], str] | None = None,
     **changed: str,
 ) -> PreflightReport:

@@ -6,7 +6,7 @@ import pytest
 from machine_samples import runner_of, sections
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.shell import Result
+from orchestrator.core.shell import ProgramResult
 from orchestrator.host.machine import cpu_list, listening_ports, read_machine
 from orchestrator.host.ssh import over_ssh
 from orchestrator.host.survey import Section, parse, script, survey
@@ -24,7 +24,9 @@ def test_sections_come_back_and_a_cut_one_is_left_out() -> None:
 
 
 def test_a_machine_that_cannot_be_looked_at() -> None:
-    refused = Result(argv=(), code=255, stdout="", stderr="ssh: connect to host node port 22: Connection refused\n")
+    refused = ProgramResult(
+        argv=(), code=255, stdout="", stderr="ssh: connect to host node port 22: Connection refused\n"
+    )
     with pytest.raises(HostError, match="Connection refused"):
         survey(lambda _argv: refused)
 
@@ -32,10 +34,10 @@ def test_a_machine_that_cannot_be_looked_at() -> None:
 def test_a_far_machine_is_reached_without_a_password_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, ...]] = []
 
-    def attempt(argv: Sequence[str], *, timeout: float) -> Result:
+    def attempt(argv: Sequence[str], *, timeout: float) -> ProgramResult:
         assert timeout > 0
         seen.append(tuple(argv))
-        return Result(argv=(), code=0, stdout="", stderr="")
+        return ProgramResult(argv=(), code=0, stdout="", stderr="")
 
     monkeypatch.setattr("orchestrator.host.ssh.attempt", attempt)
     over_ssh("ssh://amd@node:2222")(("cat", "/proc/a b"))

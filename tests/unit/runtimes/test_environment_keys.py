@@ -7,7 +7,8 @@ import pytest
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home, data_root
-from orchestrator.runtimes.process.environment import _hint, _Recipe, ensure
+from orchestrator.runtimes.process.environment import _Recipe, ensure
+from orchestrator.runtimes.process.installer import hint
 
 CPU = "torch==2.13.0+cpu\nsglang==0.5.14\n"
 
@@ -73,4 +74,4 @@ def test_list_that_is_not_there_is_named(images: Path, tmp_path: Path) -> None:
     ],
 )
 def test_hint_follows_from_what_pip_said(said: str, advice: str) -> None:
-    assert advice in _hint(said)
+    assert advice in hint(said)
