@@ -53,7 +53,7 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[Iterator[s
 
     from orchestrator.commands.runs import known_names, latest_run
     from orchestrator.commands.servers import fleet
-    from orchestrator.core.log_tail import LogTail
+    from orchestrator.core.log_lines import LogTail
     from orchestrator.core.nearest import did_you_mean
 
     if subject == "-":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this module
     from orchestrator.core.paths import Home
@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this 
     from orchestrator.plan import Plan
     from orchestrator.plan.rules import Rule
     from orchestrator.render.artifacts import Artifacts, ContextFile
+
+LOG: Final = "server.log"  # in the run directory
 
 
 class Status(StrEnum):

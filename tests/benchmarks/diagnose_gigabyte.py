@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from orchestrator.core.log_tail import LogTail
+from orchestrator.core.log_lines import LogTail
 from orchestrator.diagnose import diagnose
 
 DECODE = (

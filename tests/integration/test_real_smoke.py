@@ -13,7 +13,7 @@ from cpu_server import CpuEngine, CpuServer, free_port
 
 from orchestrator import prove as smoke
 from orchestrator.core.errors import NotReadyError
-from orchestrator.core.log_tail import LogTail
+from orchestrator.core.log_lines import LogTail
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
 from orchestrator.engine import StageReader

@@ -45,7 +45,7 @@ class DockerHost:
             return url
         return f"http://127.0.0.1:{self._tunnel.forward(int(url.rpartition(':')[2]))}"
 
-    def carry(self, spec: ContainerSpec) -> None:
+    def copy_files(self, spec: ContainerSpec) -> None:
         """Bring the files that were made here to a far host, a patched config.json; checkpoints are staged there."""
         if self._tunnel is None:
             return

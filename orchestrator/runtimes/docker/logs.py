@@ -12,8 +12,9 @@ from docker.models.containers import Container
 
 from orchestrator.core.console import note
 from orchestrator.core.errors import HostError
+from orchestrator.core.log_lines import split_lines
 from orchestrator.core.secret import redact
-from orchestrator.runtimes.process.supervisor import LOG, split_lines
+from orchestrator.runtimes.base import LOG
 
 _STAMP: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:]{8}\.\d{9}Z\Z")
 _PAUSE: Final = 0.2  # seconds between two looks at a container that is between two runs

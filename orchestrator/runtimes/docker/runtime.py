@@ -12,20 +12,19 @@ from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 from requests import codes
 
-from orchestrator.core.log_tail import LogTail
+from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.engine.config_file import Delivery, delivery
 from orchestrator.host.procfs import find_process, identity
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import Handle, ServerState
+from orchestrator.runtimes.base import LOG, Handle, ServerState
 from orchestrator.runtimes.docker.container import RUN_DIR, ContainerSpec, container_labels, container_name, spec_of
 from orchestrator.runtimes.docker.errors import Refusal, start_error
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
 from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
 from orchestrator.runtimes.docker.state import ABSENT, server_state
-from orchestrator.runtimes.process.supervisor import LOG
 
 _STARTER: Final = "deploy.starter"
 
@@ -44,7 +43,7 @@ class DockerRuntime:
         starter = f"{identity(os.getpid())}/{uuid.uuid4()}"
         labels = container_labels(artifacts.plan, name) | {_STARTER: starter, RUN_DIR: str(run_dir.absolute())}
         with self._host.errors():
-            self._host.carry(spec)
+            self._host.copy_files(spec)
             try:
                 container = self._create(artifacts, spec, labels=labels, secrets=given)
                 container.start()

@@ -18,16 +18,16 @@ from typing import Final
 
 from orchestrator.core import shell
 from orchestrator.core.errors import DeployError, NameTakenError, StartError
-from orchestrator.core.log_tail import LogTail
+from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.core.signals import held
 from orchestrator.engine.config_file import delivery
 from orchestrator.host.procfs import family, find_process
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import Handle, ServerState, Status
+from orchestrator.runtimes.base import LOG, Handle, ServerState, Status
 from orchestrator.runtimes.process.record import FILE, Record, read_record, write_record
-from orchestrator.runtimes.process.supervisor import CONFIG, LOG, Order
+from orchestrator.runtimes.process.supervisor import CONFIG, StartRequest
 
 _POLL: Final = 0.05  # seconds between two looks at /proc
 _LAST_WORD: Final = 3.0  # seconds a supervisor has to record the end of its server
@@ -42,7 +42,7 @@ class ProcessRuntime:
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
         """See `Runtime.start`. `run_dir` is a directory below `runs/<name>/` of the tool's home."""
-        order = self._order(artifacts, name=name, run_dir=run_dir, secrets=secrets)
+        request = self._request(artifacts, name=name, run_dir=run_dir, secrets=secrets)
         with self._claim(name):
             if taken := self.find(name):
                 raise NameTakenError(
@@ -51,13 +51,13 @@ class ProcessRuntime:
             try:
                 with held():
                     supervisor = shell.own("orchestrator.runtimes.process.supervisor")
-                    result = shell.run(supervisor, stdin=json.dumps(dataclasses.asdict(order)))
+                    result = shell.run(supervisor, stdin=json.dumps(dataclasses.asdict(request)))
             except BaseException:  # Ctrl-C, above all: nobody will know of this server
                 _end(run_dir, grace=0)
                 raise
         record = read_record(run_dir)
         if not result.ok or record is None:
-            raise StartError(f"`{order.argv[0]}` was not started", where=str(run_dir), details=result.stderr.strip())
+            raise StartError(f"`{request.argv[0]}` was not started", where=str(run_dir), details=result.stderr.strip())
         return _handle(record, run_dir)
 
     def find(self, name: str | None = None) -> tuple[Handle, ...]:
@@ -102,9 +102,11 @@ class ProcessRuntime:
         if record is not None and record.supervisor == handle.identity:
             _end(run_dir, grace=grace)
 
-    def _order(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Order:
+    def _request(
+        self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]
+    ) -> StartRequest:
         plan, ways = artifacts.plan, delivery(secrets, api_key_env=artifacts.plan.server.api_key_env)
-        return Order(
+        return StartRequest(
             run_dir=str(run_dir.absolute()),
             cwd=str(self._home.root),
             argv=artifacts.command.argv,

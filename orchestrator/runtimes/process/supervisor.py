@@ -1,8 +1,8 @@
 """The process above a server: writes its record and its redacted log, collects it, and leaves nothing of it behind.
 
-`python -m orchestrator.runtimes.process.supervisor` reads an order (JSON) from stdin, detaches a supervisor into a
-session of its own, and ends with 0 once the server runs, else with 1 and the reason on stderr. The order comes
-through a pipe because it may hold secrets; a caller that dies while writing it has ordered nothing.
+`python -m orchestrator.runtimes.process.supervisor` reads a request (JSON) from stdin, detaches a supervisor into a
+session of its own, and ends with 0 once the server runs, else with 1 and the reason on stderr. The request comes
+through a pipe because it may hold secrets; a caller that dies while writing it has asked for nothing.
 
 ::
 
@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import json
 import os
-import re
 import select
 import signal
 import sys
@@ -28,21 +27,21 @@ from pathlib import Path
 from typing import IO, Final
 
 from orchestrator.core.errors import HostError
+from orchestrator.core.log_lines import split_lines
 from orchestrator.core.secret import Secret, redact
 from orchestrator.core.shell import PIPE, Program, start
 from orchestrator.host.procfs import family, identity
+from orchestrator.runtimes.base import LOG
 from orchestrator.runtimes.process.record import FILE, Record, private, write_record
 
-LOG: Final = "server.log"
 CONFIG: Final = "secrets.yaml"
 STARTED: Final = b"started"
-LONGEST_LINE: Final = 1 << 20  # bytes; a longer one is cut, so that a server that writes no line ends is still read
 
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class StartRequest:
     """What to start. `config` is the text of sglang's `--config` file, which holds the API key."""
 
     run_dir: str
@@ -59,15 +58,15 @@ class Order:
     url: str
 
     @classmethod
-    def read(cls, text: str) -> "Order":
-        """Back from `json.dumps(dataclasses.asdict(order))`."""
+    def read(cls, text: str) -> "StartRequest":
+        """Back from `json.dumps(dataclasses.asdict(request))`."""
         data = json.loads(text)
         return cls(**{**data, **{key: tuple(data[key]) for key in ("argv", "without", "secrets")}})
 
 
 def main() -> int:
     """Detach a supervisor and wait for its word."""
-    order = Order.read(sys.stdin.read())
+    request = StartRequest.read(sys.stdin.read())
     listen, speak = os.pipe()
     if os.fork():
         os.close(speak)
@@ -80,19 +79,19 @@ def main() -> int:
     os.setsid()
     _let_go_of_the_terminal()
     with os.fdopen(speak, "wb", buffering=0) as pipe:
-        supervise(order, pipe)
+        supervise(request, pipe)
     return 0
 
 
-def supervise(order: Order, pipe: IO[bytes]) -> None:
+def supervise(request: StartRequest, pipe: IO[bytes]) -> None:
     """Start the server, say so, and stay until it and all its children have ended."""
-    run_dir = Path(order.run_dir)
+    run_dir = Path(request.run_dir)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    record = _first_record(order)
+    record = _first_record(request)
     try:
         log = open(run_dir / LOG, "ab", buffering=0, opener=private)  # noqa: SIM115 - open for as long as the server runs
         write_record(run_dir, record)  # first: a server without a record could not be found again
-        server = _spawn(order)
+        server = _spawn(request)
         record = replace(record, server=identity(server.pid))
         write_record(run_dir, record)
     except (OSError, HostError) as error:
@@ -104,30 +103,17 @@ def supervise(order: Order, pipe: IO[bytes]) -> None:
     with contextlib.suppress(BrokenPipeError):
         pipe.write(STARTED)
     pipe.close()
-    _copy_output(server, log, [Secret(text) for text in order.secrets])
+    _copy_output(server, log, [Secret(text) for text in request.secrets])
     write_record(run_dir, replace(record, exit_code=_exit_code(server.wait()), ended_at=_now()))
 
 
-def split_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    r"""Lines out of pieces of output, without line ends and empty lines; `\r` of a progress bar ends one as well."""
-    rest = b""
-    for piece in pieces:
-        *lines, rest = re.split(rb"[\r\n]+", rest + piece)
-        yield from (line for line in lines if line)
-        if len(rest) > LONGEST_LINE:
-            yield rest
-            rest = b""
-    if rest:
-        yield rest
-
-
-def _first_record(order: Order) -> Record:
+def _first_record(request: StartRequest) -> Record:
     return Record(
-        name=order.name,
-        profile=order.profile,
-        plan_digest=order.plan_digest,
-        url=order.url,
-        argv=_argv(order),
+        name=request.name,
+        profile=request.profile,
+        plan_digest=request.plan_digest,
+        url=request.url,
+        argv=_argv(request),
         started_at=_now(),
         supervisor=identity(os.getpid()),
         server=None,
@@ -137,27 +123,27 @@ def _first_record(order: Order) -> Record:
     )
 
 
-def _argv(order: Order) -> tuple[str, ...]:
-    return (*order.argv, "--config", f"{order.run_dir}/{CONFIG}") if order.config else order.argv
+def _argv(request: StartRequest) -> tuple[str, ...]:
+    return (*request.argv, "--config", f"{request.run_dir}/{CONFIG}") if request.config else request.argv
 
 
-def _spawn(order: Order) -> Program:
-    withheld: dict[str, str | None] = dict.fromkeys(order.without)
+def _spawn(request: StartRequest) -> Program:
+    withheld: dict[str, str | None] = dict.fromkeys(request.without)
     # A working directory on sys.path could shadow a module; without a terminal, output would come in blocks.
     fixed = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
-    config = Path(order.run_dir, CONFIG)
-    if order.config:
+    config = Path(request.run_dir, CONFIG)
+    if request.config:
         os.mkfifo(config, 0o600)
     server = start(
-        _argv(order),
-        cwd=order.cwd,
-        env={**withheld, **fixed, **order.env, **order.secret_env},
+        _argv(request),
+        cwd=request.cwd,
+        env={**withheld, **fixed, **request.env, **request.secret_env},
         output=PIPE,
         tied=True,
     )
     signal.signal(signal.SIGTERM, lambda *_: server.send(signal.SIGTERM))
-    if order.config:
-        threading.Thread(target=_hand_over, args=(config, order.config.encode(), server), daemon=True).start()
+    if request.config:
+        threading.Thread(target=_hand_over, args=(config, request.config.encode(), server), daemon=True).start()
     return server
 
 

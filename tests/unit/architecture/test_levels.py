@@ -170,3 +170,11 @@ def test_only_runtimes_tell_one_runtime_from_another(module: str, path: Path) ->
         if isinstance(operand, ast.Constant)
     )
     assert not set(REGISTRY) & set(compared), f"{module} branches on the name of a runtime"
+
+
+@pytest.mark.parametrize(("module", "path"), [found for found in MODULES if room_of(found[0]) == "runtimes"])
+def test_a_runtime_does_not_know_another(module: str, path: Path) -> None:
+    for name in REGISTRY:
+        if not module.startswith(f"orchestrator.runtimes.{name}"):
+            found = [imported for imported in imports(path) if imported.startswith(f"orchestrator.runtimes.{name}.")]
+            assert module == "orchestrator.runtimes" or not found, f"{module} imports {found}"

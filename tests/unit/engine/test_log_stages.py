@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.log_tail import LogTail
+from orchestrator.core.log_lines import LogTail
 from orchestrator.engine.log import StageReader
 
 REAL = Path(__file__).parents[1] / "diagnose/logs/none/near-real-0.5.14-healthy-dp2.log"

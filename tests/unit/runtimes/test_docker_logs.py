@@ -10,9 +10,9 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.log_tail import LogTail
+from orchestrator.core.log_lines import LogTail
+from orchestrator.runtimes.base import LOG
 from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
-from orchestrator.runtimes.process.supervisor import LOG
 
 
 class Restarting:

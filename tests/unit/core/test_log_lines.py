@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core import log_tail
-from orchestrator.core.log_tail import LogTail
+from orchestrator.core import log_lines
+from orchestrator.core.log_lines import LONGEST_LINE, LogTail, split_lines
 
 
 @pytest.fixture
@@ -70,13 +70,28 @@ def test_a_replaced_log_is_read_from_its_beginning(log: Path) -> None:
 
 
 def test_a_line_without_end_is_cut(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_tail, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(log_lines, "CHUNK_BYTES", 1000)
     append(log, "x" * 200_000)
     pieces = list(LogTail(log)())
     assert pieces
-    assert max(map(len, pieces)) <= log_tail.MAX_LINE_BYTES + 1000
+    assert max(map(len, pieces)) <= log_lines.MAX_LINE_BYTES + 1000
 
 
 def test_bytes_that_are_no_text_do_not_stop_the_reading(log: Path) -> None:
     log.write_bytes(b"\xff\xfe\nnext\n")
     assert list(LogTail(log)())[-1] == "next"
+
+
+def test_lines_are_whole_wherever_the_pieces_are_cut() -> None:
+    pieces = [b"one\ntw", b"o\r\nth", b"ree", b"\n\n", b"10%\r20%\r", b"end"]
+
+    assert list(split_lines(iter(pieces))) == [b"one", b"two", b"three", b"10%", b"20%", b"end"]
+
+
+def test_line_without_end_is_cut_before_it_fills_the_memory() -> None:
+    pieces = (b"x" * 65536 for _ in range(40))
+
+    lines = list(split_lines(pieces))
+
+    assert sum(map(len, lines)) == 40 * 65536
+    assert max(map(len, lines)) <= LONGEST_LINE + 65536

@@ -1,4 +1,4 @@
-"""The tail of a log: the lines that are new at each look."""
+"""The lines of a log: out of pieces of output, and those that are new at each look."""
 
 import os
 import re
@@ -8,6 +8,7 @@ from typing import Final
 
 MAX_LINE_BYTES: Final = 64 * 1024
 CHUNK_BYTES: Final = 1024 * 1024
+LONGEST_LINE: Final = 1 << 20  # bytes; a longer one is cut, so that a server that writes no line ends is still read
 
 
 class LogTail:
@@ -53,3 +54,16 @@ class LogTail:
             chunk = file.read(CHUNK_BYTES)
             self._offset += len(chunk)
             return chunk
+
+
+def split_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    r"""Lines out of pieces of output, without line ends and empty lines; `\r` of a progress bar ends one as well."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = re.split(rb"[\r\n]+", rest + piece)
+        yield from (line for line in lines if line)
+        if len(rest) > LONGEST_LINE:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
