@@ -37,7 +37,7 @@ def test_a_log_file_for_people() -> None:
 def test_a_log_file_for_programs() -> None:
     data = json.loads(diagnose(str(PORT_TAKEN), "--json"))
     assert data["cause"] == "port-taken"
-    assert "address already in use" in data["findings"][0]["evidence"][0]["text"]
+    assert "address already in use" in data["matches"][0]["evidence"][0]["text"]
 
 
 def test_stdin() -> None:
