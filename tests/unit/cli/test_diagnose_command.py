@@ -20,7 +20,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def diagnose(*args: str, stdin: str | None = None) -> str:
+def diagnose(*args: str, stdin: bytes | None = None) -> str:
     return CliRunner().invoke(app, ["diagnose", *args], input=stdin, catch_exceptions=False).stdout
 
 
@@ -41,7 +41,11 @@ def test_a_log_file_for_programs() -> None:
 
 
 def test_stdin() -> None:
-    assert diagnose("-", stdin=PORT_TAKEN.read_text()).startswith("fatal: port-taken")
+    assert diagnose("-", stdin=PORT_TAKEN.read_bytes()).startswith("fatal: port-taken")
+
+
+def test_bytes_on_stdin_that_are_no_text() -> None:
+    assert diagnose("-", stdin=b"\xff\xfe\n" + PORT_TAKEN.read_bytes()).startswith("fatal: port-taken")
 
 
 def test_the_last_log_of_a_server_that_is_gone(home: Path) -> None:
