@@ -8,7 +8,7 @@ from orchestrator.core.errors import NoWeightsError, WeightsError
 from orchestrator.core.paths import Home
 from orchestrator.plan import Model, Plan
 from orchestrator.weights.inspect import Wanted, inspect
-from orchestrator.weights.receipt import Receipt, Stamps, read_receipt, stamps, write_receipt
+from orchestrator.weights.receipt import CheckpointReceipt, Stamps, read_receipt, stamps, write_receipt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ def examine(
             hint=_stage(model),
             problems=found.problems,
         )
-    receipt = Receipt(
+    receipt = CheckpointReceipt(
         location=model.source.location,
         revision=revision,
         mtp_layer=layer,
@@ -83,7 +83,7 @@ def examine(
     return _verified(directory, receipt, from_receipt=False)
 
 
-def _verified(directory: Path, receipt: Receipt, *, from_receipt: bool) -> Verified:
+def _verified(directory: Path, receipt: CheckpointReceipt, *, from_receipt: bool) -> Verified:
     return Verified(
         directory=directory,
         revision=receipt.revision,
