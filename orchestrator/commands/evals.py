@@ -10,8 +10,7 @@ from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home, data_root
 from orchestrator.engine.answers import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
-from orchestrator.evals.harness import REQUIREMENTS, EvalRequest, evaluate
-from orchestrator.evals.suites import find_suite
+from orchestrator.evals import REQUIREMENTS, EvalRequest, evaluate, find_suite
 from orchestrator.report.published import Published, PublishedEval, load_all, of_kind
 from orchestrator.results.scores import (
     Judgement,

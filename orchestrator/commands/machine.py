@@ -18,8 +18,7 @@ from orchestrator.host.subject import Access, Space
 from orchestrator.host.survey import Runner, local
 from orchestrator.plan import Plan
 from orchestrator.runtimes import Place, runtime_kind
-from orchestrator.weights.receipt import stamps
-from orchestrator.weights.verify import checkpoint_directory, needs_mtp, verify
+from orchestrator.weights import checkpoint_directory, needs_mtp, stamps, verify_checkpoint
 
 _PORT_LIMIT, _PORT_PAUSE = 30.0, 0.2  # seconds a stopped server's port may stay taken, and between two looks
 
@@ -100,7 +99,7 @@ def _checkpoint(plan: Plan, home: Home) -> Callable[[], str] | None:
     directory = checkpoint_directory(plan.model, home)
     if plan.model.source.kind == "generated" and not directory.exists():
         return None  # made on the way up
-    return lambda: str(verify(directory, plan.model, speculative=needs_mtp(plan)))
+    return lambda: str(verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan)))
 
 
 def _weights_space(plan: Plan, home: Home) -> Iterator[Space]:

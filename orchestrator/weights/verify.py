@@ -38,7 +38,7 @@ def needs_mtp(plan: Plan) -> bool:
     return plan.flag("speculative-algorithm") is not None and plan.flag("speculative-draft-model-path") is None
 
 
-def verify(directory: Path, model: Model, *, speculative: bool) -> Verified:
+def verify_checkpoint(directory: Path, model: Model, *, speculative: bool) -> Verified:
     """Verify a checkpoint, fast where its receipt says that nothing has changed since the last time.
 
     Tokenizer, index and every shard's header are read, not the weights themselves: a byte that was changed inside a
