@@ -29,7 +29,7 @@ from orchestrator.kernels.rows import Row, RowOrigin
 from orchestrator.kernels.table import Table, assemble
 from orchestrator.plan import Plan
 from orchestrator.render.dockerfile import base_reference
-from orchestrator.weights.verify import checkpoint_directory
+from orchestrator.weights import checkpoint_directory
 
 _GPU_DEVICE = Path("/dev/kfd")
 _IMAGE_INPUT = "moe-table"  # as patches/aiter-fp4-moe-table asks for it

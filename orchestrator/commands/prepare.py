@@ -13,8 +13,7 @@ from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes import Place, Prepared, runtime_kind
 from orchestrator.runtimes.process.environment import generate_model
 from orchestrator.runtimes.process.prepare import interpreter
-from orchestrator.weights.overlay import overlay_path, write_overlay
-from orchestrator.weights.verify import checkpoint_directory, needs_mtp, verify
+from orchestrator.weights import checkpoint_directory, needs_mtp, overlay_path, verify_checkpoint, write_overlay
 
 
 def prepare(artifacts: Artifacts, place: Place) -> Prepared:
@@ -46,7 +45,7 @@ def _checkpoint(plan: Plan, place: Place) -> None:
         python = Path(interpreter(plan, home))
         generate_model(plan.model, python=python, images_root=data_root() / "images", home=home, progress=Progress())
     else:
-        note(f"checkpoint {directory}: {verify(directory, plan.model, speculative=needs_mtp(plan))}")
+        note(f"checkpoint {directory}: {verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan))}")
 
 
 def _overlay(plan: Plan, home: Home, upstream: frozenset[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator.runtimes.process.environment import Environment
-from orchestrator.weights.overlay import write_overlay
+from orchestrator.weights import write_overlay
 from tests.integration.wheels import unpack
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels]

@@ -8,7 +8,7 @@ from typing import cast
 from orchestrator.core.errors import WeightsError
 from orchestrator.kernels.fusion import Checkpoint
 from orchestrator.plan import Moe
-from orchestrator.weights.safetensors import BadShardError, tensor_dtypes
+from orchestrator.weights import BadShardError, tensor_dtypes
 
 _FIELDS = ("hidden_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "num_hidden_layers")
 

@@ -12,7 +12,7 @@ from orchestrator.plan import ContainerNeeds, Plan
 from orchestrator.render.artifacts import Artifacts, BuildContext, ContextFile
 from orchestrator.render.command import server_command
 from orchestrator.render.files import SHELL_HOME, script_file, wrapped
-from orchestrator.weights.overlay import overlay_path
+from orchestrator.weights import overlay_path
 
 RESTARTS: Final = 3  # a server that dies a fourth time has a cause that one more start does not mend
 RUN_DIR: Final = "deploy.run-dir"  # label: the directory on the starting machine that holds plan.json and the log
