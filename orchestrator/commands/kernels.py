@@ -12,8 +12,7 @@ from orchestrator.commands.planning import load
 from orchestrator.core.console import warn
 from orchestrator.core.errors import DeployError, HostError, KernelsError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.images.base import ensure_base
-from orchestrator.images.client import find_docker
+from orchestrator.images import ensure_base, find_docker
 from orchestrator.kernels.coverage import Coverage, applies_to, coverage, rank_shapes
 from orchestrator.kernels.disk.checkpoint import read_checkpoint
 from orchestrator.kernels.disk.files import read_tables

@@ -8,7 +8,7 @@ from orchestrator.core.errors import BuildError
 from orchestrator.images.client import Docker
 
 RECEIPT_LABEL: Final = "deploy.receipt"
-PRESENT: Final = "present upstream"  # the applier's word for sources that hold a fix already
+_AT_START: Final = "acts at start"  # the applier's word for what is needed, and not a matter of the image
 BASE_LABEL: Final = "deploy.base"  # id of the base image that was built on
 
 
@@ -54,6 +54,10 @@ class Receipt:
     def state(self, patch: str) -> str | None:
         """The state of one patch, None for a patch the image was not built with."""
         return next((record.state for record in self.patches if record.id == patch), None)
+
+    def acts_at_start(self, patch: str) -> bool:
+        """Whether the sources in the image need a patch that is not a matter of the image."""
+        return self.state(patch) == _AT_START
 
 
 def parse_receipt(text: str) -> Receipt:

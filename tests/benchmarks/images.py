@@ -14,10 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.commands.planning import load
+from orchestrator.images import build_image, find_docker, image_sources, on_base
 from orchestrator.images.build import archive
-from orchestrator.images.client import find_docker
-from orchestrator.images.of_plan import build_image, on_base
-from orchestrator.images.sources import image_sources
 from orchestrator.render.dockerfile import build_context
 from tests.integration.standin import base_image
 from tests.integration.wheels import wheel
