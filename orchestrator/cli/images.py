@@ -12,7 +12,7 @@ from orchestrator.core.errors import PatchError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.images import PatchState, Receipt
+    from orchestrator.images import ImageReceipt, PatchState
 
 _patches = typer.Typer(no_args_is_help=True, help="The ledger of patches, and which of them sources need.")
 
@@ -156,7 +156,7 @@ def _states(*, wheel: str | None, source: Path | None, image: str | None) -> "Se
     return checker.check_image(find_docker(), image or "")
 
 
-def _summary(receipt: "Receipt") -> str:
+def _summary(receipt: "ImageReceipt") -> str:
     """The receipt in a table: sources first, then one line a patch."""
     rows = [
         [name, source.version or "unknown", (source.commit or "unknown")[:12], source.root]

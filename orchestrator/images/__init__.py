@@ -14,7 +14,7 @@ from orchestrator.images.build import (
 )
 from orchestrator.images.check import CONFLICT, PatchState, SourceChecker, fetch_wheel
 from orchestrator.images.client import Docker, find_docker
-from orchestrator.images.receipt import Receipt, read_receipt
+from orchestrator.images.receipt import ImageReceipt, read_receipt
 from orchestrator.images.sources import image_sources, input_digests, read_inputs
 
 __all__ = [
@@ -22,8 +22,8 @@ __all__ = [
     "BuildOptions",
     "BuiltImage",
     "Docker",
+    "ImageReceipt",
     "PatchState",
-    "Receipt",
     "SourceChecker",
     "build_image",
     "ensure_base",

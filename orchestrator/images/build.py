@@ -20,7 +20,7 @@ from orchestrator.core.errors import BuildError, PatchError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.images.base import ensure_base, image_id
 from orchestrator.images.client import Docker
-from orchestrator.images.receipt import BASE_LABEL, RECEIPT_LABEL, Receipt, labels, read_receipt
+from orchestrator.images.receipt import BASE_LABEL, RECEIPT_LABEL, ImageReceipt, labels, read_receipt
 from orchestrator.plan import Engine, Plan
 from orchestrator.render.artifacts import Artifacts, BuildContext
 from orchestrator.render.dockerfile import repository
@@ -47,7 +47,7 @@ class BuiltImage:
 
     tag: str
     image_id: str
-    receipt: Receipt
+    receipt: ImageReceipt
     built: bool
     builder: str
     seconds: float

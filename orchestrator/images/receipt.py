@@ -44,7 +44,7 @@ class SourceRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Receipt:
+class ImageReceipt:
     """What an image holds."""
 
     python: str
@@ -60,10 +60,10 @@ class Receipt:
         return self.state(patch) == _AT_START
 
 
-def parse_receipt(text: str) -> Receipt:
+def parse_receipt(text: str) -> ImageReceipt:
     """The receipt as images/apply_patches.py writes it."""
     data = json.loads(text)
-    return Receipt(
+    return ImageReceipt(
         python=data["python"],
         sources=tuple((name, source and SourceRecord(**source)) for name, source in sorted(data["sources"].items())),
         patches=tuple(
@@ -85,7 +85,7 @@ def labels(docker: Docker, image: str) -> dict[str, str] | None:
     return (json.loads(found.stdout) or {}) if found.ok else None
 
 
-def read_receipt(docker: Docker, image: str) -> Receipt:
+def read_receipt(docker: Docker, image: str) -> ImageReceipt:
     """The receipt in an image's labels. Raises BuildError where there is no such image, or it holds none."""
     found = labels(docker, image)
     if found is None:

@@ -4,9 +4,10 @@ import re
 from typing import Annotated, Literal, TypeAlias
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from orchestrator.core.origin import Origin
+from orchestrator.core.validation import StrictModel
 from orchestrator.patches.transforms import TRANSFORMS
 
 
@@ -32,18 +33,14 @@ def _pattern(text: str) -> str:
 Pattern: TypeAlias = Annotated[str, AfterValidator(_pattern)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Symptom(_Strict):
+class Symptom(StrictModel):
     """What goes wrong without the patch."""
 
     log: tuple[str, ...] = Field(description="lines as they stand in the server's log")
     effect: str = Field(description="what it costs, with figures where they are public")
 
 
-class UpstreamFix(_Strict):
+class UpstreamFix(StrictModel):
     """Where the fix came from, or went to."""
 
     reference: str = Field(description="owner/repository#number, or owner/repository@commit")
@@ -51,7 +48,7 @@ class UpstreamFix(_Strict):
     released: str | None = Field(description="first release that holds it; null where there is none")
 
 
-class Applies(_Strict):
+class Applies(StrictModel):
     """The facts a plan must show for it to carry the patch; a null is no condition."""
 
     platforms: tuple[Literal["rocm", "cuda", "cpu"], ...]
@@ -61,7 +58,7 @@ class Applies(_Strict):
     min_speculative_steps: int | None = None
 
 
-class SourceProbe(_Strict):
+class SourceProbe(StrictModel):
     """What is looked for in a file, as regular expressions (`re.MULTILINE`), and how the file is read for it.
 
     With `defines` the file is read as C++, preprocessed: comments are gone, and so is what conditions leave out given
@@ -88,7 +85,7 @@ class SourceProbe(_Strict):
         return self
 
 
-class Detect(_Strict):
+class Detect(StrictModel):
     """How the content of the sources decides.
 
     Any `present` that is found: the fix is there, from upstream or by this very diff. Else, all of `needed` are found:
@@ -100,7 +97,7 @@ class Detect(_Strict):
     present: tuple[SourceProbe, ...]
 
 
-class Variable(_Strict):
+class Variable(StrictModel):
     """A variable of the server's environment, and who stands behind its value."""
 
     name: str
@@ -109,14 +106,14 @@ class Variable(_Strict):
     source: str
 
 
-class Diff(_Strict):
+class Diff(StrictModel):
     """A unified diff, applied without fuzz to the target's sources."""
 
     kind: Literal["diff"]
     file: str = Field(description="the diff, in the patch's folder; paths are relative to the target's root")
 
 
-class ConfigTransform(_Strict):
+class ConfigTransform(StrictModel):
     """A transform of the checkpoint's config.json, written as an overlay."""
 
     kind: Literal["config"]
@@ -132,14 +129,14 @@ class ConfigTransform(_Strict):
         return name
 
 
-class EnvironmentPatch(_Strict):
+class EnvironmentPatch(StrictModel):
     """Variables of the server's environment."""
 
     kind: Literal["environment"]
     env: tuple[Variable, ...]
 
 
-class AddedFile(_Strict):
+class AddedFile(StrictModel):
     """A file that a user makes, copied into the image, and the variables that lead the server to it."""
 
     kind: Literal["file"]
@@ -148,7 +145,7 @@ class AddedFile(_Strict):
     env: tuple[Variable, ...]
 
 
-class Patch(_Strict):
+class Patch(StrictModel):
     """One fix: its evidence, its conditions, how it acts, how it is verified."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")

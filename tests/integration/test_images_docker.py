@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import prove as smoke
+from orchestrator.commands.artifacts import render_artifacts
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import BuildError, HostError, PatchError
 from orchestrator.diagnose import diagnose
@@ -119,7 +120,7 @@ def test_the_classic_builder_makes_the_same_image(docker: Docker, base: str, ima
     replaced = docker.run("image", "inspect", "--format", "{{.Id}}", image).stdout.strip()
     plan = on_base(load("mi355x-tp8").plan, base)
 
-    built = build_image(classic, plan, no_cache=True)
+    built = build_image(classic, render_artifacts(plan), no_cache=True)
 
     assert (built.built, built.tag, built.builder) == (True, image, "classic")
     assert built.receipt == read_receipt(docker, image)
@@ -130,7 +131,7 @@ def test_newer_sources_under_the_old_version_hold_the_fix(docker: Docker) -> Non
     """A dated image: the version says 0.5.14, the file is that of 0.5.15.post1."""
     dated = base_image(wheel("0.5.14"), replaced={CUH: read("0.5.15.post1", CUH).encode()}, docker=docker.program)
 
-    built = build_image(docker, on_base(load("mi355x-tp8").plan, dated))
+    built = build_image(docker, render_artifacts(on_base(load("mi355x-tp8").plan, dated)))
 
     guard = next(record for record in built.receipt.patches if record.id == GUARD)
     assert (guard.state, guard.files) == ("present upstream", ())
@@ -141,7 +142,7 @@ def test_a_base_that_is_ours_already_holds_our_patch_and_not_upstreams(docker: D
     """The patched image as a base: the receipt still claims the file, with the hashes it had and has."""
     ours = next(record for record in read_receipt(docker, image).patches if record.id == GUARD)
 
-    again = build_image(docker, on_base(load("mi355x-tp8").plan, image))
+    again = build_image(docker, render_artifacts(on_base(load("mi355x-tp8").plan, image)))
 
     guard = next(record for record in again.receipt.patches if record.id == GUARD)
     assert (guard.state, guard.files) == ("applied", ours.files)
@@ -170,7 +171,7 @@ def test_a_patch_that_fits_nowhere_stops_the_build(docker: Docker) -> None:
     base = base_image(wheel("0.5.14"), replaced={CUH: changed.encode()}, docker=docker.program)
 
     with pytest.raises(PatchError) as refused:
-        build_image(docker, on_base(load("mi355x-tp8").plan, base))
+        build_image(docker, render_artifacts(on_base(load("mi355x-tp8").plan, base)))
 
     assert f"patch `{GUARD}` neither applies nor is present" in refused.value.details
     assert f"{PACKAGE}/{CUH}" in refused.value.details
@@ -190,11 +191,11 @@ def test_a_tag_that_moved_is_an_error(docker: Docker, base: str) -> None:
     moving = "deploy-standin/moving:latest"
     tag_image(docker, base, moving)
     plan = on_base(load("mi355x-tp4dp2").plan, moving)
-    build_image(docker, plan)
+    build_image(docker, render_artifacts(plan))
     tag_image(docker, base_image(wheel("0.5.14"), replaced={"newer.py": b"#"}, docker=docker.program), moving)
 
     with pytest.raises(BuildError, match="its tag has moved"):
-        build_image(docker, plan)
+        build_image(docker, render_artifacts(plan))
 
 
 def test_a_secret_is_in_no_layer_and_not_in_the_history(docker: Docker, base: str, tmp_path: Path) -> None:
