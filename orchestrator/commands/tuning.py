@@ -12,11 +12,11 @@ from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.kernels import Key, RowOrigin
 from orchestrator.kernels.disk import (
-    Limits,
     RowProvenance,
     Store,
     Tuned,
     TuningJob,
+    WatchLimits,
     in_container,
     read_digest,
     read_pins,
@@ -58,7 +58,7 @@ def prepare_tuning(plan: Plan, given: RowSources, home: Home, *, hours: float, r
         keys=_to_tune(plan, given, home, rekeyed=rekeyed),
         names=read_pins().names_of(plan.engine.aiter_commit),
         folder=folder,
-        limits=Limits(total=hours * 3600, shutdown=120, look=5, term=20),
+        limits=WatchLimits(total=hours * 3600, shutdown=120, look=5, term=20),
     )
     return Tuning(
         store=store, job=job, container=container, image=image, aiter_commit=plan.engine.aiter_commit or "unknown"

@@ -7,15 +7,15 @@ from orchestrator.kernels.disk.pins import read_pins
 from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.tuner import Tuned, TuningJob, in_container, tune, tuner_command
 from orchestrator.kernels.disk.upstream import upstream_table
-from orchestrator.kernels.disk.watch import Limits
+from orchestrator.kernels.disk.watch import WatchLimits
 
 __all__ = [
     "ImageTables",
-    "Limits",
     "RowProvenance",
     "Store",
     "Tuned",
     "TuningJob",
+    "WatchLimits",
     "in_container",
     "read_checkpoint",
     "read_digest",

@@ -20,7 +20,7 @@ from orchestrator.core.errors import Problem
 from orchestrator.core.files import write_whole
 from orchestrator.core.shell import attempt
 from orchestrator.kernels.disk.store import RowProvenance, Store
-from orchestrator.kernels.disk.watch import Ended, Ending, Limits, Runner, watch
+from orchestrator.kernels.disk.watch import Ended, TunerRunner, WatchEnding, WatchLimits, watch
 from orchestrator.kernels.keys import Key
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows, write_untuned
 from orchestrator.kernels.table import KernelNames, NameVerdict
@@ -46,7 +46,7 @@ class TuningJob:
     keys: tuple[Key, ...]
     names: KernelNames | None
     folder: Path
-    limits: Limits
+    limits: WatchLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +83,10 @@ def tuner_command(
     return (*docker, image, *tuner)
 
 
-def in_container(name: str) -> Runner:
-    """The Runner for a command that starts the container `name`: nothing of the container is left either."""
+def in_container(name: str) -> TunerRunner:
+    """The TunerRunner for a command that starts the container `name`: nothing of the container is left either."""
 
-    def run(argv: Sequence[str], *, log: Path, limits: Limits, finished: Callable[[], bool]) -> Ended:
+    def run(argv: Sequence[str], *, log: Path, limits: WatchLimits, finished: Callable[[], bool]) -> Ended:
         try:
             return watch(argv, log=log, limits=limits, finished=finished)
         finally:
@@ -98,7 +98,7 @@ def in_container(name: str) -> Runner:
 def tune(
     job: TuningJob,
     *,
-    run: Runner,
+    run: TunerRunner,
     store: Store,
     provenance: RowProvenance,
     progress: Callable[[int, int], None] = lambda *_: None,
@@ -187,7 +187,7 @@ def _read(path: Path, problems: list[Problem]) -> list[TunedRow]:
 
 
 def _ending_problems(ended: Ended, log: Path) -> list[Problem]:
-    if ended.ending is Ending.TIME_LIMIT:
+    if ended.ending is WatchEnding.TIME_LIMIT:
         return [Problem("the tuner was stopped at the time limit", str(log), "run the same command again to go on")]
     if ended.code:
         return [Problem(f"the tuner exited with {ended.code}", str(log))]
