@@ -10,7 +10,7 @@ from orchestrator.core.console import note, out, out_json, say, table
 from orchestrator.core.errors import PatchError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from orchestrator.images import ImageReceipt, PatchState
 
@@ -135,12 +135,19 @@ def check_patches(
     if json:
         out_json([asdict(state) for state in states])
     else:
-        rows = [[found.id, found.state, line] for found in states for line in "\n".join(found.evidence).splitlines()]
-        out(table(["patch", "state", "evidence"], rows))
+        out(table(["patch", "state", "evidence"], [row for found in states for row in _rows(found)]))
     if conflicts := [found.id for found in states if found.state == CONFLICT]:
         raise PatchError(
-            f"patches that these sources neither need nor have: {', '.join(f'`{name}`' for name in conflicts)}"
+            f"patches that these sources neither need nor have: {', '.join(f'`{name}`' for name in conflicts)}",
+            hint="an image is not built on them; mend the patch, or leave it out with `without_patches` in the profile",
         )
+
+
+def _rows(found: "PatchState") -> "Iterator[list[str]]":
+    """One row a line of evidence, named once."""
+    first, *others = "\n".join(found.evidence).splitlines()
+    yield [found.id, found.state, first]
+    yield from (["", "", line] for line in others)
 
 
 def _states(*, wheel: str | None, source: Path | None, image: str | None) -> "Sequence[PatchState]":
