@@ -20,6 +20,7 @@ _COMMENT_OR_STRING = re.compile(
     r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])*'",
     re.DOTALL,
 )
+_GUARD = re.compile(r"(?:\s*#\s*pragma once)?\s*#\s*ifndef (\w+)\s*\n\s*#\s*define \1[ \t]*$", re.MULTILINE)
 _DIRECTIVE = re.compile(r"\s*#\s*(\w*)\s*(.*?)\s*$", re.DOTALL)
 _DEFINED = re.compile(r"\bdefined\b\s*(?:\(\s*(\w+)\s*\)|(\w+))")
 _CONDITIONS = {"if", "ifdef", "ifndef", "elif", "elifdef", "elifndef", "else"}
@@ -143,11 +144,11 @@ def preprocessed(text: str, macros: Macros) -> Reading:
     for what the preprocessor refuses.
     """
     code = _without_comments(text)
-    guard = re.match(r"\s*#\s*ifndef (\w+)\s*\n\s*#\s*define \1[ \t]*$", code, re.MULTILINE)
+    guard = _GUARD.match(code.replace("\0", ""))
     conditions = _Conditions(macros={guard[1]: None, **macros} if guard else dict(macros))
     texts: tuple[list[str], list[str], list[str]] = ([], [], [])
     for logical in code.split("\n"):
-        counts = conditions.count
+        counts = conditions.counts
         line = conditions.take(logical.replace("\0", ""), len(texts[0]) + 1)
         for rows, shows in zip(texts, (True, counts is True, counts is not False), strict=True):
             rows += [line if shows else "", *[""] * logical.count("\0")]
@@ -187,7 +188,7 @@ class _Conditions:
     branches: list[_Branch] = field(default_factory=list)
 
     @property
-    def count(self) -> Truth:
+    def counts(self) -> Truth:
         """Whether this line is one that counts."""
         return self.branches[-1].counts if self.branches else True
 
@@ -203,7 +204,7 @@ class _Conditions:
             self._define(name, rest)
         elif name in {"include", "include_next", "import"}:
             return "#include " + (rest if rest[:1] in {"<", '"'} else self._expanded(rest).strip())
-        elif name == "error" and self.count is True:
+        elif name == "error" and self.counts is True:
             raise Refusal(f"line {number}: #error {rest}")
         else:
             return line
@@ -211,8 +212,9 @@ class _Conditions:
 
     def _condition(self, name: str, rest: str, number: int) -> None:
         if name.startswith("if"):
-            value = _and(self.count, self._value(name, rest)) if self.count is not False else False
-            self.branches.append(_Branch(line=number, around=self.count, counts=value, done=value))
+            value = self._value(name, rest) if self.counts is not False else False
+            counts = _and(self.counts, value)
+            self.branches.append(_Branch(line=number, around=self.counts, counts=counts, done=value))
             return
         if not self.branches or (self.branches[-1].last and name != "endif"):
             raise Refusal(f"line {number}: `#{name}` without its `#if`")
@@ -244,9 +246,9 @@ class _Conditions:
     def _define(self, name: str, rest: str) -> None:
         """A macro that takes arguments gets a body that nothing can be made of."""
         found = re.match(r"(\w+)(\(?)\s*(.*)", rest)
-        if found is None or self.count is False:
+        if found is None or self.counts is False:
             return
-        if self.count is None:
+        if self.counts is None:
             self.macros.pop(found[1], None)
         else:
             self.macros[found[1]] = None if name == "undef" else "?" if found[2] else found[3]

@@ -55,6 +55,10 @@ def test_after_a_branch_that_may_count_the_next_ones_may() -> None:
     assert seen(text) == ([], ["a", "b"])
 
 
+def test_within_a_branch_that_may_count_a_known_condition_is_known() -> None:
+    assert seen("#ifdef UNKNOWN\n#ifdef USE_ROCM\na\n#else\nb\n#endif\n#endif\n") == ([], ["a"])
+
+
 def test_what_the_file_defines_itself_is_known() -> None:
     """As in the top-k kernel of 0.5.23, `topk_impl.cuh`."""
     text = "#if !defined(USE_ROCM)\n#define CLUSTER (ARCH >= 900)\n#else\n#define CLUSTER false\n#endif\n"
@@ -65,7 +69,10 @@ def test_what_the_file_defines_itself_is_known() -> None:
 
 
 def test_the_guard_of_a_header_lets_it_count() -> None:
-    assert seen("#ifndef FILE_H\n#define FILE_H\nx\n#endif\n") == (["x"], ["x"])
+    text = "#ifndef FILE_H\n#define FILE_H\nx\n#endif\n"
+
+    assert seen(text) == (["x"], ["x"])
+    assert seen(f"/* a\n * licence\n */\n#pragma once\n\n{text}")[0][-1] == "x"
 
 
 def test_comments_and_strings_are_told_apart() -> None:
