@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from orchestrator.commands.gate import kernel_gate
+from orchestrator.commands.kernels import kernel_gate
 from orchestrator.commands.runs import RunDir, read_plan
 from orchestrator.commands.servers import Fleet, api_key
 from orchestrator.core.errors import DeployError, Problem, SmokeError, StartError, UsageError

@@ -8,9 +8,7 @@ from own_daemon import OwnDaemon, own_daemon, unavailable
 
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import BuildError
-from orchestrator.images.build import BuildOptions, ensure_image
-from orchestrator.images.client import find_docker
-from orchestrator.images.of_plan import on_base
+from orchestrator.images import BuildOptions, ensure_image, find_docker, on_base
 from tests.integration.test_images_docker import with_step
 
 pytestmark = [

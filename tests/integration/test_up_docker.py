@@ -21,7 +21,7 @@ from loopback_ssh import needs_sshd, ssh_server, tunnels
 from standin import AITER, PACKAGE, engine_image
 
 from orchestrator.core.paths import Home
-from orchestrator.images.client import Docker
+from orchestrator.images import Docker
 from orchestrator.runtimes.process.environment import Environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker]
