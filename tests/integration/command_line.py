@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.core.paths import Home
+from patience import PATIENCE
 
-PATIENCE = 180  # seconds for a line that has to come
+from orchestrator.core.paths import Home
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cpu_server import CpuServer, free_port
+from cpu_server import CpuServer
+from ports import free_port
 from standin import ENGINE_PACKAGES
 
 from orchestrator.commands.planning import load

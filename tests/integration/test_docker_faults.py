@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from cpu_server import CpuServer
 from docker_server import DockerEngine
+from patience import wait_for
 
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.plan import ContainerNeeds, Ulimit
@@ -27,13 +28,6 @@ from orchestrator.runtimes.docker.runtime import DockerRuntime
 pytestmark = [pytest.mark.engine, pytest.mark.docker]
 
 SLEEP = ("sleep", "600")
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def containers(engine: DockerEngine, name: str) -> list[str]:

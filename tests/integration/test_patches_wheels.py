@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from wheels import read, unpack, wheel
 
 from orchestrator.images.check import Checker
 from orchestrator.images.sources import applier_path
 from orchestrator.patches import manifest
 from orchestrator.patches.ledger import read_diff, read_ledger
-from tests.integration.wheels import read, unpack, wheel
 
 pytestmark = pytest.mark.wheels
 
