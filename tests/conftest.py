@@ -1,6 +1,7 @@
 """For every test: signals reach what it starts, and hypothesis measures no times."""
 
 import signal
+from typing import NoReturn
 
 from hypothesis import settings
 
@@ -20,5 +21,19 @@ def hand_on_no_deafness() -> None:
             signal.signal(number, lambda *_: None)
 
 
+def end_well_on_signals() -> None:
+    """A run that is told to end by whatever started it ends as by Ctrl-C: what it has running is taken down."""
+
+    def interrupt(*_: object) -> NoReturn:
+        for number in ends:
+            signal.signal(number, lambda *_: None)  # once is enough: the next one would end the taking down
+        raise KeyboardInterrupt
+
+    ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ends:
+        signal.signal(number, interrupt)
+
+
 def pytest_configure() -> None:
+    end_well_on_signals()
     hand_on_no_deafness()

@@ -386,6 +386,24 @@ def test_an_endpoint_behind_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not kinds(result)
 
 
+def test_a_closed_terminal_ends_nothing_that_runs_under_nohup(tmp_path: Path) -> None:
+    workload, asked = tmp_path / "one-rate.yaml", threading.Event()
+    workload.write_text(json.dumps({**WORKLOAD.to_dict(), "climb": None, "concurrency": None, "duration_s": None}))
+
+    def answer(index: int) -> Answer:
+        if index > WORKLOAD.prefixes:
+            asked.set()
+        return Answer(cached_tokens=300)
+
+    with scripted(Script(answer=answer)) as server:
+        words = ("bench", server.url, "--workload", str(workload), "--output", str(tmp_path / "out"))
+        with CommandLine(Home(tmp_path / "home")).running(*words, ignores=("HUP",)) as bench:
+            assert asked.wait(timeout=PATIENCE)
+            code, said = bench.end(signal.SIGHUP)
+    assert code == 0, said
+    assert load_result(tmp_path / "out").ending is Ending.COMPLETE
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_keeps_and_reports_what_is_finished(tmp_path: Path, number: signal.Signals) -> None:
     """The server falls silent in the middle of the second rate: when the signal comes, that cannot be finished."""
