@@ -6,10 +6,10 @@ python slow_build.py BASE-IMAGE
 import dataclasses
 import sys
 
-from orchestrator.images.of_plan import on_base
 from orchestrator.commands.planning import load
 from orchestrator.images.build import BuildOptions, ensure_image
 from orchestrator.images.client import find_docker
+from orchestrator.images.of_plan import on_base
 from orchestrator.images.sources import image_sources
 from orchestrator.render.artifacts import BuildContext
 from orchestrator.render.dockerfile import build_context
