@@ -140,13 +140,14 @@ def killed_start(docker_engine: DockerEngine) -> Iterator[Artifacts]:
     starter = multiprocessing.get_context("fork").Process(target=_start_and_hang, args=(docker_engine, artifacts))
     name = docker_engine.name("killed")
     starter.start()
-    wait_for(lambda: containers(docker_engine, "killed") == ["created"])
-    assert starter.pid is not None
     with closing(DockerRuntime(docker_engine.home)) as runtime:
-        with pytest.raises(NameTakenError):  # it may yet finish what it has begun
-            runtime.start(artifacts, name=name, run_dir=Path("/tmp"), secrets={})
-        os.kill(starter.pid, signal.SIGKILL)
-        starter.join()
+        try:
+            wait_for(lambda: containers(docker_engine, "killed") == ["created"])
+            with pytest.raises(NameTakenError):  # it may yet finish what it has begun
+                runtime.start(artifacts, name=name, run_dir=Path("/tmp"), secrets={})
+        finally:
+            starter.kill()
+            starter.join()
         yield artifacts
         for handle in runtime.find(name):
             runtime.stop(handle, grace=0)
