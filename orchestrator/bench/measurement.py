@@ -99,6 +99,8 @@ def _end_well_on_signals() -> None:
     """A terminal that goes away, or a scheduler's time limit, ends a measurement as Ctrl-C does."""
     if (task := asyncio.current_task()) is not None:
         for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_IGN:  # under `nohup`
+                continue
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 

@@ -52,9 +52,13 @@ def root(
 
 
 def main() -> None:
-    """Run the command line and exit with the error's own code; a terminal that goes away counts as Ctrl-C."""
+    """Run the command line and exit with the error's own code.
+
+    A terminal that goes away counts as Ctrl-C, but not under `nohup`, which has its signal ignored.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     try:
         app(prog_name="deploy")
     except DeployError as error:

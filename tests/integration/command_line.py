@@ -6,14 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.core.paths import Home
+from patience import PATIENCE
 
-PATIENCE = 180  # seconds for a line that has to come
+from orchestrator.core.paths import Home
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class CommandLine:
         )
 
     @contextmanager
-    def running(self, *words: str, **environ: str) -> Iterator["Running"]:
-        """Run in the background; killed at the end, if it is still there."""
-        with subprocess.Popen(
-            self.argv(*words), env=self._env(environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
+    def running(self, *words: str, ignores: Sequence[str] = (), **environ: str) -> Iterator["Running"]:
+        """Run in the background; killed at the end, if it is still there. `ignores`: as under nohup, such as "HUP"."""
+        deaf = ["sh", "-c", f"trap '' {' '.join(ignores)}; exec \"$@\"", "sh"] if ignores else []
+        argv, env = [*deaf, *self.argv(*words)], self._env(environ)
+        with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             try:
                 yield Running(process)
             finally:

@@ -1,11 +1,13 @@
-"""One engine environment, one home and one running server for all integration tests."""
+"""One engine environment, one home and one running server for all integration tests; nothing outlives its test."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cpu_server import CpuEngine, CpuServer
 from docker_server import DockerEngine
+from left_running import MARK, end_containers, end_marked
 from loopback_registry import serving
 from standin import base_image
 from wheels import wheel
@@ -18,6 +20,31 @@ from orchestrator.images import Docker, find_docker
 from orchestrator.runtimes.process import environment as environments
 
 IMAGES = data_root() / "images"
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_running(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """However a test ends, what it started ends with it; what its own clean-up forgot is told.
+
+    Every program it starts carries the test's mark; what the fixtures of a module or a session start does not.
+    """
+    home: Home | None = None
+    if request.node.get_closest_marker("docker") is not None:
+        home = request.getfixturevalue("engine_home")
+    monkeypatch.setenv(MARK, request.node.nodeid)
+    yield
+    left = end_marked(request.node.nodeid)
+    if home is not None:
+        left += end_containers(home)
+    assert not left, "was left running, and is ended now"
+
+
+@pytest.fixture
+def hears_ctrl_c() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt in this process, also where the tests are told to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

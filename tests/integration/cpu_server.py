@@ -1,13 +1,12 @@
 """Real sglang on this machine's CPU: profiles rendered, started through a runtime, asked over HTTP."""
 
-import random
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
+from ports import free_port
 
 from orchestrator.commands.artifacts import render_artifacts
 from orchestrator.commands.planning import load
@@ -19,7 +18,7 @@ from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import Handle, Runtime, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 
-READY_SECONDS = 120
+READY_SECONDS = 240
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +87,3 @@ def healthy(url: str) -> bool:
         return httpx.get(f"{url}/health", timeout=30, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
-
-
-def free_port() -> int:
-    """A port nobody listens on, below the ephemeral range, where sglang opens many of its own."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port

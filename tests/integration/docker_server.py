@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cpu_server import CpuServer, free_port
+from cpu_server import CpuServer
+from ports import free_port
 from standin import ENGINE_PACKAGES
 
 from orchestrator.commands.planning import load
@@ -66,8 +68,9 @@ class DockerEngine:
         return f"{name}-{self.run}"
 
     def stop_all(self) -> None:
-        """Take down what was started."""
-        while self.started:
-            runtime, handle = self.started.pop()
-            runtime.stop(handle, grace=0)
-            runtime.close()
+        """Take down what was started, each also where another one cannot be."""
+        with ExitStack() as last:
+            while self.started:
+                runtime, handle = self.started.pop()
+                last.callback(runtime.close)
+                last.callback(runtime.stop, handle, grace=0)

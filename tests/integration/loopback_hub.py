@@ -12,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from ports import free_port
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _PIECE = 1 << 16
 
@@ -61,15 +63,6 @@ def serve(hub: Hub) -> Iterator[Hub]:
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-def free_port() -> int:
-    """A free port below the ephemeral range."""
-    for port in range(21400, 32768):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
-    raise RuntimeError("no free port")
 
 
 class _Handler(BaseHTTPRequestHandler):

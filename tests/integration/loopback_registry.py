@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-_ADDRESS = "127.0.0.1:21655"
+from ports import free_port
 
 
 @contextmanager
@@ -19,16 +18,16 @@ def serving(folder: Path) -> Iterator[str]:
     program = shutil.which("docker-registry")
     if program is None:
         pytest.skip("docker-registry is not installed")
-    config = folder / "registry.yml"
+    config, address = folder / "registry.yml", f"127.0.0.1:{free_port()}"
     config.write_text(
-        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {folder}/data}}}}\nhttp: {{addr: {_ADDRESS}}}\n"
+        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {folder}/data}}}}\nhttp: {{addr: {address}}}\n"
     )
     with subprocess.Popen(
         [program, "serve", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as server:
         try:
-            await_http(f"http://{_ADDRESS}/v2/", seconds=20)
-            yield _ADDRESS
+            await_http(f"http://{address}/v2/", seconds=120)
+            yield address
         finally:
             server.terminate()
 

@@ -3,14 +3,17 @@
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cpu_server import free_port
+from command_line import processes_with
+from ports import free_port
 
+_TUNNELS = f"tunnels-{os.getpid()}-"
 needs_sshd = pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="needs openssh-server")
 
 
@@ -24,25 +27,25 @@ def ssh_server(folder: Path, *, deploy_home: Path, monkeypatch: pytest.MonkeyPat
     ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/client "$@"\n')
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("TMPDIR", "/tmp")  # the path of a unix socket has to be short
+    short = tempfile.mkdtemp(prefix=_TUNNELS, dir="/tmp")  # the path of a unix socket has to be
+    monkeypatch.setenv("TMPDIR", short)
     Path("/run/sshd").mkdir(exist_ok=True)
     server = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "server")], stderr=subprocess.DEVNULL)
     try:
-        while subprocess.run(
-            ["ssh", "-p", str(port), "127.0.0.1", "true"], capture_output=True, check=False
-        ).returncode:
+        asked = ["ssh", "-p", str(port), "127.0.0.1", "true"]
+        while subprocess.run(asked, capture_output=True, check=False).returncode:
             assert server.poll() is None, "sshd has ended"
             time.sleep(0.05)
         yield f"ssh://127.0.0.1:{port}"
     finally:
         server.terminate()
         server.wait()
+        shutil.rmtree(short)
 
 
 def tunnels() -> list[str]:
-    """The ssh connections that runtimes hold."""
-    listed = subprocess.run(["pgrep", "-af", "ssh .*deploy-ssh-"], capture_output=True, text=True, check=False)
-    return listed.stdout.splitlines()
+    """The ssh connections that runtimes of this run of the tests hold."""
+    return processes_with(f"/{_TUNNELS}")
 
 
 def _write_files(folder: Path, port: int, deploy_home: Path) -> None:

@@ -5,14 +5,16 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_BRIDGE = "deploytest0"
-_ADDRESS = "172.31.250.1/24"
+from patience import PATIENCE, wait_for
+
+# Two runs of the tests on one machine have a bridge and a network each.
+_BRIDGE = f"test{os.getpid()}"
+_ADDRESS = f"172.31.{os.getpid() % 256}.1/24"
 
 
 @dataclass
@@ -41,8 +43,21 @@ class OwnDaemon:
     def stop(self) -> None:
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
-            self._process.wait(timeout=60)
+            self._process.wait(timeout=PATIENCE)
             self._process = None
+
+    def end(self) -> None:
+        """Stop it with all its containers; kill it where it does not."""
+        if self._process is None:
+            return
+        try:
+            if left := self.docker("ps", "--all", "--quiet").stdout.split():
+                self.docker("rm", "--force", *left)
+            self.stop()
+        finally:
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
 
 
 @contextmanager
@@ -50,24 +65,26 @@ def own_daemon(*options: str, disk: str | None = None) -> Iterator[OwnDaemon]:
     """A running daemon; its containers go with it. `disk` is the size of the disk it has, such as `400m`."""
     folder = Path(tempfile.mkdtemp(prefix="deploy-dockerd-", dir="/tmp"))  # a short path, for the socket
     daemon = OwnDaemon(folder=folder, options=options)
-    _ip("link", "add", _BRIDGE, "type", "bridge")
-    try:
+    with ExitStack() as last:  # each step of the way back, also where another one fails
+        last.callback(_remove, folder)
+        _ip("link", "add", _BRIDGE, "type", "bridge")
+        last.callback(_ip, "link", "delete", _BRIDGE)
         _ip("address", "add", _ADDRESS, "dev", _BRIDGE)
         _ip("link", "set", _BRIDGE, "up")
         if disk is not None:
             (folder / "root").mkdir()
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk}", "tmpfs", str(folder / "root")], check=True)
+        last.callback(daemon.end)
         daemon.start()
         yield daemon
-    finally:
-        if left := daemon.docker("ps", "--all", "--quiet").stdout.split():
-            daemon.docker("rm", "--force", *left)
-        daemon.stop()
-        _ip("link", "delete", _BRIDGE)
-        for mounted in Path("/proc/mounts").read_text().splitlines():
-            if mounted.split()[1].startswith(str(folder)):
-                subprocess.run(["umount", mounted.split()[1]], check=True)
-        shutil.rmtree(folder)
+
+
+def _remove(folder: Path) -> None:
+    """The folder, and what is mounted below it."""
+    for mounted in Path("/proc/mounts").read_text().splitlines():
+        if mounted.split()[1].startswith(str(folder)):
+            subprocess.run(["umount", mounted.split()[1]], check=True)
+    shutil.rmtree(folder)
 
 
 def unavailable() -> str:
@@ -76,13 +93,6 @@ def unavailable() -> str:
         return "only root starts a Docker daemon"
     missing = [program for program in ("dockerd", "docker", "ip") if shutil.which(program) is None]
     return f"needs {', '.join(missing)}" if missing else ""
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def _ip(*arguments: str) -> None:

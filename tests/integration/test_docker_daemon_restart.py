@@ -8,7 +8,8 @@ import httpx
 import pytest
 from command_line import CommandLine
 from docker_server import DockerEngine
-from own_daemon import OwnDaemon, own_daemon, unavailable, wait_for
+from own_daemon import OwnDaemon, own_daemon, unavailable
+from patience import PATIENCE, wait_for
 
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.docker.runtime import DockerRuntime
@@ -36,7 +37,7 @@ def serves(url: str) -> bool:
 
 
 @pytest.mark.parametrize("daemon", [(), ("--live-restore",)], ids=["as it is", "live-restore"], indirect=True)
-def test_a_server_is_there_again_and_known(docker_engine: DockerEngine, daemon: OwnDaemon) -> None:
+def test_a_server_is_there_again_and_known(daemon: OwnDaemon, docker_engine: DockerEngine) -> None:
     """A follower is let go, nobody claims to know what runs meanwhile, and afterwards the server serves as before."""
     deploy, there = CommandLine(docker_engine.home), ("--host", daemon.url)
     port = docker_engine.plan().server.port
@@ -52,7 +53,7 @@ def test_a_server_is_there_again_and_known(docker_engine: DockerEngine, daemon: 
             assert following.process.stdout is not None
             assert "Serving HTTP" in following.process.stdout.readline()
             daemon.stop()
-            following.process.communicate(timeout=60)
+            following.process.communicate(timeout=PATIENCE)
         for command in ("status", "down"):
             unknown = deploy.run(command, name, *there)
             assert unknown.returncode == 4, "it may well run"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from cpu_server import CpuServer
 from docker_server import DockerEngine
+from patience import wait_for
 
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.plan import ContainerNeeds, Ulimit
@@ -27,13 +28,6 @@ from orchestrator.runtimes.docker.runtime import DockerRuntime
 pytestmark = [pytest.mark.engine, pytest.mark.docker]
 
 SLEEP = ("sleep", "600")
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def containers(engine: DockerEngine, name: str) -> list[str]:
@@ -146,13 +140,14 @@ def killed_start(docker_engine: DockerEngine) -> Iterator[Artifacts]:
     starter = multiprocessing.get_context("fork").Process(target=_start_and_hang, args=(docker_engine, artifacts))
     name = docker_engine.name("killed")
     starter.start()
-    wait_for(lambda: containers(docker_engine, "killed") == ["created"])
-    assert starter.pid is not None
     with closing(DockerRuntime(docker_engine.home)) as runtime:
-        with pytest.raises(NameTakenError):  # it may yet finish what it has begun
-            runtime.start(artifacts, name=name, run_dir=Path("/tmp"), secrets={})
-        os.kill(starter.pid, signal.SIGKILL)
-        starter.join()
+        try:
+            wait_for(lambda: containers(docker_engine, "killed") == ["created"])
+            with pytest.raises(NameTakenError):  # it may yet finish what it has begun
+                runtime.start(artifacts, name=name, run_dir=Path("/tmp"), secrets={})
+        finally:
+            starter.kill()
+            starter.join()
         yield artifacts
         for handle in runtime.find(name):
             runtime.stop(handle, grace=0)

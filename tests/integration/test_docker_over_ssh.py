@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from cpu_server import CpuEngine
 from docker_server import DockerEngine
 from loopback_ssh import needs_sshd, ssh_server, tunnels
+from patience import wait_for
 
 from orchestrator.core.errors import HostError
 from orchestrator.runtimes.docker.runtime import DockerRuntime
@@ -47,9 +47,7 @@ def test_a_far_server_is_used_like_one_that_is_here(docker_engine: DockerEngine,
     with closing(DockerRuntime(docker_engine.home, far_host)) as runtime:
         server = docker_engine.start("far", artifacts, runtime=runtime)
         assert not server.url.endswith(f":{port}")  # reached through the tunnel, not over a port of that host
-        while not answers(server.url):
-            assert runtime.state(server.handle).exit_code is None
-            time.sleep(0.05)
+        wait_for(lambda: answers(server.url))
         assert runtime.find(server.handle.name) == (server.handle,)
         log = "\n".join(runtime.logs(server.handle, follow=False))
         assert '"GET / HTTP/1.1" 200' in log
@@ -73,10 +71,7 @@ def test_the_tunnel_ends_with_a_command_that_is_killed(docker_engine: DockerEngi
         assert process.stdout.readline() == b"asked\n"
         assert tunnels()
         process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while tunnels():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: not tunnels())
 
 
 def test_a_host_that_does_not_let_us_in_is_named(docker_engine: DockerEngine, far_host: str) -> None:

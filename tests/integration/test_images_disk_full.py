@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 from own_daemon import OwnDaemon, own_daemon, unavailable
+from slow_build import with_step
 
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import BuildError
 from orchestrator.images import BuildOptions, ensure_image, find_docker, on_base
-from tests.integration.test_images_docker import with_step
 
 pytestmark = [
     pytest.mark.docker,

@@ -5,9 +5,11 @@ import sys
 import threading
 from _thread import interrupt_main
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kernel_samples import FUSED_TP8, every_bucket
+from patience import wait_for
 
 from orchestrator.core.errors import HostError
 from orchestrator.kernels.disk.pins import read_pins
@@ -21,7 +23,7 @@ KEYS = tuple(row.key for row in every_bucket(FUSED_TP8))[:6]
 WHO = RowProvenance(host="h", image="sha256:1", aiter_commit="9127c94a", date="2026-11-20T00:00:00Z")
 
 
-def run(folder: Path, fault: str = "", *, total: float = 20, shutdown: float = 0.5) -> Tuned:
+def run(folder: Path, fault: str = "", *, total: float = 600, shutdown: float = 0.5) -> Tuned:
     work = folder / "work"
     argv = (sys.executable, str(STANDIN), "-i", f"{work}/untuned.csv", "-o", f"{work}/tuned.csv", "--batch", "2")
     job = TuningJob(
@@ -38,6 +40,12 @@ def measured(folder: Path) -> list[int]:
     rows = Store(folder / "store").measured()
     assert {row.origin for row in rows} <= {RowOrigin.MEASURED}
     return [row.key.token for row in rows]
+
+
+def written(folder: Path) -> bool:
+    """Whether the tuner has put rows beside the header; it writes them all at once."""
+    table = folder / "work" / "tuned.csv"
+    return table.exists() and len(table.read_text().splitlines()) > 1
 
 
 def alive(pid: int) -> bool:
@@ -72,18 +80,26 @@ def test_a_tuner_that_exits_0_with_errors_printed_is_not_believed(tmp_path: Path
     assert measured(tmp_path) == [1, 2]
 
 
-def test_at_the_time_limit_what_is_finished_is_kept(tmp_path: Path) -> None:
-    tuned = run(tmp_path, "stops", total=1.5)
+def test_at_the_time_limit_what_is_finished_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit comes when the tuner has written its first rows."""
+    clock = SimpleNamespace(monotonic=lambda: 3600.0 * written(tmp_path))
+    monkeypatch.setattr("orchestrator.kernels.disk.watch.time", clock)
+    tuned = run(tmp_path, "stops", total=3600)
     assert [problem.message for problem in tuned.problems] == ["the tuner was stopped at the time limit"]
     assert measured(tmp_path) == [1, 2]
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_ctrl_c_ends_the_tuner_and_keeps_what_is_finished(tmp_path: Path) -> None:
-    timer = threading.Timer(1.5, interrupt_main)
-    timer.start()
+    def interrupt() -> None:
+        wait_for(lambda: written(tmp_path))
+        interrupt_main()
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, "stops")
-    timer.join()
+        run(tmp_path, "stops", total=3600)
+    interrupter.join()
     assert measured(tmp_path) == [1, 2]
     assert not (tmp_path / "work" / "tuned.csv").exists()
 

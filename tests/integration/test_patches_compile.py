@@ -11,9 +11,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from wheels import read, unpack
 
 from orchestrator.patches import read_diffs, read_ledger
-from tests.integration.wheels import read, unpack
 
 pytestmark = [pytest.mark.compiler, pytest.mark.wheels]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from wheels import unpack
 
 from orchestrator.runtimes.process.environment import Environment
 from orchestrator.weights import write_overlay
-from tests.integration.wheels import unpack
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels]
 

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from wheels import read, unpack, wheel
 
 from orchestrator.images import SourceChecker
 from orchestrator.images.sources import program_paths
 from orchestrator.patches import manifest
-from tests.integration.wheels import read, unpack, wheel
 
 pytestmark = pytest.mark.wheels
 

@@ -3,12 +3,12 @@
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loopback_hub import free_port
+from patience import wait_for
+from ports import free_port
 
 from orchestrator.core.errors import HostError
 from orchestrator.host.machine import read_machine
@@ -39,10 +39,11 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
     argv = [*server, *(word for option in options for word in ("-o", option))]
     with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as process:
-        while port_holder(port) is None and process.poll() is None:
-            time.sleep(0.05)
-        yield f"ssh://root@127.0.0.1:{port}"
-        process.terminate()
+        try:
+            wait_for(lambda: port_holder(port) is not None or process.poll() is not None)
+            yield f"ssh://root@127.0.0.1:{port}"
+        finally:
+            process.terminate()
 
 
 def test_a_far_machine_is_looked_at_in_one_round_trip(far: str) -> None:

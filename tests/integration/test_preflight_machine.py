@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from command_line import CommandLine
-from loopback_hub import free_port
 from machine_samples import RECORDED
 from plan_samples import plan_of
+from ports import free_port
 
 from orchestrator.commands.machine import wait_until_free
 from orchestrator.core.errors import HostError
@@ -34,12 +34,14 @@ def deploy(tmp_path: Path) -> CommandLine:
 def listener() -> Iterator[tuple[int, int]]:
     """A process that listens: its pid and its port."""
     port = free_port()
-    program = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); print(flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process.pid, port
-        process.kill()
+    program = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); print('up'); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-u", "-c", program], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            yield process.pid, port
+        finally:
+            process.kill()
 
 
 def test_this_machine_as_it_is(tmp_path: Path) -> None:

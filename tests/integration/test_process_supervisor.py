@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 from cpu_server import CpuEngine, CpuServer
+from left_running import programs_with
+from patience import wait_for
 
 from orchestrator.core import shell
 from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.host.procfs import family
-from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.base import Handle, Status
 from orchestrator.runtimes.process.record import read_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 
@@ -59,13 +61,6 @@ def start(engine: CpuEngine) -> Iterator[Start]:
 def output(server: CpuServer) -> list[str]:
     """Everything it writes until it ends."""
     return list(server.runtime.logs(server.handle, follow=True))
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_server_runs_in_the_home_with_its_own_variables_and_no_input(start: Start, engine: CpuEngine) -> None:
@@ -140,6 +135,7 @@ def test_handle_of_an_earlier_server_neither_shows_nor_stops_the_present_one(sta
     assert present.runtime.state(present.handle).status is Status.RUNNING
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_ctrl_c_during_a_start_takes_the_server_down(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: object, **options: object) -> shell.ProgramResult:
         signal.raise_signal(signal.SIGINT)  # waits until it is known what was started
@@ -163,21 +159,17 @@ def test_starter_killed_at_any_moment_leaves_a_server_that_is_found_or_none(engi
     runtime = ProcessRuntime(engine.home)
     for attempt in range(8):
         argv = [sys.executable, "-c", STARTER, str(engine.home.root), f"killed-{attempt}"]
-        starter = subprocess.Popen(argv, cwd=Path(__file__).parent, start_new_session=True)
+        named = {"ATTEMPT": f"{engine.home.root}/{attempt}"}
+        starter = subprocess.Popen(argv, cwd=Path(__file__).parent, env={**os.environ, **named})
         time.sleep(moments.uniform(0.2, 0.9))
         starter.kill()
         starter.wait()
-        time.sleep(0.5)  # what was handed over by then comes up
-        found = runtime.find(f"killed-{attempt}")
-        for handle in found:
-            assert runtime.state(handle).status is Status.RUNNING
+        # What was handed over by then comes up and is found, or it ends.
+        wait_for(lambda: bool(running(runtime)) or not programs_with("ATTEMPT", named["ATTEMPT"]))  # noqa: B023
+        for handle in running(runtime):
             runtime.stop(handle, grace=0)
+        wait_for(lambda: not programs_with("ATTEMPT", named["ATTEMPT"]))  # noqa: B023
 
-        assert not [process for process in Path("/proc").glob("[0-9]*") if _works_in(process, engine.home)]
 
-
-def _works_in(process: Path, home: Home) -> bool:
-    try:
-        return (process / "cwd").readlink() == home.root
-    except OSError:
-        return False
+def running(runtime: ProcessRuntime) -> list[Handle]:
+    return [handle for handle in runtime.find() if runtime.state(handle).status is Status.RUNNING]

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cpu_server import CpuEngine, CpuServer, free_port
+from cpu_server import CpuEngine, CpuServer
+from ports import free_port
 
 from orchestrator import prove as smoke
 from orchestrator.core.errors import NotReadyError
@@ -32,7 +33,7 @@ def wait(server: CpuServer) -> list[str]:
         log=LogTail(server.log),
         state=lambda: server.runtime.state(server.handle),
     )
-    smoke.wait(starting, silence=60)
+    smoke.wait(starting, silence=240)
     reader = StageReader()
     for line in LogTail(server.log)():
         reader.feed(line)

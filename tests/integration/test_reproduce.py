@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from command_line import CommandLine, processes_with
-from cpu_server import CpuEngine, free_port
+from cpu_server import CpuEngine
+from ports import free_port
 
 from orchestrator.core.paths import Home, data_root
 

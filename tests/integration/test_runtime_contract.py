@@ -1,12 +1,12 @@
 """What every runtime keeps to, run against each one of the registry with small programs in place of sglang."""
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
 from cpu_server import CpuEngine, CpuServer
 from docker_server import DockerEngine
+from patience import wait_for
 
 from orchestrator.core.errors import NameTakenError
 from orchestrator.runtimes import REGISTRY
@@ -56,13 +56,6 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     yield made
     for server in made.started:
         server.runtime.stop(server.handle, grace=0)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def has_logged(server: CpuServer, line: str) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from checkpoint_samples import write_checkpoint
 from loopback_hub import COMMIT, Hub, serve
+from patience import PATIENCE
 
 from orchestrator.weights.receipt import read_receipt
 
@@ -48,7 +49,7 @@ def environment(hub: Hub, home: Path, **more: str) -> dict[str, str]:
 def stage(hub: Hub, home: Path, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
     argv = command("--dir", str(home / "glm"), *arguments)
     return subprocess.run(
-        argv, env=environment(hub, home, **more), capture_output=True, text=True, check=False, timeout=100
+        argv, env=environment(hub, home, **more), capture_output=True, text=True, check=False, timeout=PATIENCE
     )
 
 
@@ -88,7 +89,7 @@ def test_ctrl_c_ends_it_at_once_and_leaves_no_process(hub: Hub, tmp_path: Path) 
 
     def hold() -> None:
         reached.set()
-        go_on.wait(30)
+        go_on.wait(PATIENCE)
 
     hub.before_body = hold
     started = subprocess.Popen(
@@ -98,11 +99,13 @@ def test_ctrl_c_ends_it_at_once_and_leaves_no_process(hub: Hub, tmp_path: Path) 
         start_new_session=True,
     )
     try:
-        assert reached.wait(30)
+        assert reached.wait(PATIENCE)
         started.send_signal(signal.SIGINT)
-        assert started.wait(10) == 130
+        assert started.wait(PATIENCE / 2) == 130  # while the hub holds the file back
     finally:
         go_on.set()
+        started.kill()
+        started.wait()
     with pytest.raises(ProcessLookupError):
         os.killpg(started.pid, 0)
 

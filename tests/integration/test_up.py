@@ -1,6 +1,7 @@
 """`deploy up` with the real server: the whole line, and every way it can fail. Nothing is left behind."""
 
 import json
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -9,7 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 from command_line import CommandLine, processes_with
-from cpu_server import CpuEngine, free_port
+from cpu_server import CpuEngine
+from patience import wait_for
+from ports import free_port
 
 from orchestrator.core.paths import Home
 
@@ -144,6 +147,7 @@ def test_a_server_killed_while_serving(deploy: CommandLine) -> None:
     [server] = [line for line in processes_with(f"--port {port}") if "launch_server" in line][:1]
     assert server
     deploy_kill(port)
+    wait_for(lambda: json.loads(deploy.run("status", "killed", "--json").stdout)[0]["status"] != "running")
     [status] = json.loads(deploy.run("status", "killed", "--json").stdout)
     assert (status["status"], status["health"]) == ("exited", "")
     smoke = deploy.run("smoke", "killed")
@@ -155,14 +159,10 @@ def test_a_server_killed_while_serving(deploy: CommandLine) -> None:
 
 def deploy_kill(port: int) -> None:
     """SIGKILL to the server's main process, as the kernel's OOM killer would."""
-    import os
-    import time
-
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         words = path.read_bytes().split(b"\0")
         if b"sglang.launch_server" in words and str(port).encode() in words:
             os.kill(int(path.parent.name), signal.SIGKILL)
-    time.sleep(2)
 
 
 def test_a_taken_port_names_its_holder(deploy: CommandLine) -> None:
@@ -171,7 +171,7 @@ def test_a_taken_port_names_its_holder(deploy: CommandLine) -> None:
         holder.listen()
         refused = deploy.run(*up("late", holder.getsockname()[1]))
     assert refused.returncode == 4
-    assert f"pid {__import__('os').getpid()}" in refused.stderr
+    assert f"pid {os.getpid()}" in refused.stderr
     assert "late" not in deploy.run("status").stdout
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 from command_line import CommandLine
-from cpu_server import free_port
 from loopback_ssh import needs_sshd, ssh_server, tunnels
+from patience import PATIENCE
+from ports import free_port
 from standin import AITER, PACKAGE, engine_image
 
 from orchestrator.core.paths import Home
@@ -120,7 +121,7 @@ def test_the_whole_line(deploy: CommandLine, up: list[str], port: int) -> None:
 
         down = deploy.run("down", NAME)
         assert down.returncode == 0, down.stderr
-        followed, _ = following.process.communicate(timeout=30)
+        followed, _ = following.process.communicate(timeout=PATIENCE)
     assert "POST /v1/completions" in followed
     assert following.process.returncode == 0
     assert "Draining requests and shutting down" in kept_log(deploy)
@@ -149,7 +150,7 @@ def test_a_container_is_removed_during_the_wait(deploy: CommandLine, up: list[st
     with deploy.running(*up) as command:
         command.wait_for("started `")
         docker("rm", "--force", f"deploy-{NAME}")
-        _, said = command.process.communicate(timeout=60)
+        _, said = command.process.communicate(timeout=PATIENCE)
     assert command.process.returncode == 7
     assert re.search("error: the server (is gone|exited with code 137)", said), "between kill and removal it has exited"
     is_clean(deploy, port)
@@ -166,7 +167,7 @@ def test_a_command_killed_and_a_server_killed_to_its_limit(deploy: CommandLine, 
 
     for deaths in range(1, 5):
         kill_server()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while (shown := status(deploy))["status"] == "running" and shown["restarts"] != deaths:
             assert time.monotonic() < deadline
     assert (shown["status"], shown["exit_code"], shown["restarts"]) == ("exited", 137, 3)

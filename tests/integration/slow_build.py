@@ -1,0 +1,31 @@
+"""A build with one step more than a profile has; as a program: one that takes ten minutes, to be interrupted.
+
+python slow_build.py BASE-IMAGE
+"""
+
+import dataclasses
+import sys
+
+from orchestrator.commands.planning import load
+from orchestrator.images import BuildOptions, ensure_image, find_docker, image_sources, on_base
+from orchestrator.render.artifacts import BuildContext
+from orchestrator.render.dockerfile import build_context
+
+TAG = "deploy-test/slow:1"
+STEP = "RUN sleep 600"
+
+
+def with_step(step: str, base: str) -> BuildContext:
+    """The context of `mi355x-tp8` with one more step at the end."""
+    plan = on_base(load("mi355x-tp8").plan, base)
+    sources = image_sources(plan)
+    return build_context(plan, dataclasses.replace(sources, template=f"{sources.template}\n{step}\n"))
+
+
+def main(base: str) -> None:
+    options = BuildOptions(tag=TAG, no_cache=True, network=None, secrets={})
+    ensure_image(find_docker(), on_base(load("mi355x-tp8").plan, base).engine, with_step(STEP, base), options)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
