@@ -9,7 +9,8 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.waiting import look_until
-from orchestrator.host.drain import read_gpus, wait_for_vram
+from orchestrator.host.drain import wait_for_vram
+from orchestrator.host.gpus import read_gpus
 from orchestrator.host.ports import plan_ports, port_holder
 from orchestrator.host.preflight import preflight
 from orchestrator.host.report import PreflightReport

@@ -6,20 +6,11 @@ from dataclasses import dataclass
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.waiting import look_until
-from orchestrator.host.amd import read_amd
 from orchestrator.host.gpu_checks import DRAINED, busy_gpus, describe_use
 from orchestrator.host.gpus import Gpu, GpuInventory, holders
-from orchestrator.host.nvidia import read_nvidia
-from orchestrator.host.survey import Runner, local, survey
 
 LIMIT = 900.0  # seconds (InferenceX benchmark_lib.sh waits as long)
 _PAUSE = 5.0
-
-
-def read_gpus(vendor: str, runner: Runner = local) -> GpuInventory | None:
-    """One look at the GPUs of a vendor (`amd`, `nvidia`); None where there are none."""
-    look = survey(runner, machine=False)
-    return read_amd(look) if vendor == "amd" else read_nvidia(look)
 
 
 def wait_for_vram(
@@ -34,8 +25,8 @@ def wait_for_vram(
 ) -> float:
     """Wait until each of the first `gpus` GPUs has at most `share` of its VRAM in use, and return the seconds it took.
 
-    `read` looks once (`read_gpus`); `progress` is told what is still in use and the seconds waited. Raises HostError
-    after `limit` seconds with who holds it, or at once where VRAM use cannot be read.
+    `read` looks once (`gpus.read_gpus`); `progress` is told what is still in use and the seconds waited. Raises
+    HostError after `limit` seconds with who holds it, or at once where VRAM use cannot be read.
     """
     start = clock()
     use = look_until(

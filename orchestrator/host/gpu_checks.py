@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from orchestrator.host.gpus import Gpu, GpuInventory, gib, holders
+from orchestrator.host.gpus import VENDORS, Gpu, GpuInventory, gib, holders
 from orchestrator.host.report import Finding, fail, info, warn
 from orchestrator.host.subject import Subject
 from orchestrator.plan import Plan
@@ -13,7 +13,6 @@ VRAM_IN_USE = "vram in use"  # the name of the one check that mends itself in ti
 DRAINED = 0.10  # share of a GPU's VRAM that may be in use at a start (InferenceX benchmark_lib.sh)
 
 _VRAM_TOLERANCE = 0.97  # firmware keeps a little: 183359 of 184320 MiB on a B200
-_VENDORS = {"amd": "AMD", "nvidia": "NVIDIA"}
 # Releases of ROCm in order. A driver serves user space up to 2 releases newer ("+/- 2 releases", ROCm 6.3 user and
 # kernel-space support matrix) and, since driver 30.30, 4 older (7.2 down to 6.3, amdgpu compatibility matrix).
 _ROCM = ("5.7", "6.0", "6.1", "6.2", "6.3", "6.4", "7.0", "7.1", "7.2")
@@ -28,8 +27,10 @@ def gpus_present(subject: Subject) -> Iterator[Finding]:
         return
     needed = f"{subject.plan.layout.gpus} x {hardware.arch}"
     if inventory is None:
-        other = "; ".join(f"{len(i.gpus)} of {_VENDORS[i.vendor]}" for i in subject.machine.inventories)
-        found = f"no {_VENDORS[hardware.vendor]} GPU" + (f" ({other})" if other else ", no tool and no driver for one")
+        other = "; ".join(f"{len(i.gpus)} of {VENDORS[i.vendor].name}" for i in subject.machine.inventories)
+        found = f"no {VENDORS[hardware.vendor].name} GPU" + (
+            f" ({other})" if other else ", no tool and no driver for one"
+        )
         yield fail("gpus", found, needed, "choose a profile for this machine: `deploy profiles`")
         return
     count, hint = len(inventory.gpus), "see which one is gone: `sudo dmesg | grep -iE 'amdgpu|nvrm'`"
@@ -106,7 +107,7 @@ def driver(subject: Subject) -> Iterator[Finding]:
     inventory = subject.inventory
     if inventory is None:
         return
-    toolkit = {"amd": "ROCm", "nvidia": "CUDA"}[inventory.vendor]
+    toolkit = VENDORS[inventory.vendor].toolkit
     found = f"{inventory.driver or 'driver not told'}, {toolkit} {inventory.toolkit or 'not told'}"
     wanted = image_toolkit(subject.plan)
     if wanted is None or inventory.toolkit is None:

@@ -4,9 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.host.amd import read_amd
-from orchestrator.host.gpus import GpuInventory
-from orchestrator.host.nvidia import read_nvidia
+from orchestrator.host.gpus import GpuInventory, inventories
 from orchestrator.host.survey import Survey
 
 
@@ -52,7 +50,7 @@ def read_machine(survey: Survey) -> Machine:
     """Everything a survey holds, as values."""
     user = survey["user"].text.split()
     return Machine(
-        inventories=tuple(found for found in (read_amd(survey), read_nvidia(survey)) if found),
+        inventories=inventories(survey),
         root=user[:1] == ["0"],
         user=user[1] if len(user) > 1 else "you",
         devices=_devices(survey["devices"].text),

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from orchestrator.host import gpu_checks, machine_checks
+from orchestrator.host.gpus import ALL_SECTIONS
 from orchestrator.host.machine import read_machine
 from orchestrator.host.report import PreflightReport
 from orchestrator.host.subject import Access, Check, Subject
-from orchestrator.host.survey import survey
+from orchestrator.host.survey import MACHINE_SECTIONS, survey
 from orchestrator.plan import Plan
 
 CHECKS: Final[Sequence[Check]] = (
@@ -35,7 +36,8 @@ def preflight(plan: Plan, access: Access, more: Sequence[Check] = ()) -> Preflig
     Raises HostError only where it cannot be looked at.
     """
     directories = [space.directory for space in access.spaces]
-    look = survey(access.runner, gpus=plan.hardware.vendor != "cpu", directories=directories)
+    gpus = {} if plan.hardware.vendor == "cpu" else ALL_SECTIONS
+    look = survey(access.runner, {**gpus, **MACHINE_SECTIONS}, directories=directories)
     subject = Subject(plan=plan, machine=read_machine(look), access=access)
     findings = (finding for check in (*CHECKS, *more) for finding in check(subject))
     return PreflightReport(profile=plan.profile, findings=tuple(findings))

@@ -14,24 +14,6 @@ from orchestrator.core.shell import ProgramResult, attempt
 
 Runner = Callable[[Sequence[str]], ProgramResult]  # runs a program on the machine in question, to its end
 
-_SMI = "timeout 30"  # the tool of a wedged driver never returns
-_NVIDIA = "--format=csv,noheader,nounits"
-
-GPU_SECTIONS: Mapping[str, str] = {
-    "amd-smi static": f"{_SMI} amd-smi static --asic --vram --driver --json",
-    "amd-smi metric": f"{_SMI} amd-smi metric --mem-usage --json",
-    "amd-smi process": f"{_SMI} amd-smi process --json",
-    "amd-smi version": f"{_SMI} amd-smi version --json",
-    "rocm-smi": "command -v amd-smi >/dev/null || "
-    f"{_SMI} rocm-smi --showproductname --showmeminfo vram --showpids --showdriverversion --json",
-    "rocm": "cat /opt/rocm/.info/version",
-    "kfd": "grep -HE '^(simd_count|simd_per_cu|gfx_target_version) ' /sys/class/kfd/kfd/topology/nodes/*/properties",
-    "nvidia gpus": f"{_SMI} nvidia-smi "
-    f"--query-gpu=index,uuid,name,compute_cap,memory.total,memory.used,driver_version {_NVIDIA}",
-    "nvidia processes": f"{_SMI} nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name,used_memory {_NVIDIA}",
-    "nvidia version": f"{_SMI} nvidia-smi --version",
-}
-
 MACHINE_SECTIONS: Mapping[str, str] = {
     "user": "id -u; id -un",
     "devices": "for d in /dev/kfd /dev/dri/renderD*; do [ -e $d ] || continue; "
@@ -78,22 +60,22 @@ def local(argv: Sequence[str]) -> ProgramResult:
     return attempt(argv, timeout=150)
 
 
-def survey(runner: Runner, *, gpus: bool = True, machine: bool = True, directories: Sequence[str] = ()) -> Survey:
+def survey(runner: Runner, sections: Mapping[str, str], *, directories: Sequence[str] = ()) -> Survey:
     """Look at a machine. Raises HostError where the machine cannot be looked at at all.
 
-    `directories` are measured for free space, each at its nearest parent that exists.
+    `sections` are shell commands by name; `directories` are measured for free space, each at its nearest parent that
+    exists.
     """
-    commands = {**(GPU_SECTIONS if gpus else {}), **(MACHINE_SECTIONS if machine else {})}
-    commands |= {f"disk {path}": _free_space(path) for path in directories}
+    commands = {**sections, **{f"disk {path}": _free_space(path) for path in directories}}
     result = runner(("sh", "-c", script(commands)))
-    sections = parse(result.stdout)
-    if not result.ok or not sections:
+    found = parse(result.stdout)
+    if not result.ok or not found:
         said = (result.stderr or result.stdout).strip().splitlines()
         raise HostError(
             "cannot look at the machine" + (f": {said[-1]}" if said else ""),
             hint="run `sh -c true` there the same way and see what it says",
         )
-    return Survey(sections)
+    return Survey(found)
 
 
 def script(commands: Mapping[str, str]) -> str:

@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
 from checkpoint_samples import write_checkpoint
 from plan_samples import model
 
-from orchestrator.host.survey import local, survey
+from orchestrator.host.gpus import ALL_SECTIONS
+from orchestrator.host.survey import MACHINE_SECTIONS, local, survey
 from orchestrator.weights import verify_checkpoint
 from orchestrator.weights.receipt import receipt_path
 
@@ -39,7 +40,7 @@ def seconds(measured: Callable[[], object], rounds: int) -> float:
 
 def main(rounds: int) -> None:
     start = seconds(lambda: deploy("--help"), rounds)
-    look = seconds(lambda: survey(local), rounds)
+    look = seconds(lambda: survey(local, {**ALL_SECTIONS, **MACHINE_SECTIONS}), rounds)
     for profile in ("cpu-tiny", "mi355x-tp8"):
         whole = seconds(lambda name=profile: deploy("preflight", "--profile", name), rounds)
         print(

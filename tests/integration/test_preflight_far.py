@@ -14,7 +14,7 @@ from orchestrator.core.errors import HostError
 from orchestrator.host.machine import read_machine
 from orchestrator.host.ports import port_holder
 from orchestrator.host.ssh import over_ssh
-from orchestrator.host.survey import survey
+from orchestrator.host.survey import MACHINE_SECTIONS, survey
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 
@@ -49,7 +49,11 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_far_machine_is_looked_at_in_one_round_trip(far: str) -> None:
     calls: list[str] = []
     runner = over_ssh(far)
-    look = survey(lambda argv: (calls.append(argv[0]), runner(argv))[1], directories=["/var/lib/a model's weights"])
+    look = survey(
+        lambda argv: (calls.append(argv[0]), runner(argv))[1],
+        MACHINE_SECTIONS,
+        directories=["/var/lib/a model's weights"],
+    )
     machine = read_machine(look)
     assert calls == ["sh"]
     assert (machine.root, machine.user) == (True, "root")
@@ -66,4 +70,4 @@ def test_who_holds_a_port_over_there(far: str) -> None:
 
 def test_a_machine_that_does_not_answer() -> None:
     with pytest.raises(HostError, match="cannot look at the machine: ssh: connect to host"):
-        survey(over_ssh(f"ssh://root@127.0.0.1:{free_port()}"))
+        survey(over_ssh(f"ssh://root@127.0.0.1:{free_port()}"), MACHINE_SECTIONS)

@@ -18,10 +18,10 @@ from ports import free_port
 from orchestrator.commands.machine import wait_until_free
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
-from orchestrator.host.amd import read_amd
+from orchestrator.host.gpus import ALL_SECTIONS, read_gpus
 from orchestrator.host.machine import read_machine
 from orchestrator.host.ports import port_holder
-from orchestrator.host.survey import local, survey
+from orchestrator.host.survey import MACHINE_SECTIONS, local, survey
 from orchestrator.runtimes import Place
 
 
@@ -45,7 +45,9 @@ def listener() -> Iterator[tuple[int, int]]:
 
 
 def test_this_machine_as_it_is(tmp_path: Path) -> None:
-    machine = read_machine(survey(local, directories=[str(tmp_path / "not" / "there")]))
+    machine = read_machine(
+        survey(local, {**ALL_SECTIONS, **MACHINE_SECTIONS}, directories=[str(tmp_path / "not" / "there")])
+    )
     assert machine.root == (os.getuid() == 0)
     assert machine.cpus_allowed == os.sched_getaffinity(0)
     assert 0 < machine.cores <= len(machine.cpus_online)
@@ -115,6 +117,6 @@ def test_the_real_script_over_tools_on_the_path(
     program.write_text(f'#!/bin/sh\ncat "{RECORDED / machine}/$(basename {section})".*\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    inventory = read_amd(survey(local, machine=False))
+    inventory = read_gpus("amd")
     assert inventory is not None
     assert (inventory.tool, len(inventory.gpus), inventory.faults) == (tool, gpus, ())

@@ -3,9 +3,9 @@
 import pytest
 from machine_samples import survey_of
 
-from orchestrator.host.amd import read_amd
 from orchestrator.host.gpus import GIB, MIB, GpuInventory, holders
-from orchestrator.host.nvidia import read_nvidia
+from orchestrator.host.gpus.amd import read_amd
+from orchestrator.host.gpus.nvidia import read_nvidia
 from orchestrator.host.survey import Section, Survey
 
 

@@ -9,7 +9,7 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.shell import ProgramResult
 from orchestrator.host.machine import cpu_list, listening_ports, read_machine
 from orchestrator.host.ssh import over_ssh
-from orchestrator.host.survey import Section, parse, script, survey
+from orchestrator.host.survey import MACHINE_SECTIONS, Section, parse, script, survey
 
 
 def test_each_command_is_fenced_by_name_and_exit_code() -> None:
@@ -28,7 +28,7 @@ def test_a_machine_that_cannot_be_looked_at() -> None:
         argv=(), code=255, stdout="", stderr="ssh: connect to host node port 22: Connection refused\n"
     )
     with pytest.raises(HostError, match="Connection refused"):
-        survey(lambda _argv: refused)
+        survey(lambda _argv: refused, MACHINE_SECTIONS)
 
 
 def test_a_far_machine_is_reached_without_a_password_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_a_far_machine_is_reached_without_a_password_prompt(monkeypatch: pytest.
 def test_a_node_as_values() -> None:
     disk = "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/nvme0n1 100 60 40 60% /data\n"
     node = {**sections("mi355x-healthy"), "disk /data/models": disk, "memlock": "8192\n"}
-    machine = read_machine(survey(runner_of(node)))
+    machine = read_machine(survey(runner_of(node), {}))
     assert machine.user == "root"
     assert [device.path for device in machine.devices][:2] == ["/dev/kfd", "/dev/dri/renderD128"]
     assert machine.memlock == 8192 * 1024

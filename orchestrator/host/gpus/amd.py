@@ -17,8 +17,20 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from orchestrator.host.gpus import MIB, Gpu, GpuInventory, GpuProcess
+from orchestrator.host.gpus.inventory import MIB, Gpu, GpuInventory, GpuProcess
 from orchestrator.host.survey import Section, Survey
+
+_SMI = "timeout 30"  # the tool of a wedged driver never returns
+SECTIONS: Mapping[str, str] = {
+    "amd-smi static": f"{_SMI} amd-smi static --asic --vram --driver --json",
+    "amd-smi metric": f"{_SMI} amd-smi metric --mem-usage --json",
+    "amd-smi process": f"{_SMI} amd-smi process --json",
+    "amd-smi version": f"{_SMI} amd-smi version --json",
+    "rocm-smi": "command -v amd-smi >/dev/null || "
+    f"{_SMI} rocm-smi --showproductname --showmeminfo vram --showpids --showdriverversion --json",
+    "rocm": "cat /opt/rocm/.info/version",
+    "kfd": "grep -HE '^(simd_count|simd_per_cu|gfx_target_version) ' /sys/class/kfd/kfd/topology/nodes/*/properties",
+}
 
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": MIB, "GB": 1 << 30}
 _EMPTY = GpuInventory(vendor="amd", tool="kfd", driver=None, toolkit=None, gpus=(), processes=(), faults=())

@@ -2,10 +2,19 @@
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from orchestrator.host.gpus import MIB, Gpu, GpuInventory, GpuProcess
+from orchestrator.host.gpus.inventory import MIB, Gpu, GpuInventory, GpuProcess
 from orchestrator.host.survey import Section, Survey
+
+_SMI = "timeout 30"  # the tool of a wedged driver never returns
+_FORMAT = "--format=csv,noheader,nounits"
+SECTIONS: Mapping[str, str] = {
+    "nvidia gpus": f"{_SMI} nvidia-smi "
+    f"--query-gpu=index,uuid,name,compute_cap,memory.total,memory.used,driver_version {_FORMAT}",
+    "nvidia processes": f"{_SMI} nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name,used_memory {_FORMAT}",
+    "nvidia version": f"{_SMI} nvidia-smi --version",
+}
 
 
 def read_nvidia(survey: Survey) -> GpuInventory | None:
