@@ -83,7 +83,7 @@ def test_two_replicas_and_the_death_of_one(cpu_engine: CpuEngine) -> None:
 
         kill_a_scheduler(server)  # sglang 0.5.14 notices nothing: no line in its log, and its process lives on
         dead = failures(smoke.smoke_test(target, faults=None, timeout=8))
-        assert any("no answer within 8 s" in evidence for evidence in dead.values()), dead
+        assert any("answer within 8 s" in evidence for evidence in dead.values()), dead
 
 
 def test_a_port_that_another_process_holds(cpu_engine: CpuEngine) -> None:
