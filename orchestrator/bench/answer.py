@@ -5,10 +5,10 @@ is over.
 """
 
 from orchestrator.bench.http import Framing
-from orchestrator.engine.answers import OddAnswerError
-from orchestrator.engine.stream import (
+from orchestrator.engine import (
     DONE,
     EventReader,
+    OddAnswerError,
     Usage,
     carries_text,
     has_choices,

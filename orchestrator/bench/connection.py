@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 from orchestrator.bench.http import Framing, MalformedError
 from orchestrator.core.errors import UsageError
 from orchestrator.core.secret import Secret
-from orchestrator.engine.answers import NoAnswerError, OddAnswerError
-from orchestrator.engine.endpoints import authorization
+from orchestrator.engine import NoAnswerError, OddAnswerError, authorization
 
 # uvicorn drops an idle connection after 5 s unless SGLANG_TIMEOUT_KEEP_ALIVE is raised: reuse only well before.
 _REUSE_WITHIN_S: Final = 2.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from orchestrator.engine.metrics import Metric
+from orchestrator.engine import Metric
 from orchestrator.results.result import ServerCounts
 
 

@@ -5,18 +5,18 @@ from dataclasses import dataclass, replace
 from orchestrator.bench.connection import Address, Connections
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
-from orchestrator.engine.answers import (
+from orchestrator.engine import (
+    Api,
     Json,
     NoAnswerError,
     OddAnswerError,
     ServerInfo,
+    endpoints,
+    read_metrics,
     read_models,
     read_object,
     read_server_info,
 )
-from orchestrator.engine.endpoints import FLUSH_CACHE, METRICS, MODELS, SERVER_INFO
-from orchestrator.engine.metrics import read_metrics
-from orchestrator.engine.requests import Api
 from orchestrator.results.result import EndpointFacts
 
 
@@ -44,7 +44,7 @@ class Endpoint:
         if not self.has_metrics:
             return None
         try:
-            status, content = await self.connections.fetch("GET", METRICS)
+            status, content = await self.connections.fetch("GET", endpoints.METRICS)
         except NoAnswerError:
             return None
         return read_metrics(content.decode(errors="replace")) if status == 200 else None
@@ -54,7 +54,7 @@ class Endpoint:
         if not self.is_sglang:
             return False
         try:
-            status, _ = await self.connections.fetch("POST", FLUSH_CACHE)
+            status, _ = await self.connections.fetch("POST", endpoints.FLUSH_CACHE)
         except NoAnswerError:
             return False
         return status == 200
@@ -63,15 +63,15 @@ class Endpoint:
 async def probe(connections: Connections, address: Address, *, api: str = Api.COMPLETIONS) -> Endpoint:
     """Ask the endpoint what it is. Raises BenchError where it does not answer, refuses, or answers in another form."""
     try:
-        models = read_models(await _ask(connections, address, MODELS))
+        models = read_models(await _ask(connections, address, endpoints.MODELS))
         info = await _server_info(connections)
     except OddAnswerError as error:
         raise BenchError(f"the endpoint does not say what it serves: {error}", where=address.url) from error
     if not models:
-        raise BenchError(f"the endpoint names no model under `{MODELS}`", where=address.url)
+        raise BenchError(f"the endpoint names no model under `{endpoints.MODELS}`", where=address.url)
     served, context = next(iter(models.items()))
     facts = EndpointFacts(url=address.url, api=api, served_model=served, context_length=context)
-    metrics, _ = await _status(connections, METRICS)
+    metrics, _ = await _status(connections, endpoints.METRICS)
     if info is None:
         return Endpoint(connections=connections, facts=facts, reports_cache=False, has_metrics=metrics == 200)
     facts = replace(
@@ -113,9 +113,9 @@ async def _ask(connections: Connections, address: Address, path: str) -> Json:
 
 async def _server_info(connections: Connections) -> ServerInfo | None:
     """What only sglang says of itself; None for another engine, which may answer anything there."""
-    status, content = await _status(connections, SERVER_INFO)
+    status, content = await _status(connections, endpoints.SERVER_INFO)
     try:
-        data = read_object(content, path=SERVER_INFO) if status == 200 else {}
+        data = read_object(content, path=endpoints.SERVER_INFO) if status == 200 else {}
     except OddAnswerError:
         return None
     return read_server_info(data)

@@ -14,7 +14,7 @@ from orchestrator.bench.power import EnergyUnavailableError, Reader, Reading, en
 from orchestrator.bench.prompts import Prompt, arrival_times, prompts, warmup_prompts
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
-from orchestrator.engine.requests import RANK, Api, load_body
+from orchestrator.engine import RANK_FIELD, Api, load_body
 from orchestrator.results.result import Energy, Point, Price
 
 _GAUGES_EVERY_S: Final = 1.0
@@ -48,7 +48,7 @@ async def warm_up(setting: Setting, label: str) -> str:
     drives = await asyncio.gather(*(_warm_replica(setting, prompts_, rank) for rank in ranks))
     for drive in drives:
         check_answers(workload, drive.samples)
-    where = f"on each of {replicas} replicas ({RANK})" if replicas > 1 else "on the one replica known of"
+    where = f"on each of {replicas} replicas ({RANK_FIELD})" if replicas > 1 else "on the one replica known of"
     return f"{'caches flushed, ' if flushed else ''}each of {len(prompts_)} prefixes sent once {where}, full length"
 
 

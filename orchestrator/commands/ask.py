@@ -5,10 +5,8 @@ from typing import Final
 
 from orchestrator.core.errors import StartError
 from orchestrator.core.secret import Secret
-from orchestrator.engine.answers import NoAnswerError, OddAnswerError, read_completion_event
+from orchestrator.engine import NoAnswerError, OddAnswerError, completion_body, endpoints, read_completion_event
 from orchestrator.engine.client import EngineClient, TimeLimits
-from orchestrator.engine.endpoints import COMPLETIONS
-from orchestrator.engine.requests import completion_body
 
 # The first request after a start may compile kernels; a long answer takes its time.
 _LIMITS: Final = TimeLimits(connect=5, silence=300, whole=3600)
@@ -19,7 +17,7 @@ def ask(url: str, prompt: str, *, tokens: int, key: Secret | None) -> Iterator[s
     body = completion_body("default", prompt, tokens=tokens)  # sglang takes any model's name for its own
     try:
         with EngineClient(url, key=key, limits=_LIMITS) as server:
-            yield from map(read_completion_event, server.events(COMPLETIONS, body))
+            yield from map(read_completion_event, server.events(endpoints.COMPLETIONS, body))
     except (NoAnswerError, OddAnswerError) as error:
         raise StartError(
             f"no whole answer from {url}: {error}", hint="`deploy status NAME` asks for its health"

@@ -8,7 +8,7 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home, data_root
-from orchestrator.engine.answers import NoAnswerError, OddAnswerError
+from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
 from orchestrator.evals import REQUIREMENTS, EvalRequest, evaluate, find_suite
 from orchestrator.report.published import Published, PublishedEval, load_all, of_kind

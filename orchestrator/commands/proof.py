@@ -12,7 +12,7 @@ from orchestrator.commands.servers import Fleet, api_key
 from orchestrator.core.errors import DeployError, Problem, SmokeError, StartError, UsageError
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
-from orchestrator.engine.answers import NoAnswerError, OddAnswerError
+from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
 from orchestrator.plan import Plan
 from orchestrator.prove import SmokeReport, Starting, smoke_test, target_of, wait

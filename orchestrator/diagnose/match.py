@@ -8,7 +8,7 @@ from typing import Final
 from orchestrator.core.secret import redact
 from orchestrator.diagnose.catalogue import Clause, Signature, load_catalogue
 from orchestrator.diagnose.report import TAIL_LINES, Diagnosis, Evidence, Match
-from orchestrator.engine.log import quotes_a_user
+from orchestrator.engine import quotes_a_user
 
 BATCH_LINES: Final = 4096
 KEPT_EVIDENCE: Final = 3

@@ -4,15 +4,23 @@ The synchronous client stands by itself in `orchestrator.engine.client`: it brin
 import and which few commands need. Everything here is pure but for reading a flag table.
 """
 
+from orchestrator.engine import endpoints
 from orchestrator.engine.answers import (
     Chat,
     Generated,
+    Json,
     NoAnswerError,
     OddAnswerError,
     ServerInfo,
+    number,
+    read_chat,
+    read_chat_events,
+    read_completion_event,
+    read_generated,
     read_models,
     read_object,
     read_server_info,
+    read_usage_of,
 )
 from orchestrator.engine.config_file import Delivery, delivery
 from orchestrator.engine.endpoints import authorization
@@ -20,16 +28,38 @@ from orchestrator.engine.flags import FlagTable, flag_problems, read_flags
 from orchestrator.engine.launch import Launch, launch_argv
 from orchestrator.engine.log import StageReader, quotes_a_user, says_port_taken
 from orchestrator.engine.metrics import Metric, read_metrics
-from orchestrator.engine.requests import Api, load_body
-from orchestrator.engine.stream import EventReader, Usage, read_usage
+from orchestrator.engine.requests import (
+    RANK_FIELD,
+    Api,
+    Body,
+    chat_body,
+    completion_body,
+    generate_body,
+    load_body,
+)
+from orchestrator.engine.stream import (
+    DONE,
+    EventReader,
+    Usage,
+    carries_text,
+    has_choices,
+    has_usage,
+    is_error,
+    read_usage,
+    tokens_so_far,
+)
 
 __all__ = [
+    "DONE",
+    "RANK_FIELD",
     "Api",
+    "Body",
     "Chat",
     "Delivery",
     "EventReader",
     "FlagTable",
     "Generated",
+    "Json",
     "Launch",
     "Metric",
     "NoAnswerError",
@@ -38,16 +68,31 @@ __all__ = [
     "StageReader",
     "Usage",
     "authorization",
+    "carries_text",
+    "chat_body",
+    "completion_body",
     "delivery",
+    "endpoints",
     "flag_problems",
+    "generate_body",
+    "has_choices",
+    "has_usage",
+    "is_error",
     "launch_argv",
     "load_body",
+    "number",
     "quotes_a_user",
+    "read_chat",
+    "read_chat_events",
+    "read_completion_event",
     "read_flags",
+    "read_generated",
     "read_metrics",
     "read_models",
     "read_object",
     "read_server_info",
     "read_usage",
+    "read_usage_of",
     "says_port_taken",
+    "tokens_so_far",
 ]

@@ -75,16 +75,24 @@ def read_object(content: bytes, *, path: str) -> Json:
 
 def number(data: Json, key: str) -> int:
     """A count that stands in a JSON object. Raises OddAnswerError."""
-    value = _optional_number(data, key)
+    value = optional_number(data, key)
     if value is None:
         raise OddAnswerError(f"`{key}` is missing where a count was expected")
+    return value
+
+
+def optional_number(data: Json, key: str) -> int | None:
+    """A count that may stand in a JSON object; None where it does not. Raises OddAnswerError."""
+    value = data.get(key)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise OddAnswerError(f"`{key}` is {str(value)[:40]!r} where a count was expected")
     return value
 
 
 def read_models(data: Json) -> dict[str, int | None]:
     """The models a server serves, the first one first, each with its context length in tokens where it says so."""
     with form_of(f"`{MODELS}`"):
-        return {_text(model, "id"): _optional_number(model, "max_model_len") for model in data["data"]}
+        return {_text(model, "id"): optional_number(model, "max_model_len") for model in data["data"]}
 
 
 def read_server_info(data: Json) -> ServerInfo | None:
@@ -98,7 +106,7 @@ def read_server_info(data: Json) -> ServerInfo | None:
     return ServerInfo(
         version=_text(data, "version"),
         page_size=page,
-        replicas=_optional_number(data, "dp_size") or 1,
+        replicas=optional_number(data, "dp_size") or 1,
         reports_cache=bool(data.get("enable_cache_report")),
         speculative=" ".join(str(data.get(f"speculative_{name}")) for name in _SPECULATIVE) if speculates else None,
     )
@@ -115,8 +123,8 @@ def read_generated(data: Json) -> Generated:
             prompt_tokens=number(meta, "prompt_tokens"),
             completion_tokens=number(meta, "completion_tokens"),
             cached_tokens=number(meta, "cached_tokens"),
-            dp_rank=_optional_number(meta, "dp_rank"),
-            verify_steps=_optional_number(meta, "spec_verify_ct"),
+            dp_rank=optional_number(meta, "dp_rank"),
+            verify_steps=optional_number(meta, "spec_verify_ct"),
         )
 
 
@@ -157,13 +165,6 @@ def read_completion_event(event: bytes) -> str:
     """The text that one event of a streamed completion brings. Raises OddAnswerError."""
     with form_of("an event of the stream"):
         return "".join(choice.get("text") or "" for choice in json.loads(event).get("choices", ()))
-
-
-def _optional_number(data: Json, key: str) -> int | None:
-    value = data.get(key)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise OddAnswerError(f"`{key}` is {str(value)[:40]!r} where a count was expected")
-    return value
 
 
 def _text(data: Json, key: str) -> str:

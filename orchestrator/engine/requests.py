@@ -8,7 +8,7 @@ from typing import Final
 from orchestrator.engine.endpoints import COMPLETIONS, GENERATE
 
 Body = dict[str, object]
-RANK: Final = "routed_dp_rank"  # the field that pins a request to one data-parallel rank of sglang
+RANK_FIELD: Final = "routed_dp_rank"  # the field that pins a request to one data-parallel rank of sglang
 
 
 class Api(StrEnum):
@@ -27,7 +27,7 @@ def generate_body(prompt: str | Sequence[int], *, tokens: int, rank: int = 0) ->
     """Exactly `tokens` greedy tokens after a text or token ids, from the data-parallel rank `rank`, by sglang's API."""
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
     key = "text" if isinstance(prompt, str) else "input_ids"
-    return {key: prompt, "sampling_params": sampling, RANK: rank}
+    return {key: prompt, "sampling_params": sampling, RANK_FIELD: rank}
 
 
 def completion_body(model: str, prompt: str | Sequence[int], *, tokens: int, **more: object) -> Body:
@@ -38,7 +38,7 @@ def completion_body(model: str, prompt: str | Sequence[int], *, tokens: int, **m
 def chat_body(model: str, question: str, *, tokens: int, **more: object) -> Body:
     """At most `tokens` greedy tokens in answer to a question, from rank 0; `more` as it stands."""
     messages = [{"role": "user", "content": question}]
-    fixed = {"model": model, "messages": messages, "temperature": 0, RANK: 0}
+    fixed = {"model": model, "messages": messages, "temperature": 0, RANK_FIELD: 0}
     return {**fixed, "max_tokens": tokens, **more}
 
 
@@ -52,7 +52,7 @@ def load_body(
     chunk unless the server runs with --incremental-streaming-output, which costs both sides CPU.
     """
     sampling: Body = {"temperature": temperature, "ignore_eos": True}
-    pinned: Body = {} if rank is None else {RANK: rank}
+    pinned: Body = {} if rank is None else {RANK_FIELD: rank}
     if api is Api.GENERATE:
         settings = {"sampling_params": {**sampling, "max_new_tokens": tokens}, "stream": True, **pinned}
         name = "input_ids"

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.engine.answers import Json, OddAnswerError, form_of
+from orchestrator.engine.answers import Json, OddAnswerError, form_of, number, optional_number
 
 DONE: Final = b"[DONE]"  # the last event of a whole answer
 MOST_EVENT_BYTES: Final = 8 << 20  # sglang's own API repeats the whole text in each event
@@ -95,19 +95,20 @@ def read_usage(counted: bytes, last: bytes) -> Usage:
 def _own_usage(meta: Json) -> Usage:
     reason = meta.get("finish_reason")
     return Usage(
-        prompt_tokens=int(meta["prompt_tokens"]),
-        output_tokens=int(meta["completion_tokens"]),
-        cached_tokens=meta.get("cached_tokens"),
-        finish_reason=reason["type"] if reason else None,
+        prompt_tokens=number(meta, "prompt_tokens"),
+        output_tokens=number(meta, "completion_tokens"),
+        cached_tokens=optional_number(meta, "cached_tokens"),
+        finish_reason=str(reason["type"]) if reason else None,
     )
 
 
 def _openai_usage(usage: Json, last: bytes) -> Usage:
     # absent when 0, even with --enable-cache-report (sglang 0.5.14, openai/usage_processor.py)
     details = usage.get("prompt_tokens_details")
+    reason = json.loads(last)["choices"][0].get("finish_reason") if last else None
     return Usage(
-        prompt_tokens=int(usage["prompt_tokens"]),
-        output_tokens=int(usage["completion_tokens"]),
-        cached_tokens=details.get("cached_tokens") if details else None,
-        finish_reason=json.loads(last)["choices"][0].get("finish_reason") if last else None,
+        prompt_tokens=number(usage, "prompt_tokens"),
+        output_tokens=number(usage, "completion_tokens"),
+        cached_tokens=optional_number(details, "cached_tokens") if details else None,
+        finish_reason=str(reason) if reason else None,
     )

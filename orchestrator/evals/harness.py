@@ -11,7 +11,7 @@ from typing import Final
 from orchestrator.core import shell
 from orchestrator.core.errors import BenchError
 from orchestrator.core.secret import Secret
-from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS
+from orchestrator.engine import endpoints
 from orchestrator.evals.suites import Suite, local_files
 from orchestrator.results.scores import SCHEMA, Item, Outcome
 
@@ -58,7 +58,7 @@ def evaluate(request: EvalRequest, say: Callable[[str], None]) -> Outcome:
 def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:
     """The harness's command line (lm-eval 0.4.13, `lm-eval run`). The API key is not on it."""
     suite = request.suite
-    path = CHAT_COMPLETIONS if suite.chat else COMPLETIONS
+    path = endpoints.CHAT_COMPLETIONS if suite.chat else endpoints.COMPLETIONS
     model = {
         "model": request.model,
         "base_url": request.url.rstrip("/") + path,

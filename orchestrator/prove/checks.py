@@ -5,10 +5,18 @@ from collections.abc import Callable
 from itertools import zip_longest
 from typing import Final
 
-from orchestrator.engine.answers import Generated, Json, OddAnswerError, number
-from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, HEALTH, METRICS, MODEL_INFO
-from orchestrator.engine.metrics import Metric
-from orchestrator.engine.requests import Body, chat_body, completion_body, generate_body
+from orchestrator.engine import (
+    Body,
+    Generated,
+    Json,
+    Metric,
+    OddAnswerError,
+    chat_body,
+    completion_body,
+    endpoints,
+    generate_body,
+    number,
+)
 from orchestrator.prove.client import SmokeClient
 from orchestrator.prove.report import Conclusion, failed, not_applicable, passed, warning
 
@@ -31,9 +39,9 @@ def right_model(client: SmokeClient) -> Conclusion:
         return failed(f"serves `{', '.join(served)}`, not `{name}`")
     if served[name] != length:
         return failed(f"`{name}` takes {served[name]} tokens, the profile says {length}")
-    path = client.server.get(MODEL_INFO).get("model_path")
+    path = client.server.get(endpoints.MODEL_INFO).get("model_path")
     if not isinstance(path, str):
-        raise OddAnswerError(f"`{MODEL_INFO}` names no model path")
+        raise OddAnswerError(f"`{endpoints.MODEL_INFO}` names no model path")
     return passed(f"`{name}` from `{path}`, context {length}")
 
 
@@ -42,7 +50,7 @@ def key_required(client: SmokeClient) -> Conclusion:
     if not client.target.api_key:
         return not_applicable("the profile has no API key")
     body = json.dumps(generate_body("Hi", tokens=1)).encode()
-    status = client.server.post_status(GENERATE, body, with_key=False)
+    status = client.server.post_status(endpoints.GENERATE, body, with_key=False)
     return passed("401 without the key") if status == 401 else failed(f"a request without the key is answered {status}")
 
 
@@ -162,10 +170,10 @@ def schema_obeyed(client: SmokeClient) -> Conclusion:
 def malformed_refused(client: SmokeClient) -> Conclusion:
     """A client's mistake is answered 5xx, or takes the server down."""
     sent = {
-        f"broken JSON to `{GENERATE}`": (GENERATE, b"{broken"),
-        f"broken JSON to `{CHAT_COMPLETIONS}`": (CHAT_COMPLETIONS, b"{broken"),
-        "messages of the wrong type": (CHAT_COMPLETIONS, b'{"model": "m", "messages": "hello"}'),
-        "negative max_tokens": (COMPLETIONS, b'{"model": "m", "prompt": "hello", "max_tokens": -5}'),
+        f"broken JSON to `{endpoints.GENERATE}`": (endpoints.GENERATE, b"{broken"),
+        f"broken JSON to `{endpoints.CHAT_COMPLETIONS}`": (endpoints.CHAT_COMPLETIONS, b"{broken"),
+        "messages of the wrong type": (endpoints.CHAT_COMPLETIONS, b'{"model": "m", "messages": "hello"}'),
+        "negative max_tokens": (endpoints.COMPLETIONS, b'{"model": "m", "prompt": "hello", "max_tokens": -5}'),
     }
     return _refused(client, sent)
 
@@ -174,8 +182,8 @@ def overlong_refused(client: SmokeClient) -> Conclusion:
     """A prompt beyond the context length is cut in silence, answered 5xx, or takes the server down."""
     prompt = client.fresh_ids(client.target.context_length + 1)
     bodies: dict[str, Body] = {
-        GENERATE: generate_body(prompt, tokens=1),
-        COMPLETIONS: completion_body(client.target.served_name, prompt, tokens=1),
+        endpoints.GENERATE: generate_body(prompt, tokens=1),
+        endpoints.COMPLETIONS: completion_body(client.target.served_name, prompt, tokens=1),
     }
     return _refused(
         client,
@@ -193,7 +201,7 @@ def metrics_count(client: SmokeClient) -> Conclusion:
     client.generate(PROMPT, tokens=1)  # the count of a request may follow its answer; that of the one before does not
     after = client.server.metrics().get(name)
     if after is None:
-        return failed(f"`{METRICS}` has no `{name}`")
+        return failed(f"`{endpoints.METRICS}` has no `{name}`")
     if after < before + 16:
         return failed(f"`{name}` went from {before:g} to {after:g} over 17 tokens")
     return passed(f"`{name}` went from {before:g} to {after:g}")
@@ -233,7 +241,7 @@ def _refused(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> Con
     if wrong:
         return failed("; ".join(wrong))
     if (health := client.server.health(tries=2)) != 200:  # before the requests below: see `EngineClient.health`
-        return failed(f"`{HEALTH}` answers {health} afterwards")
+        return failed(f"`{endpoints.HEALTH}` answers {health} afterwards")
     for rank in range(client.target.dp):
         client.generate(PROMPT, tokens=1, rank=rank)
     return passed(

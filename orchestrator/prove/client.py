@@ -4,12 +4,17 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from orchestrator.engine.answers import (
+from orchestrator.engine import (
+    RANK_FIELD,
+    Body,
     Chat,
     Generated,
     Json,
     OddAnswerError,
     ServerInfo,
+    completion_body,
+    endpoints,
+    generate_body,
     read_chat,
     read_chat_events,
     read_generated,
@@ -17,8 +22,6 @@ from orchestrator.engine.answers import (
     read_usage_of,
 )
 from orchestrator.engine.client import EngineClient
-from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, SERVER_INFO
-from orchestrator.engine.requests import RANK, Body, completion_body, generate_body
 from orchestrator.prove.target import Target
 
 # Token ids that every tokenizer has, above the special ones of small vocabularies. An id outside the vocabulary would
@@ -44,25 +47,25 @@ class SmokeClient:
 
     def generate(self, prompt: str | list[int], *, tokens: int, rank: int = 0) -> Generated:
         """Exactly `tokens` greedy tokens after `prompt`, from rank `rank`."""
-        return read_generated(self.server.post(GENERATE, generate_body(prompt, tokens=tokens, rank=rank)))
+        return read_generated(self.server.post(endpoints.GENERATE, generate_body(prompt, tokens=tokens, rank=rank)))
 
     def usage(self, prompt: list[int], *, tokens: int) -> Json:
         """The `usage` that the OpenAI API gives for `tokens` greedy tokens after `prompt`, from rank 0."""
-        body = completion_body(self.target.served_name, prompt, tokens=tokens, ignore_eos=True, **{RANK: 0})
-        return read_usage_of(self.server.post(COMPLETIONS, body), path=COMPLETIONS)
+        body = completion_body(self.target.served_name, prompt, tokens=tokens, ignore_eos=True, **{RANK_FIELD: 0})
+        return read_usage_of(self.server.post(endpoints.COMPLETIONS, body), path=endpoints.COMPLETIONS)
 
     def chat(self, body: Body) -> Chat:
         """The answer to a chat request, in one piece."""
-        return read_chat(self.server.post(CHAT_COMPLETIONS, body))
+        return read_chat(self.server.post(endpoints.CHAT_COMPLETIONS, body))
 
     def chat_stream(self, body: Body) -> Chat:
         """The answer to a chat request as server-sent events, put together."""
         streamed = {**body, "stream_options": {"include_usage": True}}
-        return read_chat_events(self.server.events(CHAT_COMPLETIONS, streamed))
+        return read_chat_events(self.server.events(endpoints.CHAT_COMPLETIONS, streamed))
 
     def info(self) -> ServerInfo:
         """What the server says of its settings."""
-        info = read_server_info(self.server.get(SERVER_INFO))
+        info = read_server_info(self.server.get(endpoints.SERVER_INFO))
         if info is None:
-            raise OddAnswerError(f"`{SERVER_INFO}` does not name version and page size")
+            raise OddAnswerError(f"`{endpoints.SERVER_INFO}` does not name version and page size")
         return info

@@ -8,7 +8,7 @@ import httpx
 
 from orchestrator.core.console import Progress
 from orchestrator.core.secret import redact
-from orchestrator.engine.answers import NoAnswerError, OddAnswerError
+from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.prove.checks import CHECKS
 from orchestrator.prove.client import SmokeClient

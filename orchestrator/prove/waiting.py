@@ -16,10 +16,8 @@ import httpx
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.secret import Secret, redact
-from orchestrator.engine.answers import NoAnswerError, OddAnswerError
+from orchestrator.engine import NoAnswerError, OddAnswerError, StageReader, endpoints, says_port_taken
 from orchestrator.engine.client import EngineClient
-from orchestrator.engine.endpoints import HEALTH
-from orchestrator.engine.log import StageReader, says_port_taken
 from orchestrator.runtimes.base import ServerState, Status
 
 POLL_SECONDS: Final = 0.2
@@ -101,7 +99,7 @@ class _Wait:
     def give_up_after(self, *, silence: float, timeout: float | None) -> None:
         doing = self.reader.text
         quiet = self._clock() - self._moved
-        answer = f"; `{HEALTH}`: {self._answer}" if self._answer else ""
+        answer = f"; `{endpoints.HEALTH}`: {self._answer}" if self._answer else ""
         if quiet >= silence:
             hint = "`deploy diagnose` names known causes; a longer `waiting.silence` in the profile waits longer"
             raise self._error(f"nothing has moved for {quiet:.0f} s while {doing}{answer}", hint=hint)

@@ -1,6 +1,6 @@
 """The server's argv and environment."""
 
-from orchestrator.engine.launch import Launch, launch_argv
+from orchestrator.engine import Launch, launch_argv
 from orchestrator.plan import Plan
 from orchestrator.render.artifacts import Command
 

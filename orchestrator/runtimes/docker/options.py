@@ -10,7 +10,7 @@ from typing import Any, Final
 from docker.types import DeviceRequest, Mount, Ulimit
 
 from orchestrator.core.secret import Secret
-from orchestrator.engine.config_file import Delivery
+from orchestrator.engine import Delivery
 from orchestrator.plan import ContainerNeeds
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import CONFIG_FILE, ContainerSpec, container_argv, container_env

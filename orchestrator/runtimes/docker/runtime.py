@@ -15,7 +15,7 @@ from requests import codes
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
-from orchestrator.engine.config_file import Delivery, delivery
+from orchestrator.engine import Delivery, delivery
 from orchestrator.host.procfs import find_process, identity
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState

@@ -23,7 +23,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.core.signals import held
 from orchestrator.core.waiting import look_until
-from orchestrator.engine.config_file import delivery
+from orchestrator.engine import delivery
 from orchestrator.host.procfs import family, find_process
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status

@@ -57,7 +57,19 @@ def test_an_error_is_told_from_a_text_that_speaks_of_one(event: bytes) -> None:
     assert not is_error(b'{"text": "{\\"error\\": 1}"}')
 
 
-@pytest.mark.parametrize("counted", [b"", b"[]", b"{}", b"[" * 100_000, b'{"usage": {"prompt_tokens": []}}', b"\xff"])
+@pytest.mark.parametrize(
+    "counted",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        b'{"usage": {"prompt_tokens": []}}',
+        b'{"usage": {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": "many"}}}',
+        b'{"meta_info": {"prompt_tokens": 1, "completion_tokens": 1, "finish_reason": "stop"}}',
+        b"\xff",
+    ],
+)
 def test_an_end_in_another_form_is_an_odd_answer(counted: bytes) -> None:
     with pytest.raises(OddAnswerError):
         read_usage(counted, b"")
