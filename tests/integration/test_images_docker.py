@@ -143,8 +143,9 @@ def test_a_base_that_is_ours_already_holds_our_patch_and_not_upstreams(docker: D
     """The patched image as a base: the receipt still claims the file, with the hashes it had and has."""
     ours = next(record for record in read_receipt(docker, image).patches if record.id == GUARD)
 
-    again = build_image(docker, render_artifacts(on_base(load("mi355x-tp8").plan, image)))
+    again = build_image(docker, render_artifacts(on_base(load("mi355x-tp8").plan, image)), no_cache=True)
 
+    docker.run("image", "rm", again.tag)
     guard = next(record for record in again.receipt.patches if record.id == GUARD)
     assert (guard.state, guard.files) == ("applied", ours.files)
     checked = {state.id: state.state for state in SourceChecker.of_ledger().check_image(docker, image)}

@@ -22,13 +22,14 @@ HEADERS = "28ae316c5be2d33b53fae8f2151e76a758f84aa3493abafeaef935e49cc5ba07"  # 
 CUH = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
 GUARD = read_diffs(read_ledger())["rocm-cuda-runtime-guard"]
 
-UNIT = """\
+HEAD = """\
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/dtype.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
-#include "fused_metadata_copy.cuh"
+"""
+UNIT = f"""{HEAD}#include "fused_metadata_copy.cuh"
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(fused_metadata_copy_multi, (FusedMetadataCopyMultiKernel<true, false>::run));
 """
 
@@ -92,9 +93,14 @@ def guard(sources: Path) -> None:
 
 
 def compiled(tools: Path, sources: Path, side: str) -> tuple[int, str]:
-    """Exit code and messages of one pass over the unit, with the flags sglang's JIT gives on ROCm."""
+    """Exit code and messages of one pass over the metadata copy kernel."""
+    return compiled_unit(tools, sources, UNIT, [sources / "jit_kernel/include", (sources / CUH).parent], side)
+
+
+def compiled_unit(tools: Path, sources: Path, text: str, folders: list[Path], side: str) -> tuple[int, str]:
+    """Exit code and messages of one pass over a unit, with the flags sglang's JIT gives on ROCm."""
     unit = sources / "cuda.cu"
-    unit.write_text(UNIT)
+    unit.write_text(text)
     hip = ["-x", "hip", f"--cuda-{side}-only", "--offload-arch=gfx950", "-nogpulib"]
     hip += [f"--rocm-path={tools}/usr", f"--hip-path={tools}/usr"]
     flags = [
@@ -107,8 +113,7 @@ def compiled(tools: Path, sources: Path, side: str) -> tuple[int, str]:
         "-std=c++20",
         "-O3",
     ]
-    folders = [tools / "python/tvm_ffi/include", tools / "usr/include", sources / "jit_kernel/include"]
-    includes = [f"-I{folder}" for folder in (*folders, (sources / CUH).parent)]
+    includes = [f"-I{folder}" for folder in (tools / "python/tvm_ffi/include", tools / "usr/include", *folders)]
     argv = [str(tools / "python/bin/clang-tidy"), "--quiet", "--checks=-*,misc-static-assert", str(unit), "--"]
     done = subprocess.run(
         [*argv, *hip, *flags, "-DHIP_FP8_TYPE_E4M3=1", *includes],
@@ -156,3 +161,20 @@ def test_the_upstream_file_compiles_too(tools: Path, sources: Path) -> None:
     (sources / CUH).write_text(read("0.5.15.post1", CUH))
 
     assert compiled(tools, sources, "device")[0] == 0
+
+
+@pytest.mark.parametrize("side", ["device", "host"])
+@pytest.mark.parametrize(("version", "compiles"), [("0.5.18", False), ("0.5.20", True)])
+def test_the_top_k_kernel_compiles_where_the_ledger_says_so(
+    tools: Path, tmp_path: Path, version: str, compiles: bool, side: str
+) -> None:
+    """`dsa-topk-v2-off` reads it off the kernel's own include; 0.5.18 turns the kernel off, 0.5.20 turns it on."""
+    package = unpack(version, tmp_path, below="kernels/jit/") / "sglang"
+    jit = package / "kernels/jit"
+
+    code, messages = compiled_unit(
+        tools, package, f'{HEAD}#include "deepseek_v4/topk_v2.cuh"\n', [jit / "include", jit / "csrc"], side
+    )
+
+    assert (code == 0) == compiles, messages[-3000:]
+    assert compiles or "topk_impl.cuh:27:10: error: 'cooperative_groups.h' file not found" in messages
