@@ -8,19 +8,23 @@ It runs on the image's own Python (3.10 or newer) with the standard library alon
     verify  look again at what the receipt claims, and print it
 
 The manifest (JSON) lists patches as their patch.yaml has them, a diff with its text. Sources are the packages `sglang`
-and `aiter`, where Python would import them from or where --root says.
+and `aiter`, where Python would import them from or where --root says. What counts of a file, read_sources.py tells.
 """
 
 import argparse
 import hashlib
 import importlib.util
+import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from read_sources import Refusal, decoded, encoded, find, match, sought
 
 Patch = dict[str, Any]  # one folder under patches/, validated when the manifest was made
 Roots = dict[str, Path]  # whose sources -> where they are
@@ -33,37 +37,10 @@ NEEDED = "needed"
 PRESENT = "present upstream"
 NOT_APPLICABLE = "not applicable"
 CONFLICT = "conflict"
-APPLIED = "applied"
+APPLIED = "applied"  # by us: now, or in a base image that is ours already
 AT_START = "acts at start"  # needed, and not a matter of the image: an overlay of the checkpoint, a variable
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
-
-
-class Refusal(Exception):  # noqa: N818 - not an error of ours: the sources refuse the patch
-    """A patch that cannot be applied or verified."""
-
-
-def find(root: Path, name: str) -> Path | None:
-    """The file of a probe: a path below `root`, or, for a bare name, the one file of that name anywhere below."""
-    if "/" in name:
-        return root / name if (root / name).is_file() else None
-    found = sorted(root.rglob(name))
-    if len(found) > 1:
-        raise Refusal(f"`{name}` stands in {len(found)} places below {root}")
-    return found[0] if found else None
-
-
-def match(root: Path, probe: dict[str, str]) -> str | None:
-    """`path:line: text` of the first match of a probe."""
-    path = find(root, probe["file"])
-    if path is None:
-        return None
-    text = path.read_text(encoding="utf-8")
-    hit = re.search(probe["match"], text, re.MULTILINE)
-    if hit is None:
-        return None
-    line = text.count("\n", 0, hit.start()) + 1
-    return f"{path.relative_to(root).as_posix()}:{line}: {text.splitlines()[line - 1].strip()}"
 
 
 def state_of(patch: Patch, roots: Roots) -> tuple[str, list[str]]:
@@ -71,26 +48,38 @@ def state_of(patch: Patch, roots: Roots) -> tuple[str, list[str]]:
     root = roots.get(patch["sources"])
     if root is None or not root.is_dir():
         return NOT_APPLICABLE, [f"no sources of {patch['sources']} here"]
-    for probe in patch["detect"]["present"]:
-        if evidence := match(root, probe):
-            return PRESENT, [evidence]
-    probes = patch["detect"]["needed"]
-    if missing := [probe["file"] for probe in probes if find(root, probe["file"]) is None]:
-        return NOT_APPLICABLE, [f"`{name}` does not exist" for name in missing]
-    if vain := [probe for probe in probes if match(root, probe) is None]:
-        state = CONFLICT if patch["apply"]["kind"] == "diff" else NOT_APPLICABLE
-        return state, [f"`{probe['file']}` has no match for: {probe['match']}" for probe in vain]
     try:
-        patched_texts(root, patch.get("diff", ""))
+        return _state(patch, root)
     except Refusal as refusal:
         return CONFLICT, [str(refusal)]
+
+
+def _state(patch: Patch, root: Path) -> tuple[str, list[str]]:
+    diff = patch.get("diff", "")
+    for probe in patch["detect"]["present"]:
+        if evidence := match(root, probe):
+            ours = diff and before_us(root, diff)
+            return (APPLIED, [f"{evidence}, as this diff writes it"]) if ours else (PRESENT, [evidence])
+    probes = patch["detect"]["needed"]
+    if missing := [probe["file"] for probe in probes if find(root, probe["file"]) is None]:
+        return NOT_APPLICABLE, [f"there is no file `{name}`" for name in missing]
+    if vain := [probe for probe in probes if match(root, probe) is None]:
+        state = CONFLICT if patch["apply"]["kind"] in {"diff", "config"} else NOT_APPLICABLE
+        return state, [f"`{probe['file']}` has no match for: {sought(probe)}" for probe in vain]
+    patched_texts(root, diff)
     return NEEDED, [evidence for probe in probes if (evidence := match(root, probe))]
 
 
 def parse_diff(text: str) -> list[tuple[str, list[Hunk]]]:
     """The files of a unified diff with their hunks, in order."""
+    rows: list[str] = []
+    for row in io.StringIO(text):  # unlike str.splitlines, it ends a line at a newline and nowhere else
+        if row.startswith("\\") and rows:  # "\ No newline at end of file"
+            rows[-1] = rows[-1].removesuffix("\n")
+        else:
+            rows.append(row)
     files: list[tuple[str, list[Hunk]]] = []
-    lines = iter(text.splitlines(keepends=True))
+    lines = iter(rows)
     for line in lines:
         if line.startswith("+++ "):
             files.append((line[4:].split("\t")[0].strip().partition("/")[2], []))
@@ -115,34 +104,48 @@ def _hunk_texts(lines: Iterator[str], before: int, after: int) -> tuple[str, str
     return "".join(old), "".join(new)
 
 
-def patched_texts(root: Path, diff: str) -> dict[Path, str]:
-    """Every file the diff changes, with its text afterwards.
+def patched_texts(root: Path, diff: str, *, back: bool = False) -> dict[Path, str]:
+    """Every file the diff changes, with its text afterwards; or, going `back`, with its text before.
 
     A hunk has to match to the letter and in exactly one place: there is no fuzz. A file that moved within the sources
-    is found by its name.
+    is found by its name; one whose lines end in CRLF keeps them. Nothing outside the sources is changed.
     """
     texts: dict[Path, str] = {}
     for name, hunks in parse_diff(diff):
         path = find(root, name) or find(root, Path(name).name)
         if path is None:
             raise Refusal(f"`{name}` does not exist below {root}")
-        text = path.read_bytes().decode()
-        for line, old, new in hunks:
+        if not path.resolve().is_relative_to(root.resolve()):
+            raise Refusal(f"`{path}` is a link that leads out of the sources, to `{path.resolve()}`")
+        text = decoded(path)
+        for line, *sides in hunks:
+            old, new = (side.replace("\n", "\r\n") if "\r\n" in text else side for side in sides)
+            old, new = (new, old) if back else (old, new)
             places = [hit.start() for hit in re.finditer("^" + re.escape(old), text, re.MULTILINE)]
             if len(places) != 1:
                 raise Refusal(_misfit(path, line, old, text, len(places)))
             text = text[: places[0]] + new + text[places[0] + len(old) :]
-        texts[path] = text
+        texts[path.resolve()] = text
     return texts
 
 
+def before_us(root: Path, diff: str) -> dict[Path, str]:
+    """The files as they were before this very diff was applied to them; nothing where it was not."""
+    try:
+        return patched_texts(root, diff, back=True)
+    except Refusal:
+        return {}
+
+
 def _misfit(path: Path, line: int, old: str, text: str, places: int) -> str:
-    near = text.splitlines()[line - 1 : line - 1 + old.count("\n")]
+    near = text.split("\n")[line - 1 : line - 1 + old.count("\n")]
     expected = "".join(f"    | {row}\n" for row in old.splitlines())
     found = "".join(f"    | {row}\n" for row in near)
+    end = "" if text.endswith("\n") else "\n  the file ends without a newline"
     return (
         f"`{path}` has the context of the diff {places} times\n"
         f"  expected near line {line}:\n{expected}  found there:\n{found}".rstrip()
+        + end
     )
 
 
@@ -161,11 +164,32 @@ def apply_diff(root: Path, diff: str) -> list[dict[str, str | None]]:
     files: list[dict[str, str | None]] = []
     for path, text in patched_texts(root, diff).items():
         before = sha256(path)
-        path.write_bytes(text.encode())
+        _replace(path, encoded(text))
         for stale in bytecode(path):
             stale.unlink()
         files.append({"path": str(path), "before": before, "after": sha256(path)})
     return files
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Put a new file in the place of the old one, whole or not at all; what is linked to the old one keeps it."""
+    beside = path.with_name(f".{path.name}.patched")
+    try:
+        beside.write_bytes(content)
+        shutil.copymode(path, beside)
+        beside.replace(path)
+    except OSError as error:
+        raise Refusal(f"`{path}` cannot be written: {error.strerror}") from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def applied_before(root: Path, diff: str) -> list[dict[str, str | None]]:
+    """The files that hold this diff already, with the hashes that they had and have."""
+    return [
+        {"path": str(path), "before": hashlib.sha256(encoded(text)).hexdigest(), "after": sha256(path)}
+        for path, text in before_us(root, diff).items()
+    ]
 
 
 def added_file(path: Path) -> list[dict[str, str | None]]:
@@ -174,14 +198,15 @@ def added_file(path: Path) -> list[dict[str, str | None]]:
 
 
 def apply(manifest: list[Patch], roots: Roots) -> list[dict[str, Any]]:
-    """Apply what is needed; one entry of the receipt a patch. Raises Refusal with every diff that fits nowhere."""
+    """Apply what is needed; one entry of the receipt a patch. Raises Refusal with every patch that fits nowhere."""
     states = {patch["id"]: state_of(patch, roots) for patch in manifest}
     misfits = [
         f"patch `{patch['id']}` neither applies nor is present\n  "
         + "\n  ".join(states[patch["id"]][1])
         + f"\n  upstream: {patch['upstream']}"
         for patch in manifest
-        if patch["apply"]["kind"] == "diff" and states[patch["id"]][0] not in {NEEDED, PRESENT}
+        if states[patch["id"]][0] == CONFLICT
+        or (patch["apply"]["kind"] == "diff" and states[patch["id"]][0] == NOT_APPLICABLE)
     ]
     if misfits:
         raise Refusal("\n".join(misfits))
@@ -193,8 +218,13 @@ def _apply_one(patch: Patch, roots: Roots, state: str, evidence: list[str]) -> d
     files: list[dict[str, str | None]] = []
     act = patch["apply"]
     if state == NEEDED and act["kind"] == "diff":
-        files = apply_diff(roots[patch["sources"]], patch["diff"])
+        try:
+            files = apply_diff(roots[patch["sources"]], patch["diff"])
+        except Refusal as refusal:
+            raise Refusal(f"patch `{patch['id']}` cannot be applied\n  {refusal}") from refusal
         state = APPLIED
+    elif state == APPLIED:
+        files = applied_before(roots[patch["sources"]], patch["diff"])
     elif state == NEEDED and act["kind"] == "file":
         files = added_file(Path(act["destination"]))
         state = APPLIED if files else NEEDED
@@ -220,7 +250,7 @@ def verify(manifest: list[Patch], roots: Roots, receipt: dict[str, Any]) -> None
             _verify_files(patch["id"], applied[patch["id"]]["files"])
             for probe in patch["verify"]:
                 if match(roots[patch["sources"]], probe) is None:
-                    raise Refusal(f"patch `{patch['id']}`: `{probe['file']}` has no match for: {probe['match']}")
+                    raise Refusal(f"patch `{patch['id']}`: `{probe['file']}` has no match for: {sought(probe)}")
     imported = installed("sglang")
     if imported is None or imported != roots.get("sglang", Path()).resolve():
         raise Refusal(f"python imports sglang from {imported or 'nowhere'}, the patches went to {roots.get('sglang')}")
@@ -247,7 +277,7 @@ def describe(root: Path) -> dict[str, str | None] | None:
     if not root.is_dir():
         return None
     version = root / "_version.py"
-    named = re.search(r"^__version__ = .*'(.+)'$", version.read_text(), re.MULTILINE) if version.is_file() else None
+    named = re.search(r"^__version__ = .*'(.+)'$", decoded(version), re.MULTILINE) if version.is_file() else None
     git = ["git", "-c", "safe.directory=*", "-C", str(root), "rev-parse", "HEAD"]
     try:
         commit: str | None = subprocess.check_output(git, stderr=subprocess.DEVNULL, text=True).strip()
@@ -289,5 +319,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Refusal as refusal:
-        sys.exit(f"error: {refusal}")
+    except (Refusal, OSError) as error:
+        sys.exit(f"error: {error}")

@@ -57,7 +57,7 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[Iterator[s
     from orchestrator.core.nearest import did_you_mean
 
     if subject == "-":
-        yield (line.rstrip("\n") for line in sys.stdin)
+        yield (line.decode(errors="replace").rstrip("\r\n") for line in sys.stdin.buffer)
     elif Path(subject).is_file():
         yield LogTail(Path(subject)).to_end()
     else:

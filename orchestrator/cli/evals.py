@@ -36,6 +36,7 @@ def evaluate(
     """
     import shlex
     import sys
+    from contextlib import ExitStack
 
     from orchestrator.commands.bench import is_url, server_target, url_target
     from orchestrator.commands.evals import against_file, against_published, run_eval, save_outcome
@@ -43,13 +44,13 @@ def evaluate(
     from orchestrator.core.errors import BenchError
     from orchestrator.core.paths import Home
 
-    if is_url(target):
-        found = url_target(target, gpus=None, api_key_env=api_key_env)
-    else:
-        with fleet(Home.from_environment(), host) as servers:
-            found = server_target(servers, target)
-    command = shlex.join(["deploy", *sys.argv[1:]])
-    outcome = run_eval(found, suite=suite, limit=limit, data=data, command=command, say=say)
+    home, command = Home.from_environment(), shlex.join(["deploy", *sys.argv[1:]])
+    with ExitStack() as stack:  # a tunnel to a far host stays open until the last question is answered
+        if is_url(target):
+            found = url_target(target, gpus=None, api_key_env=api_key_env)
+        else:
+            found = server_target(stack.enter_context(fleet(home, host)), target)
+        outcome = run_eval(found, suite=suite, limit=limit, data=data, command=command, home=home, say=say)
     try:
         file = save_outcome(outcome, output)
     except OSError as error:

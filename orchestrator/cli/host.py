@@ -9,7 +9,7 @@ from orchestrator.cli.options import HostOption, Json, ProfileOption, SetOption
 from orchestrator.core.console import Progress, note, out, out_json, say
 
 if TYPE_CHECKING:
-    from orchestrator.weights.stage import DownloadProgress
+    from orchestrator.weights import DownloadProgress
 
 
 def register(app: typer.Typer) -> None:
@@ -49,16 +49,14 @@ def stage(
 
     from orchestrator.commands.planning import load
     from orchestrator.core.paths import Home
-    from orchestrator.weights.hub import Hub
-    from orchestrator.weights.stage import stage as fetch
-    from orchestrator.weights.verify import checkpoint_directory, needs_mtp
+    from orchestrator.weights import Hub, checkpoint_directory, needs_mtp, stage_checkpoint
 
     plan = load(profile, overrides=set_ or ()).plan
     target = (directory or checkpoint_directory(plan.model, Home.from_environment())).absolute()
     hub = Hub(endpoint=os.environ.get("HF_ENDPOINT"), token=os.environ.get("HF_TOKEN"))
     progress = Progress()
     try:
-        verified = fetch(
+        verified = stage_checkpoint(
             plan.model, target, speculative=needs_mtp(plan), hub=hub, progress=lambda arrived: _show(progress, arrived)
         )
     finally:

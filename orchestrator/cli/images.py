@@ -7,13 +7,12 @@ import typer
 
 from orchestrator.cli.options import GiveOption, Json, ProfileOption, SetOption, named_files
 from orchestrator.core.console import note, out, out_json, say, table
-from orchestrator.core.errors import UsageError
+from orchestrator.core.errors import PatchError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from orchestrator.images.check import Checker, Finding
-    from orchestrator.images.receipt import Receipt
+    from orchestrator.images import ImageReceipt, PatchState
 
 _patches = typer.Typer(no_args_is_help=True, help="The ledger of patches, and which of them sources need.")
 
@@ -46,11 +45,7 @@ def build(
     from orchestrator.commands.artifacts import render_artifacts
     from orchestrator.commands.kernels import planned
     from orchestrator.core.paths import Home
-    from orchestrator.images.build import push as push_image
-    from orchestrator.images.build import tag_image
-    from orchestrator.images.client import find_docker
-    from orchestrator.images.metadata import write_metadata
-    from orchestrator.images.of_plan import build_image, on_base
+    from orchestrator.images import build_image, find_docker, on_base, push_image, tag_image, write_metadata
 
     if push and tag is None:
         raise UsageError("`--push` needs a name to push", hint="give one with `--tag registry/name:tag`")
@@ -79,8 +74,7 @@ def inspect(
     """Show what an image holds: its sources, and each patch with its state, evidence and hashes."""
     from dataclasses import asdict
 
-    from orchestrator.images.client import find_docker
-    from orchestrator.images.receipt import read_receipt
+    from orchestrator.images import find_docker, read_receipt
 
     receipt = read_receipt(find_docker(), image)
     if json:
@@ -112,7 +106,7 @@ def matrix() -> None:
 @_patches.command("list")
 def list_patches(*, json: Json = False) -> None:
     """List every patch: what it mends, for which engines, and where the fix came from."""
-    from orchestrator.patches.ledger import read_ledger
+    from orchestrator.patches import read_ledger
 
     ledger = read_ledger()
     if json:
@@ -130,24 +124,37 @@ def check_patches(
     image: Annotated[str | None, typer.Option(help="an image on this docker host")] = None,
     json: Json = False,
 ) -> None:
-    """Tell by content which patches some sources need, with the file and line that says so."""
+    """Tell by content which patches some sources need, with the file and line that says so; exit 5 on a conflict."""
     from dataclasses import asdict
+
+    from orchestrator.images import CONFLICT
 
     if sum(choice is not None for choice in (wheel, source, image)) != 1:
         raise UsageError("say what to look at", hint="one of `--wheel VERSION`, `--source DIR`, `--image REF`")
-    findings = _find(_checker(), wheel=wheel, source=source, image=image)
+    states = _states(wheel=wheel, source=source, image=image)
     if json:
-        out_json([asdict(finding) for finding in findings])
-        return
-    rows = [[finding.id, finding.state, line] for finding in findings for line in finding.evidence]
-    out(table(["patch", "state", "evidence"], rows))
+        out_json([asdict(state) for state in states])
+    else:
+        out(table(["patch", "state", "evidence"], [row for found in states for row in _rows(found)]))
+    if conflicts := [found.id for found in states if found.state == CONFLICT]:
+        raise PatchError(
+            f"patches that these sources neither need nor have: {', '.join(f'`{name}`' for name in conflicts)}",
+            hint="an image is not built on them; mend the patch, or leave it out with `without_patches` in the profile",
+        )
 
 
-def _find(checker: "Checker", *, wheel: str | None, source: Path | None, image: str | None) -> "Sequence[Finding]":
+def _rows(found: "PatchState") -> "Iterator[list[str]]":
+    """One row a line of evidence, named once."""
+    first, *others = "\n".join(found.evidence).splitlines()
+    yield [found.id, found.state, first]
+    yield from (["", "", line] for line in others)
+
+
+def _states(*, wheel: str | None, source: Path | None, image: str | None) -> "Sequence[PatchState]":
     from orchestrator.core.paths import Home
-    from orchestrator.images.client import find_docker
-    from orchestrator.images.wheels import fetch_wheel
+    from orchestrator.images import SourceChecker, fetch_wheel, find_docker
 
+    checker = SourceChecker.of_ledger()
     if wheel is not None:
         path = Path(wheel) if wheel.endswith(".whl") else fetch_wheel(wheel, Home.from_environment().root / "wheels")
         return checker.check_wheel(path)
@@ -156,17 +163,7 @@ def _find(checker: "Checker", *, wheel: str | None, source: Path | None, image: 
     return checker.check_image(find_docker(), image or "")
 
 
-def _checker() -> "Checker":
-    from orchestrator.images.check import Checker
-    from orchestrator.images.sources import applier_path
-    from orchestrator.patches.ledger import read_diff, read_ledger
-
-    ledger = read_ledger()
-    diffs = {patch.id: text for patch in ledger if (text := read_diff(patch)) is not None}
-    return Checker(applier=applier_path(), patches=ledger, diffs=diffs)
-
-
-def _summary(receipt: "Receipt") -> str:
+def _summary(receipt: "ImageReceipt") -> str:
     """The receipt in a table: sources first, then one line a patch."""
     rows = [
         [name, source.version or "unknown", (source.commit or "unknown")[:12], source.root]

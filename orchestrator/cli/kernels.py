@@ -12,7 +12,7 @@ from orchestrator.core.errors import KernelsError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.kernels.gate import GateReport
+    from orchestrator.kernels import GateReport
     from orchestrator.plan import Plan
 
 TableOption: TypeAlias = Annotated[
@@ -50,17 +50,16 @@ def coverage(
     json: Json = False,
 ) -> None:
     """Say for every bucket of tokens whether a tuned kernel answers; exit code 9 where the server would miss."""
-    from orchestrator.cli.kernels_view import coverage_text
-    from orchestrator.commands.kernels import Given, cover
+    from orchestrator.commands.kernels import RowSources, cover
     from orchestrator.core.paths import Home
-    from orchestrator.kernels.coverage import to_dict
+    from orchestrator.kernels import to_dict, to_text
 
-    home, given = Home.from_environment(), Given(tables=tuple(tables or ()), image=image, model=model)
+    home, given = Home.from_environment(), RowSources(tables=tuple(tables or ()), image=image, model=model)
     covered = [cover(plan, given, home) for plan in _plans(profile, set_ or ())]
     if json:
         out_json([{**to_dict(one.found), "tables": one.tables} for one in covered])
     else:
-        out("\n\n".join(coverage_text(one) for one in covered))
+        out("\n\n".join(to_text(one.found, tables=one.tables) for one in covered))
     if short := [one.found for one in covered if one.found.missing]:
         names = ", ".join(f"`{found.profile}` ({len(found.missing)} missing)" for found in short)
         raise KernelsError(
@@ -73,7 +72,7 @@ def _plans(profile: str | None, overrides: "Sequence[str]") -> "list[Plan]":
     """The plan of that profile, else those of all profiles that have such kernels."""
     from orchestrator.commands.kernels import require_moe
     from orchestrator.commands.planning import load, profile_names
-    from orchestrator.kernels.coverage import applies_to
+    from orchestrator.kernels import applies_to
 
     if profile is None:
         plans = [load(name, overrides=overrides).plan for name in profile_names()]
@@ -99,16 +98,15 @@ def table(
 
     The image's own rows are read from the profile's image, or from copies of its tables given with `--table`.
     """
-    from orchestrator.cli.kernels_view import table_text
-    from orchestrator.commands.kernels import Given, build_table
+    from orchestrator.commands.kernels import RowSources, build_table
     from orchestrator.commands.planning import load
     from orchestrator.core.paths import Home
-    from orchestrator.kernels.coverage import to_dict
+    from orchestrator.kernels import to_dict
 
     plan = load(profile, overrides=set_ or ()).plan
-    given = Given(tables=tuple(tables or ()), image=image, model=model)
+    given = RowSources(tables=tuple(tables or ()), image=image, model=model)
     built = build_table(plan, given, Home.from_environment(), upstream=upstream)
-    say(table_text(built))
+    say(built.summary)
     if json:
         origins = {origin.value: count for origin, count in built.table.origins.items()}
         out_json({"path": str(built.path), "rows": origins, "coverage": to_dict(built.found)})
@@ -130,14 +128,15 @@ def tune(
     set_: SetOption = None,
 ) -> None:
     """Run aiter's own tuner for the missing keys, on a host with the profile's GPU; go on where it was stopped."""
-    from orchestrator.commands.kernels import Given, prepare_tuning, run_tuning
+    from orchestrator.commands.kernels import RowSources
     from orchestrator.commands.planning import load
+    from orchestrator.commands.tuning import prepare_tuning, run_tuning
     from orchestrator.core.paths import Home
     from orchestrator.core.shell import quote
-    from orchestrator.kernels.rows import write_untuned
+    from orchestrator.kernels import write_untuned
 
     plan = load(profile, overrides=set_ or ()).plan
-    given = Given(tables=tuple(tables or ()), image=image, model=model)
+    given = RowSources(tables=tuple(tables or ()), image=image, model=model)
     tuning = prepare_tuning(plan, given, Home.from_environment(), hours=hours, rekeyed=rekeyed)
     if not tuning.job.keys:
         note("every key has a row; nothing to tune")
@@ -189,7 +188,7 @@ def log(
 def _read_log(path: str) -> "GateReport":
     import sys
 
-    from orchestrator.kernels.gate import GateReader
+    from orchestrator.kernels import GateReader
 
     reader = GateReader()
     try:

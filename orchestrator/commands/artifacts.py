@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.commands.planning import load
-from orchestrator.images.sources import input_digests, read_inputs
+from orchestrator.images import input_digests, read_inputs
 from orchestrator.plan import Plan
 from orchestrator.render.artifacts import Artifacts, ContextFile
 from orchestrator.render.files import files

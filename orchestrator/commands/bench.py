@@ -17,8 +17,7 @@ from orchestrator.commands.servers import Fleet, api_key
 from orchestrator.core.errors import UsageError
 from orchestrator.core.secret import Secret
 from orchestrator.core.validation import faults_in
-from orchestrator.kernels.coverage import applies_to
-from orchestrator.kernels.gate import gate
+from orchestrator.kernels import applies_to, gate_report
 from orchestrator.results.result import RESULT_FILE, Price, Provenance, Result
 
 
@@ -93,7 +92,7 @@ def server_target(servers: Fleet, name: str) -> Target:
     def look() -> dict[str, object] | None:
         if known is None or not applies_to(known):
             return None
-        return gate(servers.runtime(handle).logs(handle, follow=False)).to_dict()
+        return gate_report(servers.runtime(handle).logs(handle, follow=False)).to_dict()
 
     return Target(url=handle.url, key=api_key(_text(key_env)), provenance=provenance, kernel_gate=look)
 

@@ -4,15 +4,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.commands.bench import Target
+from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError
 from orchestrator.core.files import write_whole
+from orchestrator.core.paths import Home, data_root
 from orchestrator.engine.answers import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
-from orchestrator.evals.harness import EvalRequest, evaluate, harness_directory
-from orchestrator.evals.outcome import file_name, load, to_json
-from orchestrator.evals.suites import find_suite
+from orchestrator.evals import REQUIREMENTS, EvalRequest, evaluate, find_suite
 from orchestrator.report.published import Published, PublishedEval, load_all, of_kind
-from orchestrator.results.scores import Judgement, Outcome, judge, judge_independent
+from orchestrator.results.scores import (
+    Judgement,
+    Outcome,
+    judge,
+    judge_independent,
+    load_outcome,
+    outcome_file,
+    outcome_to_json,
+)
+from orchestrator.runtimes.process.environment import ensure
 
 
 def served_model(target: Target) -> str:
@@ -33,15 +42,21 @@ def run_eval(
     limit: int | None,
     data: Path | None,
     command: str,
+    home: Home,
     say: Callable[[str], None],
 ) -> Outcome:
-    """Ask a served model the questions of a suite. See `harness.evaluate` for errors."""
-    chosen = find_suite(suite)
-    harness_directory()  # before the endpoint is bothered
+    """Ask a served model the questions of a suite.
+
+    The harness has an environment of its own in the tool's home, built at the first call. Raises BuildError where that
+    fails, and what `harness.evaluate` raises.
+    """
+    chosen, model = find_suite(suite), served_model(target)
+    environment = ensure(REQUIREMENTS, images_root=data_root() / "images", home=home, progress=Progress())
     request = EvalRequest(
+        python=environment.python,
         suite=chosen,
         url=target.url,
-        model=served_model(target),
+        model=model,
         key=target.key,
         limit=limit,
         data=data,
@@ -52,12 +67,12 @@ def run_eval(
 
 def save_outcome(outcome: Outcome, directory: Path) -> Path:
     """Write it where `deploy report` finds it. Raises OSError."""
-    return write_whole(directory / file_name(outcome.suite), to_json(outcome))
+    return write_whole(directory / outcome_file(outcome.suite), outcome_to_json(outcome))
 
 
 def against_file(outcome: Outcome, baseline: Path) -> Judgement:
     """What the outcome says beside an earlier one. Raises BenchError for one of another suite or metric."""
-    before = load(baseline)
+    before = load_outcome(baseline)
     if (before.suite, before.metric) != (outcome.suite, outcome.metric):
         raise BenchError(
             f"the baseline is `{before.suite}` scored by `{before.metric}`, "

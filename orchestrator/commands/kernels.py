@@ -1,37 +1,43 @@
-"""The workflows of `deploy kernels`: coverage, the table a server gets, and the tuner for what is missing."""
+"""Tuned kernels of a plan: are they covered, the table its server gets, and whether its log says they were used."""
 
-import os
-import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.commands.artifacts import plan_given
 from orchestrator.commands.planning import load
-from orchestrator.core.console import warn
-from orchestrator.core.errors import DeployError, HostError, KernelsError, UsageError
+from orchestrator.commands.runs import RunDir
+from orchestrator.core.console import note, warn
+from orchestrator.core.errors import DeployError, KernelsError
+from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
-from orchestrator.images.base import ensure_base
-from orchestrator.images.client import find_docker
-from orchestrator.kernels.coverage import Coverage, applies_to, coverage, rank_shapes
-from orchestrator.kernels.disk.checkpoint import read_checkpoint
-from orchestrator.kernels.disk.files import read_tables
-from orchestrator.kernels.disk.image import ImageTables, read_digest, read_image
-from orchestrator.kernels.disk.pins import read_pins
-from orchestrator.kernels.disk.store import Provenance, Store
-from orchestrator.kernels.disk.tuner import Job, Tuned, in_container, tune, tuner_command
-from orchestrator.kernels.disk.upstream import upstream_table
-from orchestrator.kernels.disk.watch import Limits
-from orchestrator.kernels.fusion import Checkpoint
-from orchestrator.kernels.keys import Key
-from orchestrator.kernels.rows import Row, RowOrigin
-from orchestrator.kernels.table import Table, assemble
+from orchestrator.images import ensure_base, find_docker
+from orchestrator.kernels import (
+    Coverage,
+    GateReport,
+    MoeCheckpoint,
+    RowOrigin,
+    Table,
+    TunedRow,
+    applies_to,
+    assemble,
+    coverage_of,
+    gate_report,
+    rank_shapes,
+)
+from orchestrator.kernels.disk import (
+    ImageTables,
+    Store,
+    read_checkpoint,
+    read_image,
+    read_pins,
+    read_tables,
+    upstream_table,
+)
 from orchestrator.plan import Plan
 from orchestrator.render.dockerfile import base_reference
-from orchestrator.weights.verify import checkpoint_directory
+from orchestrator.weights import checkpoint_directory
 
-_GPU_DEVICE = Path("/dev/kfd")
 _IMAGE_INPUT = "moe-table"  # as patches/aiter-fp4-moe-table asks for it
 
 
@@ -50,7 +56,7 @@ def planned(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class RowSources:
     """Where rows are read from: tables named by the user, an image, a checkpoint's folder; each may be absent."""
 
     tables: tuple[Path, ...] = ()
@@ -59,14 +65,14 @@ class Given:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Covered:
+class CoveredPlan:
     """A coverage, and the tables it was computed from, in words."""
 
     found: Coverage
     tables: str
 
 
-def cover(plan: Plan, given: Given, home: Home) -> Covered:
+def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
     """Coverage of a plan by the tables given, else by the table built for its profile, else by none.
 
     The key follows from the checkpoint given, else from the one that is staged, else both count.
@@ -74,10 +80,10 @@ def cover(plan: Plan, given: Given, home: Home) -> Covered:
     checkpoint = _checkpoint(plan, given, home)
     shapes = set(rank_shapes(plan, checkpoint.moe if checkpoint else None))
     built = Store.of(home, plan).table(plan)
-    rows: list[Row] = []
+    rows: list[TunedRow] = []
     names = []
     if given.image:
-        shipped, plan = _in_image(plan, given.image)
+        shipped, plan = plan_in_image(plan, given.image)
         rows += shipped.rows
         names.append(f"{shipped.files} files in `{given.image}`")
     paths = given.tables
@@ -86,18 +92,18 @@ def cover(plan: Plan, given: Given, home: Home) -> Covered:
     rows += read_tables(paths, keep=lambda row: row.key.shape in shapes)
     names += [f"`{path}`" for path in paths]
     pinned = read_pins().names_of(plan.engine.aiter_commit)
-    return Covered(
-        found=coverage(plan, rows, checkpoint=checkpoint, names=pinned), tables=", ".join(names) or "no table"
+    return CoveredPlan(
+        found=coverage_of(plan, rows, checkpoint=checkpoint, names=pinned), tables=", ".join(names) or "no table"
     )
 
 
-def _checkpoint(plan: Plan, given: Given, home: Home) -> Checkpoint | None:
+def _checkpoint(plan: Plan, given: RowSources, home: Home) -> MoeCheckpoint | None:
     """The checkpoint named, else the one that is staged for the plan, else none."""
     folder = given.model or checkpoint_directory(plan.model, home)
     return read_checkpoint(folder) if given.model or (folder / "config.json").is_file() else None
 
 
-def _in_image(plan: Plan, image: str) -> tuple[ImageTables, Plan]:
+def plan_in_image(plan: Plan, image: str) -> tuple[ImageTables, Plan]:
     """The image's tables, and the plan with the aiter that is really in there."""
     if plan.engine.aiter_dir is None:
         raise KernelsError(
@@ -114,15 +120,20 @@ def _in_image(plan: Plan, image: str) -> tuple[ImageTables, Plan]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
+class BuiltTable:
     """A table that was written, and what it answers."""
 
     path: Path
     table: Table
     found: Coverage
 
+    @property
+    def summary(self) -> str:
+        """What it holds, and which keys it answers, in lines."""
+        return "\n".join([self.table.summary, *(f"{one.title} ({one.summary})" for one in self.found.keys)])
 
-def build_table(plan: Plan, given: Given, home: Home, *, upstream: bool) -> Built:
+
+def build_table(plan: Plan, given: RowSources, home: Home, *, upstream: bool) -> BuiltTable:
     """Write the one table that the plan's server gets, with its companion of origins.
 
     Rows come from the image, by default the profile's (pulled where it is missing), or else from copies of its tables;
@@ -134,7 +145,7 @@ def build_table(plan: Plan, given: Given, home: Home, *, upstream: bool) -> Buil
     asked = plan
     own = [replace(row, origin=RowOrigin.IMAGE) for row in read_tables(given.tables)]
     if image := given.image or (None if given.tables else _own_image(plan)):
-        shipped, plan = _in_image(plan, image)
+        shipped, plan = plan_in_image(plan, image)
         own += shipped.rows
     pins = read_pins()
     rows = [*Store.of(home, plan).measured(), *own]
@@ -147,7 +158,9 @@ def build_table(plan: Plan, given: Given, home: Home, *, upstream: bool) -> Buil
     table = assemble(plan, rows, names=names)
     checkpoint = _checkpoint(plan, given, home)
     written = Store.of(home, asked).write(asked, table.rows)  # where `build` and `up` look for it
-    return Built(path=written, table=table, found=coverage(plan, table.rows, checkpoint=checkpoint, names=names))
+    return BuiltTable(
+        path=written, table=table, found=coverage_of(plan, table.rows, checkpoint=checkpoint, names=names)
+    )
 
 
 def _own_image(plan: Plan) -> str:
@@ -169,72 +182,26 @@ def require_moe(plan: Plan) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tuning:
-    """A tuning that is about to start: with which command, in which image, and where its rows are kept."""
+def kernel_gate(log: Iterable[str], *, plan: Plan, run: RunDir, strict: bool) -> GateReport | None:
+    """Read the log for hits and misses and say what was missed; None for a plan without such kernels.
 
-    store: Store
-    job: Job
-    container: str
-    image: str
-    aiter_commit: str
-
-
-def prepare_tuning(plan: Plan, given: Given, home: Home, *, hours: float, rekeyed: bool) -> Tuning:
-    """The tuning of exactly the keys that no row answers, and with `rekeyed` also those that a re-keyed row does.
-
-    Raises UsageError without an image to run in.
+    Keeps the report beside the log, and the missed keys as the tuner's input. Raises KernelsError on a miss where
+    `strict`. Large prefill buckets are looked up late: `smoke` and `bench` look again.
     """
-    require_moe(plan)
-    image = given.image or plan.engine.image
-    if image is None or plan.engine.aiter_dir is None:
-        raise UsageError(f"the engine of `{plan.profile}` has no image with aiter", hint="name one with `--image`")
-    if given.image:
-        _, plan = _in_image(plan, given.image)
-    store = Store.of(home, plan)
-    folder = store.tuning(plan)
-    container = f"deploy-tune-{plan.profile}-{os.getpid()}"
-    job = Job(
-        argv=tuner_command(plan, image=image, folder=folder, container=container),
-        keys=_to_tune(plan, given, home, rekeyed=rekeyed),
-        names=read_pins().names_of(plan.engine.aiter_commit),
-        folder=folder,
-        limits=Limits(total=hours * 3600, shutdown=120, look=5, term=20),
+    if not applies_to(plan):
+        return None
+    report = gate_report(log)
+    run.save("kernels.json", report.to_dict())
+    text = f"kernels: {report.summary}"
+    if not report.misses:
+        note(text)
+        return report
+    untuned = write_whole(run.path / "untuned.csv", report.untuned)
+    hint = (
+        f"`deploy kernels coverage --profile {plan.profile}` shows the gap, `deploy kernels table` fills what is "
+        f"known, `deploy kernels tune` measures the rest; the missed keys: {untuned}"
     )
-    return Tuning(
-        store=store, job=job, container=container, image=image, aiter_commit=plan.engine.aiter_commit or "unknown"
-    )
-
-
-def _to_tune(plan: Plan, given: Given, home: Home, *, rekeyed: bool) -> tuple[Key, ...]:
-    store = Store.of(home, plan)
-    if given.tables or store.table(plan).is_file():  # the table holds the image's rows
-        given = replace(given, image=None)
-    found = cover(plan, given, home).found
-    unmeasured = {
-        bucket.key
-        for one in found.keys
-        if one.expected is not False
-        for bucket in one.buckets
-        if rekeyed and bucket.row and bucket.row.origin is RowOrigin.REKEYED
-    }
-    measured = {row.key for row in store.measured() if not row.tag}
-    return tuple(sorted(({*found.missing, *unmeasured}) - measured))
-
-
-def run_tuning(tuning: Tuning, progress: Callable[[int, int], None]) -> Tuned:
-    """Run it. Raises HostError on a machine without an AMD GPU."""
-    if not _GPU_DEVICE.exists():
-        raise HostError(
-            f"there is no `{_GPU_DEVICE}` here: aiter's tuner measures on the GPU the table is for",
-            hint="run this on the server's own host; `--dry-run` shows the command and the keys anywhere",
-        )
-    provenance = Provenance(
-        host=socket.gethostname(),
-        image=read_digest(tuning.image),
-        aiter_commit=tuning.aiter_commit,
-        date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-    )
-    return tune(
-        tuning.job, run=in_container(tuning.container), store=tuning.store, provenance=provenance, progress=progress
-    )
+    if strict:
+        raise KernelsError(text, hint=hint)
+    warn(text, hint=hint)
+    return report

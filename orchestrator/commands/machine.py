@@ -3,11 +3,12 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from functools import partial
 
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.core.waiting import look_until
 from orchestrator.host.drain import read_gpus, wait_for_vram
 from orchestrator.host.ports import plan_ports, port_holder
 from orchestrator.host.preflight import preflight
@@ -17,10 +18,9 @@ from orchestrator.host.subject import Access, Space
 from orchestrator.host.survey import Runner, local
 from orchestrator.plan import Plan
 from orchestrator.runtimes import Place, runtime_kind
-from orchestrator.weights.receipt import stamps
-from orchestrator.weights.verify import checkpoint_directory, needs_mtp, verify
+from orchestrator.weights import checkpoint_directory, needs_mtp, stamps, verify_checkpoint
 
-_PORT_LIMIT: Final = 30.0  # seconds a stopped server's port may stay taken
+_PORT_LIMIT, _PORT_PAUSE = 30.0, 0.2  # seconds a stopped server's port may stay taken, and between two looks
 
 
 def place_of(plan: Plan, home: Home, host: str | None, environ: Mapping[str, str] = os.environ) -> Place:
@@ -80,14 +80,18 @@ def wait_until_free(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait until the ports and the VRAM of a stopped server are free. Raises HostError with who holds them."""
-    runner, end = runner_for(place), clock() + _PORT_LIMIT
+    runner = runner_for(place)
     for _, port in plan_ports(plan):
-        while (holder := port_holder(port, runner)) is not None:
-            if clock() > end:
-                raise HostError(
-                    f"port {port} is still held by {holder}", hint="another program took it, or stop that one"
-                )
-            sleep(0.2)
+        holder = look_until(
+            lambda holder: holder is None,
+            partial(port_holder, port, runner),
+            within=_PORT_LIMIT,
+            pause=_PORT_PAUSE,
+            clock=clock,
+            sleep=sleep,
+        )
+        if holder is not None:
+            raise HostError(f"port {port} is still held by {holder}", hint="another program took it, or stop that one")
     wait_until_drained(plan, place)
 
 
@@ -95,7 +99,7 @@ def _checkpoint(plan: Plan, home: Home) -> Callable[[], str] | None:
     directory = checkpoint_directory(plan.model, home)
     if plan.model.source.kind == "generated" and not directory.exists():
         return None  # made on the way up
-    return lambda: str(verify(directory, plan.model, speculative=needs_mtp(plan)))
+    return lambda: str(verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan)))
 
 
 def _weights_space(plan: Plan, home: Home) -> Iterator[Space]:

@@ -9,7 +9,7 @@ from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import data_root
 from orchestrator.engine.flags import read_flags
-from orchestrator.patches.ledger import read_ledger
+from orchestrator.patches import read_ledger
 from orchestrator.plan import NAME, Plan
 from orchestrator.plan.decide import Knowledge, decide
 from orchestrator.plan.known_bad import KnownBad, parse_known_bad

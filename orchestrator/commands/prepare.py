@@ -8,20 +8,20 @@ from orchestrator.core.errors import WeightsError
 from orchestrator.core.paths import Home, data_root
 from orchestrator.host.gpu_checks import VRAM_IN_USE
 from orchestrator.host.report import Level, PreflightReport
+from orchestrator.patches import ConfigTransform, read_ledger
 from orchestrator.plan import Plan
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes import Place, Prepared, runtime_kind
 from orchestrator.runtimes.process.environment import generate_model
 from orchestrator.runtimes.process.prepare import interpreter
-from orchestrator.weights.overlay import overlay_path, write_overlay
-from orchestrator.weights.verify import checkpoint_directory, needs_mtp, verify
+from orchestrator.weights import checkpoint_directory, needs_mtp, overlay_path, verify_checkpoint, write_overlay
 
 
 def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     """Make everything a start needs, while whatever runs goes on running. Raises BuildError or WeightsError."""
     _checkpoint(artifacts.plan, place)
     prepared = runtime_kind(artifacts.plan.runtime).prepare(artifacts, place)
-    _overlay(artifacts.plan, place.home, prepared.upstream)
+    _overlay(artifacts.plan, place.home, prepared.not_needed)
     return prepared
 
 
@@ -46,17 +46,19 @@ def _checkpoint(plan: Plan, place: Place) -> None:
         python = Path(interpreter(plan, home))
         generate_model(plan.model, python=python, images_root=data_root() / "images", home=home, progress=Progress())
     else:
-        note(f"checkpoint {directory}: {verify(directory, plan.model, speculative=needs_mtp(plan))}")
+        note(f"checkpoint {directory}: {verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan))}")
 
 
-def _overlay(plan: Plan, home: Home, upstream: frozenset[str]) -> None:
-    """With a config patch the checkpoint's overlay is written anew; unpatched where the sources do the same themselves.
+def _overlay(plan: Plan, home: Home, not_needed: frozenset[str]) -> None:
+    """With a config patch the checkpoint's overlay is written anew; with those transforms that the sources need.
 
     The plan goes by the engine's version, and a dated image may hold newer sources under an older one.
     """
     if (overlay := overlay_path(plan)) is None:
         return
-    needed = not {patch.id for patch in plan.patches if patch.kind == "config"} <= upstream
+    ids = {patch.id for patch in plan.patches} - not_needed
+    applied = [patch.apply for patch in read_ledger() if patch.id in ids]
+    transforms = [apply.transform for apply in applied if isinstance(apply, ConfigTransform)]
     directory = checkpoint_directory(plan.model, home)
     if not (directory / "config.json").is_file():  # with a far host, nobody has looked for it yet
         raise WeightsError(
@@ -64,5 +66,4 @@ def _overlay(plan: Plan, home: Home, upstream: frozenset[str]) -> None:
             where=str(directory),
             hint="stage it here as well, or run the same command on the node, without --host",
         )
-    expansion = write_overlay(directory, (home.root / overlay).parent, needed=needed)
-    note(f"config overlay: {expansion.reason}")
+    note(f"config overlay: {write_overlay(directory, (home.root / overlay).parent, transforms)}")

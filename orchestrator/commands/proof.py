@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from orchestrator.commands.gate import kernel_gate
+from orchestrator.commands.kernels import kernel_gate
 from orchestrator.commands.runs import RunDir, read_plan
 from orchestrator.commands.servers import Fleet, api_key
 from orchestrator.core.errors import DeployError, Problem, SmokeError, StartError, UsageError
@@ -105,7 +105,7 @@ def faults(log: Iterable[str]) -> tuple[str, ...]:
 def explain_failure(runtime: Runtime, handle: Handle, detail: str) -> str:
     """What the log, and the runtime's word of the end, give away about a failure; nothing known is said to be so."""
     try:
-        findings = diagnose(chain(runtime.logs(handle, follow=False), filter(None, [detail]))).findings
+        matches = diagnose(chain(runtime.logs(handle, follow=False), filter(None, [detail]))).matches
     except (DeployError, KeyboardInterrupt) as error:
         return f"diagnosis: the log was not read: {error if isinstance(error, DeployError) else 'interrupted'}"
-    return "\n\n".join(found.to_text() for found in findings) or "diagnosis: no known signature in the log"
+    return "\n\n".join(found.to_text() for found in matches) or "diagnosis: no known signature in the log"

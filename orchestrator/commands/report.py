@@ -6,13 +6,12 @@ from pathlib import Path
 from orchestrator.commands.runs import load_result
 from orchestrator.core.errors import UsageError
 from orchestrator.core.files import write_whole
-from orchestrator.evals.outcome import load as load_outcome
 from orchestrator.report.document import Report, build
 from orchestrator.report.prices import PriceBook, parse_prices
 from orchestrator.report.published import Prices, load_all, load_published, of_kind
 from orchestrator.report.render import to_html, to_json, to_markdown
 from orchestrator.results.result import RESULT_FILE
-from orchestrator.results.scores import Outcome
+from orchestrator.results.scores import Outcome, load_outcome
 
 
 def find_results(paths: Sequence[Path]) -> tuple[Path, ...]:

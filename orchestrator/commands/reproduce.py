@@ -19,7 +19,7 @@ from orchestrator.commands.servers import Fleet
 from orchestrator.core.console import say
 from orchestrator.core.errors import DeployError, Interrupted, UsageError
 from orchestrator.core.files import write_whole
-from orchestrator.kernels.coverage import applies_to
+from orchestrator.kernels import applies_to
 from orchestrator.plan import Plan
 from orchestrator.report.published import Published, ReproduceRun
 from orchestrator.results.result import RESULT_FILE

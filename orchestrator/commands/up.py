@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 
 from orchestrator.commands.artifacts import render_artifacts, rendered_files
 from orchestrator.commands.down import grace_of
-from orchestrator.commands.gate import kernel_gate
-from orchestrator.commands.kernels import planned
+from orchestrator.commands.kernels import kernel_gate, planned
 from orchestrator.commands.machine import place_of
 from orchestrator.commands.prepare import prepare, require_machine
 from orchestrator.commands.proof import answers, await_ready, explain_failure, prove

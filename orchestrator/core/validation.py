@@ -2,9 +2,15 @@
 
 from collections.abc import Callable
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from orchestrator.core.errors import Problem
+
+
+class StrictModel(BaseModel):
+    """What a file of ours says: an unknown key is an error, and nothing is changed once it is read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def faults_in(

@@ -53,7 +53,7 @@ class Signature(BaseModel):
     near: tuple[Clause, ...] = Field(default=())
     within: int = Field(default=80, gt=0)
     cause: str
-    remedy: str
+    hint: str
     source: str
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from orchestrator.core.secret import redact
 from orchestrator.diagnose.catalogue import Clause, Signature, load_catalogue
-from orchestrator.diagnose.report import TAIL_LINES, Diagnosis, Evidence, Finding
+from orchestrator.diagnose.report import TAIL_LINES, Diagnosis, Evidence, Match
 from orchestrator.engine.log import quotes_a_user
 
 BATCH_LINES: Final = 4096
@@ -55,9 +55,9 @@ def diagnose(lines: Iterable[str], *, catalogue: Sequence[Signature] | None = No
             _see_batch(batch, first=total + 1, live=live)
         total += len(batch)
         tail.extend(batch)
-    findings = [Finding(signature=w.signature, count=w.count, evidence=tuple(w.evidence)) for w in watches if w.count]
+    matches = [Match(signature=w.signature, count=w.count, evidence=tuple(w.evidence)) for w in watches if w.count]
     return Diagnosis(
-        findings=tuple(sorted(findings, key=Finding.order)),
+        matches=tuple(sorted(matches, key=Match.order)),
         lines=total,
         tail=tuple(redact(line[:SHOWN_CHARACTERS]) for line in tail),
     )

@@ -19,7 +19,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Match:
     """A signature that the log carries `count` times, with the first lines that prove it."""
 
     signature: Signature
@@ -31,16 +31,16 @@ class Finding:
         return _RANK[self.signature.effect], self.evidence[0].line
 
     def to_text(self, *, brief: bool = False) -> str:
-        """The finding in a few lines, the proof with its line numbers; `brief` leaves out what it means."""
+        """The match in a few lines, the proof with its line numbers; `brief` leaves out what it means."""
         more = f" ({self.count} times)" if self.count > 1 else ""
         known = self.signature
         proof = [f"line {evidence.line}: {evidence.text}" for evidence in self.evidence]
-        about = [] if brief else [f"cause: {known.cause}", f"remedy: {known.remedy}", f"source: {known.source}"]
+        about = [] if brief else [f"cause: {known.cause}", f"hint: {known.hint}", f"source: {known.source}"]
         return "\n  ".join([f"{known.effect}: {known.id}{more}", *proof, *about])
 
     def to_dict(self) -> dict[str, object]:
-        """The finding as plain JSON-able data."""
-        about = self.signature.model_dump(mode="json", include={"id", "effect", "cause", "remedy", "source"})
+        """The match as plain JSON-able data."""
+        about = self.signature.model_dump(mode="json", include={"id", "effect", "cause", "hint", "source"})
         return {**about, "count": self.count, "evidence": [dataclasses.asdict(line) for line in self.evidence]}
 
 
@@ -48,26 +48,26 @@ class Finding:
 class Diagnosis:
     """Everything that a log of `lines` lines says; `tail` is its end. Secrets are removed."""
 
-    findings: tuple[Finding, ...]
+    matches: tuple[Match, ...]
     lines: int
     tail: tuple[str, ...]
 
     @property
-    def cause(self) -> Finding | None:
+    def cause(self) -> Match | None:
         """The first fatal cause, None where no signature explains a failure."""
-        return next((found for found in self.findings if found.signature.effect is Effect.FATAL), None)
+        return next((found for found in self.matches if found.signature.effect is Effect.FATAL), None)
 
     @property
     def degraded(self) -> tuple[str, ...]:
         """The faults of a server that serves all the same, one line each: what a smoke test fails on."""
-        degraded = [found for found in self.findings if found.signature.effect is Effect.DEGRADED]
+        degraded = [found for found in self.matches if found.signature.effect is Effect.DEGRADED]
         return tuple(f"{found.signature.id}: {found.evidence[-1].text}" for found in degraded)
 
     def to_text(self) -> str:
-        """Findings, causes first; where none explains a failure, that and the end of the log."""
+        """Matches, causes first; where none explains a failure, that and the end of the log."""
         explained = self.cause is not None
         parts = [
-            found.to_text(brief=explained and found.signature.effect is Effect.CONSEQUENCE) for found in self.findings
+            found.to_text(brief=explained and found.signature.effect is Effect.CONSEQUENCE) for found in self.matches
         ]
         if self.cause is None:
             known = "no known cause of a failure" if parts else "no known signature"
@@ -78,7 +78,7 @@ class Diagnosis:
         """The diagnosis as plain JSON-able data; `cause` is the id of the first cause, or null."""
         return {
             "cause": self.cause.signature.id if self.cause else None,
-            "findings": [finding.to_dict() for finding in self.findings],
+            "matches": [match.to_dict() for match in self.matches],
             "lines": self.lines,
             "tail": list(self.tail),
         }

@@ -5,6 +5,7 @@ With an API key every path but health and metrics wants it, and answers 401 with
 
 from typing import Final
 
+from orchestrator.core.errors import UsageError
 from orchestrator.core.secret import Secret
 
 HEALTH: Final = "/health"  # generates a token: 200 where it came, 503 where it did not or the server still starts
@@ -19,5 +20,9 @@ CHAT_COMPLETIONS: Final = "/v1/chat/completions"
 
 
 def authorization(key: Secret | None) -> dict[str, str]:
-    """The header that carries the API key; none without a key."""
-    return {"Authorization": f"Bearer {key.reveal()}"} if key else {}
+    """The header that carries the API key; none without a key. Raises UsageError for one that no header can carry."""
+    if not key:
+        return {}
+    if not (key.reveal().isascii() and key.reveal().isprintable()):
+        raise UsageError("the API key holds a character that no HTTP header carries", hint="is a line end part of it?")
+    return {"Authorization": f"Bearer {key.reveal()}"}

@@ -2,21 +2,20 @@
 
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core import shell
-from orchestrator.core.errors import BenchError, UsageError
+from orchestrator.core.errors import BenchError
 from orchestrator.core.secret import Secret
 from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS
 from orchestrator.evals.suites import Suite, local_files
 from orchestrator.results.scores import SCHEMA, Item, Outcome
 
+REQUIREMENTS: Final = "lm-eval-0.4.13.txt"  # of the environment that the harness runs in, below images/
 CONCURRENCY: Final = 32
 LOCAL_TASK: Final = "deploy_local"
 _TAIL: Final = 12
@@ -24,8 +23,12 @@ _TAIL: Final = 12
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRequest:
-    """What to evaluate. `url` is the server's base URL, `data` a local copy of the questions, `limit` how many."""
+    """What to evaluate. `url` is the server's base URL, `data` a local copy of the questions, `limit` how many.
 
+    `python` is that of an environment with the harness in it.
+    """
+
+    python: Path
     suite: Suite
     url: str
     model: str
@@ -35,29 +38,17 @@ class EvalRequest:
     command: str
 
 
-def harness_directory() -> Path:
-    """Where lm_eval lies. Raises UsageError where it is not installed."""
-    spec = find_spec("lm_eval")
-    if spec is None or spec.origin is None:
-        raise UsageError(
-            "lm-evaluation-harness is not installed",
-            hint="it is an extra of 0.75 GB: `pip install 'lm-eval[api]==0.4.13'`",
-        )
-    return Path(spec.origin).parent
-
-
 def evaluate(request: EvalRequest, say: Callable[[str], None]) -> Outcome:
     """Ask every question and score the answers; each line the harness prints goes to `say`.
 
-    Raises UsageError where the harness or a file is missing, BenchError where the harness fails.
+    Raises UsageError where a file is missing, BenchError where the harness fails.
     """
-    harness = harness_directory()
     work = Path(tempfile.mkdtemp(prefix="deploy-eval-"))
     try:
         task = request.suite.task
         if request.data is not None:
             task = LOCAL_TASK
-            (work / "task.yaml").write_text(local_task(request.suite, request.data, harness), encoding="utf-8")
+            (work / "task.yaml").write_text(local_task(request, request.data), encoding="utf-8")
         _run(argv(request, task=task, work=work), request, say)
         return read_outcome(work, request, task=task)
     finally:
@@ -78,7 +69,7 @@ def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:
     if not suite.chat:  # the text goes to the server as it is: no tokenizer is fetched
         model |= {"tokenizer_backend": "None", "tokenized_requests": "False"}
     return [
-        *(sys.executable, "-m", "lm_eval", "run"),
+        *(str(request.python), "-P", "-m", "lm_eval", "run"),
         *("--model", "local-chat-completions" if suite.chat else "local-completions"),
         *("--model_args", _pairs(model)),
         *("--tasks", task),
@@ -91,15 +82,17 @@ def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:
     ]
 
 
-def local_task(suite: Suite, questions: Path, harness: Path) -> str:
-    """A task file that is the harness's own task on local files, as YAML (which JSON is)."""
+def local_task(request: EvalRequest, data: Path) -> str:
+    """A task file that is the harness's own task on local files, as YAML (which JSON is). Raises UsageError."""
+    suite, environment = request.suite, request.python.parent.parent
+    harness = next(environment.glob("lib/python*/site-packages/lm_eval"))
     task = {
         "include": str(harness / "tasks" / suite.task_file),
         "task": LOCAL_TASK,
         "tag": None,
         "dataset_path": suite.loader,
         "dataset_name": None,
-        "dataset_kwargs": {"data_files": local_files(suite, questions)},
+        "dataset_kwargs": {"data_files": local_files(suite, data)},
     }
     return json.dumps(task, indent=2) + "\n"
 
@@ -127,9 +120,9 @@ def read_outcome(work: Path, request: EvalRequest, *, task: str) -> Outcome:
 
 
 def read_items(samples: str, *, metric: str, filter_: str) -> tuple[Item, ...]:
-    """One item an answered question, in the order asked, from a samples file of the harness (one JSON object a line).
+    """One item an answered question, in the request asked, from a samples file of the harness (one JSON object a line).
 
-    The question is known by `doc_hash`, which covers its text and the order of its choices. Raises BenchError where
+    The question is known by `doc_hash`, which covers its text and the request of its choices. Raises BenchError where
     nothing was scored so.
     """
     try:

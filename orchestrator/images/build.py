@@ -11,17 +11,18 @@ import tarfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core.console import Progress, say
-from orchestrator.core.errors import BuildError, PatchError
+from orchestrator.core.errors import BuildError, PatchError, UsageError
+from orchestrator.core.files import write_whole
 from orchestrator.images.base import ensure_base, image_id
 from orchestrator.images.client import Docker
-from orchestrator.images.receipt import BASE_LABEL, RECEIPT_LABEL, Receipt, labels, read_receipt
-from orchestrator.plan import Engine
-from orchestrator.render.artifacts import BuildContext
+from orchestrator.images.receipt import BASE_LABEL, RECEIPT_LABEL, ImageReceipt, labels, read_receipt
+from orchestrator.plan import Engine, Plan
+from orchestrator.render.artifacts import Artifacts, BuildContext
 from orchestrator.render.dockerfile import repository
 
 # BuildKit: `#7 [3/4] RUN …`, output as `#7 0.213 …`; the classic builder: `Step 3/7 : RUN …`, output as it is.
@@ -41,18 +42,45 @@ class BuildOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
+class BuiltImage:
     """An image that is there: built now, or found."""
 
     tag: str
     image_id: str
-    receipt: Receipt
+    receipt: ImageReceipt
     built: bool
     builder: str
     seconds: float
 
 
-def ensure_image(docker: Docker, engine: Engine, context: BuildContext, options: BuildOptions) -> Built:
+def image_tag(plan: Plan, build: BuildContext) -> str:
+    """The tag of a plan's image: the digest of what it is built from, so "already built?" is a comparison."""
+    return f"deploy/{plan.profile}:{build.digest[:12]}"
+
+
+def build_image(
+    docker: Docker,
+    artifacts: Artifacts,
+    *,
+    secrets: Mapping[str, Path] | None = None,
+    network: str | None = None,
+    no_cache: bool = False,
+) -> BuiltImage:
+    """The image of artifacts, built where there is none. Raises BuildError; PatchError where a patch does not fit."""
+    plan, build = artifacts.plan, artifacts.build
+    if build is None:
+        raise BuildError(f"`{plan.profile}` runs without an image", hint="`--set runtime=docker`")
+    options = BuildOptions(tag=image_tag(plan, build), no_cache=no_cache, network=network, secrets=secrets or {})
+    return ensure_image(docker, plan.engine, build, options)
+
+
+def on_base(plan: Plan, reference: str) -> Plan:
+    """The plan on another base image, `name:tag` or `name:tag@sha256:…`."""
+    name, _, digest = reference.partition("@")
+    return replace(plan, engine=replace(plan.engine, image=name, image_digest=digest or None))
+
+
+def ensure_image(docker: Docker, engine: Engine, context: BuildContext, options: BuildOptions) -> BuiltImage:
     """The image of `context` under `options.tag`: found where it exists, else built, proved and labelled.
 
     Raises BuildError, or PatchError where a patch neither applies nor is present; no half-made image stays behind.
@@ -71,7 +99,7 @@ def ensure_image(docker: Docker, engine: Engine, context: BuildContext, options:
         _build(docker, context, options, base=base)
         if replaced is not None:
             docker.run("image", "rm", replaced)  # docker refuses while a container or another name holds it
-    return Built(
+    return BuiltImage(
         tag=options.tag,
         image_id=image_id(docker, options.tag) or "",
         receipt=read_receipt(docker, options.tag),
@@ -88,7 +116,7 @@ def tag_image(docker: Docker, image: str, reference: str) -> None:
         raise BuildError(f"`{image}` cannot be named `{reference}`", details=done.stderr.strip())
 
 
-def push(docker: Docker, reference: str) -> str:
+def push_image(docker: Docker, reference: str) -> str:
     """Push an image under its name and return it with its digest, `registry/name@sha256:…`.
 
     Raises BuildError where the registry refuses.
@@ -117,7 +145,7 @@ def build_arguments(docker: Docker, options: BuildOptions, *, tag: str) -> list[
 
 
 def _build(docker: Docker, context: BuildContext, options: BuildOptions, *, base: str) -> None:
-    unproved = f"{options.tag}-unproved"
+    unproved = f"{options.tag}-unproved-{uuid.uuid4().hex[:12]}"  # of its own: another build of this tag may run
     named = "BuildKit" if docker.builder == "buildkit" else "the classic builder"
     say(f"building `{options.tag}` with {named} ({docker.program} {docker.version})")
     try:
@@ -198,3 +226,11 @@ def _verify(docker: Docker, image: str) -> str:
     if not done.ok:
         raise PatchError("the built image is not what its receipt claims", details=done.stderr)
     return done.stdout
+
+
+def write_metadata(path: Path, metadata: Mapping[str, object]) -> None:
+    """Leave what was built for the next step of a pipeline, as JSON. Raises UsageError where it cannot be written."""
+    try:
+        write_whole(path, json.dumps(metadata, indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(f"`{path}` cannot be written: {error.strerror}") from error

@@ -9,17 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from packaging.version import InvalidVersion, Version
+
 from orchestrator.core.errors import BuildError, UsageError
-from orchestrator.core.shell import ProgramResult, run
+from orchestrator.core.shell import ProgramResult, quote, run
 from orchestrator.images.client import Docker
-from orchestrator.patches import Patch, manifest
+from orchestrator.images.sources import program_paths
+from orchestrator.patches import Patch, manifest, read_diffs, read_ledger
 
 _CHECK: Final = ("check", "--manifest", "-")
+CONFLICT: Final = "conflict"  # the applier's word for sources that a patch neither fits nor is in
+# Whatever Python runs this tool: the sources are the same in every wheel of a version.
+_PLATFORMS: Final = ("manylinux_2_34_x86_64", "manylinux2014_x86_64", "any")
+_TARGET: Final = ("--python-version=3.11", "--implementation=cp", *(f"--platform={name}" for name in _PLATFORMS))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One patch as the sources see it: needed, present upstream, not applicable, conflict; and why."""
+class PatchState:
+    """One patch as the sources see it: needed, present upstream, applied, not applicable, conflict; and why."""
 
     id: str
     state: str
@@ -27,32 +34,49 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checker:
-    """The ledger with the program that reads sources for it."""
+class SourceChecker:
+    """The ledger with the program that reads sources for it, and what that imports."""
 
-    applier: Path
+    programs: tuple[Path, ...]
     patches: Sequence[Patch]
     diffs: Mapping[str, str]
 
-    def check_directory(self, directory: Path) -> tuple[Finding, ...]:
-        """The findings for a checkout, an installed package or an unpacked wheel. Raises UsageError for no sources."""
-        roots = ("--root", f"sglang={package_in(directory)}", "--root", f"aiter={directory / 'aiter' / 'aiter'}")
-        return self._findings(run([sys.executable, str(self.applier), *_CHECK, *roots], stdin=self._manifest()))
+    @classmethod
+    def of_ledger(cls) -> "SourceChecker":
+        """The checker of the whole ledger. Raises ProfileError for a ledger that is not valid."""
+        ledger = read_ledger()
+        return cls(programs=program_paths(), patches=ledger, diffs=read_diffs(ledger))
 
-    def check_wheel(self, wheel: Path) -> tuple[Finding, ...]:
-        """The findings for a wheel file. Raises UsageError for a file that is none."""
+    def check_directory(self, directory: Path) -> tuple[PatchState, ...]:
+        """The states in a checkout, an installed package or an unpacked wheel. Raises UsageError for no sources."""
+        package = package_in(directory)
+        roots = ("--root", f"sglang={package}", "--root", f"aiter={aiter_beside(package, directory)}")
+        return self._states(run([sys.executable, str(self.programs[0]), *_CHECK, *roots], stdin=self._manifest()))
+
+    def check_wheel(self, wheel: Path) -> tuple[PatchState, ...]:
+        """The states in a wheel file. Raises UsageError for a file that is none."""
         with tempfile.TemporaryDirectory(prefix="deploy-wheel-") as folder:
             _unpack(wheel, self._names(), Path(folder))
             return self.check_directory(Path(folder))
 
-    def check_image(self, docker: Docker, image: str) -> tuple[Finding, ...]:
-        """The findings inside an image, by its own Python, for the packages that Python would import.
+    def check_image(self, docker: Docker, image: str) -> tuple[PatchState, ...]:
+        """The states inside an image, by its own Python, for the packages that Python would import.
 
-        The applier comes along as text; nothing is mounted, and the container has no network.
+        The program comes along as text; nothing is mounted, and the container has no network.
         """
         options = ("--rm", "--interactive", "--network", "none", "--entrypoint", "python3", image)
-        program = ("-c", self.applier.read_text(encoding="utf-8"))
-        return self._findings(docker.run("run", *options, *program, *_CHECK, stdin=self._manifest()))
+        program = ("-B", "-c", self._program())
+        return self._states(docker.run("run", *options, *program, *_CHECK, stdin=self._manifest()))
+
+    def _program(self) -> str:
+        """One text that does what the program does: each module it imports is made first, out of its own text."""
+        program, *imported = (path.read_text(encoding="utf-8") for path in self.programs)
+        names = [path.stem for path in self.programs[1:]]
+        made = "".join(
+            f"module = sys.modules[{name!r}] = types.ModuleType({name!r})\nexec({text!r}, vars(module))\n"
+            for name, text in zip(names, imported, strict=True)
+        )
+        return f"import sys, types\n{made}{program}"
 
     def _manifest(self) -> str:
         return manifest(self.patches, self.diffs)
@@ -61,11 +85,11 @@ class Checker:
         probes = [probe for patch in self.patches for probe in (*patch.detect.needed, *patch.detect.present)]
         return frozenset(PurePosixPath(probe.file).name for probe in probes)
 
-    def _findings(self, done: ProgramResult) -> tuple[Finding, ...]:
+    def _states(self, done: ProgramResult) -> tuple[PatchState, ...]:
         if not done.ok:
             raise BuildError("the sources cannot be checked", details=done.stderr.strip())
         return tuple(
-            Finding(id=found["id"], state=found["state"], evidence=tuple(found["evidence"]))
+            PatchState(id=found["id"], state=found["state"], evidence=tuple(found["evidence"]))
             for found in json.loads(done.stdout)
         )
 
@@ -74,8 +98,20 @@ def package_in(directory: Path) -> Path:
     """The package `sglang` in a directory: the directory itself, or where a wheel, a checkout or an image keeps it."""
     for place in ("", "sglang", "python/sglang", "sglang/python/sglang"):
         if (directory / place / "srt").is_dir():
-            return directory / place
+            return (directory / place).absolute()
     raise UsageError(f"there are no sources of sglang in `{directory}`", hint="give a checkout or the package itself")
+
+
+def aiter_beside(package: Path, directory: Path) -> Path:
+    """The package `aiter` beside that of sglang: in the same site-packages, or in a checkout beside its checkout.
+
+    A path that does not exist where there is none: the aiter that this tool's own Python has is not meant.
+    """
+    checkout = directory.absolute() / "aiter/aiter"
+    places = [checkout, package.parent / "aiter"]
+    if package.parent.name == "python":
+        places.append(package.parents[2] / "aiter/aiter")
+    return next((place for place in places if (place / "__init__.py").is_file()), checkout)
 
 
 def _unpack(wheel: Path, names: frozenset[str], folder: Path) -> None:
@@ -85,3 +121,30 @@ def _unpack(wheel: Path, names: frozenset[str], folder: Path) -> None:
             archive.extractall(folder, [entry for entry in archive.namelist() if PurePosixPath(entry).name in names])
     except (OSError, zipfile.BadZipFile) as error:
         raise UsageError(f"`{wheel}` is not a wheel: {error}") from error
+
+
+def fetch_wheel(version: str, folder: Path) -> Path:
+    """The wheel of one sglang version in `folder`, downloaded where it is missing.
+
+    Raises UsageError for what is no version, or where the index has no such version or cannot be reached.
+    """
+    try:
+        version = str(Version(version))
+    except InvalidVersion as error:
+        raise UsageError(
+            f"`{version}` is not a version of sglang", hint="such as 0.5.15.post1, or a wheel file"
+        ) from error
+    if kept := sorted(folder.glob(f"sglang-{version}-*.whl")):
+        return kept[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as partial:
+        command = ["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", *_TARGET]
+        done = run([sys.executable, *command, "--dest", partial, f"sglang=={version}"])
+        found = sorted(Path(partial).glob("sglang-*.whl"))
+        if not done.ok or not found:
+            raise UsageError(
+                f"the package index gave no wheel of sglang {version}",
+                details=done.stderr.strip()[-2000:],
+                hint=f"download it yourself and give the file: `{quote(['pip', 'download', f'sglang=={version}'])}`",
+            )
+        return found[0].rename(folder / found[0].name)

@@ -8,7 +8,7 @@ from orchestrator.core.errors import BuildError
 from orchestrator.images.client import Docker
 
 RECEIPT_LABEL: Final = "deploy.receipt"
-PRESENT: Final = "present upstream"  # the applier's word for sources that hold a fix already
+_AT_START: Final = "acts at start"  # the applier's word for what is needed, and not a matter of the image
 BASE_LABEL: Final = "deploy.base"  # id of the base image that was built on
 
 
@@ -44,7 +44,7 @@ class SourceRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Receipt:
+class ImageReceipt:
     """What an image holds."""
 
     python: str
@@ -55,11 +55,15 @@ class Receipt:
         """The state of one patch, None for a patch the image was not built with."""
         return next((record.state for record in self.patches if record.id == patch), None)
 
+    def acts_at_start(self, patch: str) -> bool:
+        """Whether the sources in the image need a patch that is not a matter of the image."""
+        return self.state(patch) == _AT_START
 
-def parse_receipt(text: str) -> Receipt:
+
+def parse_receipt(text: str) -> ImageReceipt:
     """The receipt as images/apply_patches.py writes it."""
     data = json.loads(text)
-    return Receipt(
+    return ImageReceipt(
         python=data["python"],
         sources=tuple((name, source and SourceRecord(**source)) for name, source in sorted(data["sources"].items())),
         patches=tuple(
@@ -81,7 +85,7 @@ def labels(docker: Docker, image: str) -> dict[str, str] | None:
     return (json.loads(found.stdout) or {}) if found.ok else None
 
 
-def read_receipt(docker: Docker, image: str) -> Receipt:
+def read_receipt(docker: Docker, image: str) -> ImageReceipt:
     """The receipt in an image's labels. Raises BuildError where there is no such image, or it holds none."""
     found = labels(docker, image)
     if found is None:

@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Final
 
 from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.core.paths import data_root
-from orchestrator.patches.ledger import read_diff, read_ledger
+from orchestrator.patches import read_diffs, read_ledger
 from orchestrator.plan import Plan
 from orchestrator.render.dockerfile import ImageSources
 
-APPLIER = "apply_patches.py"
+PROGRAMS: Final = ("apply_patches.py", "read_sources.py")  # what runs inside an image; the first imports the other
 
 
 def image_sources(plan: Plan, *, inputs: Mapping[str, bytes] | None = None, root: Path | None = None) -> ImageSources:
@@ -21,20 +22,19 @@ def image_sources(plan: Plan, *, inputs: Mapping[str, bytes] | None = None, root
     root = root or data_root()
     carried = {use.id for use in plan.patches}
     patches = tuple(patch for patch in read_ledger(root) if patch.id in carried)
-    diffs = {patch.id: read_diff(patch, root) for patch in patches}
     return ImageSources(
         template=_template(plan, root),
-        applier=applier_path(root).read_bytes(),
+        programs={path.name: path.read_bytes() for path in program_paths(root)},
         patches=patches,
-        diffs={name: text for name, text in diffs.items() if text is not None},
+        diffs=read_diffs(patches, root),
         inputs=inputs or {},
         files=_copied(plan, root),
     )
 
 
-def applier_path(root: Path | None = None) -> Path:
-    """The program that runs inside an image, and that `deploy patches check` runs on other sources."""
-    return (root or data_root()) / "images" / APPLIER
+def program_paths(root: Path | None = None) -> tuple[Path, ...]:
+    """The program that runs inside an image, and that `deploy patches check` runs on other sources; what it imports."""
+    return tuple((root or data_root()) / "images" / name for name in PROGRAMS)
 
 
 def read_inputs(paths: Mapping[str, Path]) -> dict[str, bytes]:

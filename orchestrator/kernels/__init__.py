@@ -1,5 +1,32 @@
 """Tuned fused-MoE tables: which key is looked up, which rows cover it, what the log says of it. Pure.
 
 How aiter chooses a kernel is read from its own sources (`aiter/fused_moe.py`, `aiter/jit/core.py`) at the commits that
-the ROCm images of sglang pin, 7d604afe and 9127c94a; nothing here was run on a GPU.
+the ROCm images of sglang pin, 7d604afe and 9127c94a; nothing here was run on a GPU. Files, images and aiter's tuner:
+`orchestrator.kernels.disk`.
 """
+
+from orchestrator.kernels.coverage import Coverage, applies_to, coverage_of, to_dict, to_text
+from orchestrator.kernels.fusion import MoeCheckpoint
+from orchestrator.kernels.gate import GateReader, GateReport, gate_report
+from orchestrator.kernels.keys import Key, rank_shapes
+from orchestrator.kernels.rows import RowOrigin, TunedRow, write_untuned
+from orchestrator.kernels.table import Table, assemble
+
+__all__ = [
+    "Coverage",
+    "GateReader",
+    "GateReport",
+    "Key",
+    "MoeCheckpoint",
+    "RowOrigin",
+    "Table",
+    "TunedRow",
+    "applies_to",
+    "assemble",
+    "coverage_of",
+    "gate_report",
+    "rank_shapes",
+    "to_dict",
+    "to_text",
+    "write_untuned",
+]

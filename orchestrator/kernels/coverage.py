@@ -1,31 +1,32 @@
 """Coverage: for every bucket of tokens a server looks up, which row answers, and whether its kernels exist."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.kernels.fusion import Checkpoint, Fusion, decide_fusion
-from orchestrator.kernels.keys import Key, Shape, buckets, lenders, mxfp4_key, rank_shape
-from orchestrator.kernels.names import KernelNames, Verdict
-from orchestrator.kernels.rows import Row
-from orchestrator.plan import Moe, Plan
+from orchestrator.core.console import table
+from orchestrator.kernels.fusion import Fusion, MoeCheckpoint, decide_fusion
+from orchestrator.kernels.keys import Key, Shape, buckets, fallbacks, mxfp4_key, rank_shapes
+from orchestrator.kernels.rows import RowOrigin, TunedRow
+from orchestrator.kernels.table import KernelNames, NameVerdict
+from orchestrator.plan import Plan
 
 _DEFAULT_PREFILL = 131072  # no `--chunked-prefill-size`: look at everything aiter distinguishes
 
 
-class State(StrEnum):
+class BucketState(StrEnum):
     """How a bucket fares."""
 
     COVERED = "covered"
     BORROWED = "borrowed"  # by 131072, from 32768: aiter's own rule, and no miss
     MISSING = "missing"
-    UNKNOWN = Verdict.UNKNOWN.value
-    NOT_GENERATED = Verdict.NOT_GENERATED.value
+    UNKNOWN = NameVerdict.UNKNOWN.value
+    NOT_GENERATED = NameVerdict.NOT_GENERATED.value
 
     @property
     def served(self) -> bool:
         """Whether a tuned kernel runs."""
-        return self in {State.COVERED, State.BORROWED}
+        return self in {BucketState.COVERED, BucketState.BORROWED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,8 @@ class Bucket:
     """One bucket; `row` is what answers, also where its kernel cannot run."""
 
     key: Key
-    state: State
-    row: Row | None
+    state: BucketState
+    row: TunedRow | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,18 @@ class KeyCoverage:
     def missing(self) -> tuple[Key, ...]:
         """The keys for which no tuned kernel runs."""
         return tuple(bucket.key for bucket in self.buckets if not bucket.state.served)
+
+    @property
+    def title(self) -> str:
+        """Its name in a column."""
+        return f"{'fused' if self.fused else 'unfused'} {self.shape.expert}/{self.shape.topk}"
+
+    @property
+    def summary(self) -> str:
+        """Whether it is looked up, and how many buckets are in each state."""
+        looked_up = {True: "looked up", False: "not looked up", None: "looked up if so decided"}[self.expected]
+        counts = {state: sum(bucket.state is state for bucket in self.buckets) for state in BucketState}
+        return f"{looked_up}; {', '.join(f'{count} {state.value}' for state, count in counts.items() if count)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +88,8 @@ def applies_to(plan: Plan) -> bool:
     return plan.hardware.vendor == "amd" and plan.model.moe is not None and "mxfp4" in plan.model.quantisation
 
 
-def coverage(
-    plan: Plan, rows: Iterable[Row], *, checkpoint: Checkpoint | None = None, names: KernelNames | None = None
+def coverage_of(
+    plan: Plan, rows: Iterable[TunedRow], *, checkpoint: MoeCheckpoint | None = None, names: KernelNames | None = None
 ) -> Coverage:
     """What the rows answer to the plan's server.
 
@@ -86,7 +99,7 @@ def coverage(
     moe = checkpoint.moe if checkpoint else plan.model.moe
     fusion = decide_fusion(plan, checkpoint)
     shapes = rank_shapes(plan, moe)
-    table = _index(rows, set(shapes))
+    answers = _index(rows, set(shapes))
     return Coverage(
         profile=plan.profile,
         layout=_layout(plan),
@@ -99,23 +112,11 @@ def coverage(
                 shape=shape,
                 fused=fused,
                 expected=None if fusion.fused is None else fusion.fused == fused,
-                buckets=tuple(_bucket(key, table, names) for key in wanted_keys(plan, shape)),
+                buckets=tuple(_bucket(key, answers, names) for key in wanted_keys(plan, shape)),
             )
             for shape, fused in shapes.items()
         ),
     )
-
-
-def rank_shapes(plan: Plan, moe: Moe | None = None) -> dict[Shape, bool]:
-    """The shapes a rank may look up, and whether the shared expert is fused in each; one where the model has none.
-
-    `moe` is the checkpoint's own shape, by default the plan's. Raises ValueError for a plan without routed experts.
-    """
-    moe = moe or plan.model.moe
-    if moe is None:
-        raise ValueError(f"{plan.profile} has no routed experts")
-    options = (True, False) if moe.shared_experts else (False,)
-    return {rank_shape(moe, plan.layout, fused=fused): fused for fused in options}
 
 
 def wanted_keys(plan: Plan, shape: Shape) -> tuple[Key, ...]:
@@ -126,24 +127,24 @@ def wanted_keys(plan: Plan, shape: Shape) -> tuple[Key, ...]:
     return tuple(mxfp4_key(shape, gfx=gfx, cu_num=cu_num, token=token) for token in buckets(largest))
 
 
-def _index(rows: Iterable[Row], shapes: set[Shape]) -> dict[Key, Row]:
-    table: dict[Key, Row] = {}
+def _index(rows: Iterable[TunedRow], shapes: set[Shape]) -> dict[Key, TunedRow]:
+    answers: dict[Key, TunedRow] = {}
     for row in rows:
         if row.key.shape in shapes and not row.tag:
-            table.setdefault(row.key, row)
-    return table
+            answers.setdefault(row.key, row)
+    return answers
 
 
-def _bucket(key: Key, table: Mapping[Key, Row], names: KernelNames | None) -> Bucket:
-    tokens = (key.token, *lenders(key.token))
-    found = next((row for token in tokens if (row := table.get(_at(key, token)))), None)
+def _bucket(key: Key, answers: Mapping[Key, TunedRow], names: KernelNames | None) -> Bucket:
+    tokens = (key.token, *fallbacks(key.token))
+    found = next((row for token in tokens if (row := answers.get(_at(key, token)))), None)
     if found is None:
-        return Bucket(key=key, state=State.MISSING, row=None)
-    verdict = names.judge_all(found.kernels, key.shape) if names else Verdict.KNOWN
-    if verdict is not Verdict.KNOWN:
-        return Bucket(key=key, state=State(verdict.value), row=found)
+        return Bucket(key=key, state=BucketState.MISSING, row=None)
+    verdict = names.judge_all(found.kernels, key.shape) if names else NameVerdict.KNOWN
+    if verdict is not NameVerdict.KNOWN:
+        return Bucket(key=key, state=BucketState(verdict.value), row=found)
     own = found.key.token == key.token
-    return Bucket(key=key, state=State.COVERED if own else State.BORROWED, row=found)
+    return Bucket(key=key, state=BucketState.COVERED if own else BucketState.BORROWED, row=found)
 
 
 def _at(key: Key, token: int) -> Key:
@@ -170,7 +171,7 @@ def to_dict(found: Coverage) -> dict[str, object]:
         "kernel_names_checked": found.names_checked,
         "shared_expert_fused": found.fusion.fused,
         "because": found.fusion.because,
-        "remark": found.fusion.remark,
+        "hint": found.fusion.hint,
         "missing": len(found.missing),
         "keys": [_key_dict(one) for one in found.keys],
     }
@@ -200,7 +201,27 @@ def _bucket_dict(bucket: Bucket) -> dict[str, object]:
     }
 
 
-def count_states(buckets: Sequence[Bucket]) -> dict[str, int]:
-    """How many buckets are in each state, states without any left out, in the order of State."""
-    counts = {state.value: sum(bucket.state is state for bucket in buckets) for state in State}
-    return {state: count for state, count in counts.items() if count}
+def to_text(found: Coverage, *, tables: str) -> str:
+    """A profile's coverage by `tables`: what decides between the keys, and a line a bucket with one column a key."""
+    source = f"aiter {found.aiter[:12]}" if found.aiter else "an unknown aiter"
+    answer = {True: "fused", False: "not fused", None: "open"}[found.fusion.fused]
+    lines = [f"{found.profile}: {found.layout} on {found.gpu}, {source}", f"tables: {tables}"]
+    lines.append(f"shared expert: {answer}: {found.fusion.because}")
+    if found.fusion.hint:
+        lines.append(f"  hint: {found.fusion.hint}")
+    lines += [f"{one.title}: key {one.shape} ({one.summary})" for one in found.keys]
+    if not found.names_checked:
+        lines.append(f"kernel names are not checked: {source} is not among the commits this tool knows")
+    rows = [
+        (str(group[0].key.token), *(_cell(bucket) for bucket in group))
+        for group in zip(*(one.buckets for one in found.keys), strict=True)
+    ]
+    return "\n".join([*lines, "", table(("tokens", *(one.title for one in found.keys)), rows)])
+
+
+def _cell(bucket: Bucket) -> str:
+    """The state; of a row that was not tuned for its key, the origin too."""
+    if bucket.row is None:
+        return bucket.state.value
+    unmeasured = ", unmeasured" if bucket.row.origin is RowOrigin.REKEYED else ""
+    return f"{bucket.state.value} ({bucket.row.origin.value}{unmeasured})"

@@ -18,7 +18,7 @@ _UNQUANTISED: Final = frozenset({"BF16", "F16", "F32"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class MoeCheckpoint:
     """What the rule needs to know of a checkpoint: its shape, its exclude list, how it stores a shared expert."""
 
     moe: Moe
@@ -34,10 +34,10 @@ class Fusion:
 
     fused: bool | None
     because: str
-    remark: str = ""
+    hint: str = ""
 
 
-def decide_fusion(plan: Plan, checkpoint: Checkpoint | None) -> Fusion:
+def decide_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
     """Whether the server of `plan` fuses the shared expert of `checkpoint`."""
     if plan.flag("disable-shared-experts-fusion") is not None:
         return Fusion(fused=False, because="flag `--disable-shared-experts-fusion`")
@@ -45,14 +45,14 @@ def decide_fusion(plan: Plan, checkpoint: Checkpoint | None) -> Fusion:
         return Fusion(fused=None, because="the checkpoint's exclude list decides, and it is not here")
     version = _version(plan.engine.version)
     if veto := _stored_unquantised(checkpoint):
-        return Fusion(fused=False, because=veto, remark=_must_be_told(plan, version))
+        return Fusion(fused=False, because=veto, hint=_must_be_told(plan, version))
     if plan.flag("enforce-shared-experts-fusion") is not None:
         return Fusion(fused=True, because="flag `--enforce-shared-experts-fusion`")
     if version >= _ASKS_THE_CHECKPOINT and (entry := _mistaken_draft_entry(checkpoint, version)):
         return Fusion(
             fused=False,
             because=f"exclude entry `{entry}`: sglang {plan.engine.version} takes the MTP layer's for the model's",
-            remark="`--enforce-shared-experts-fusion` lifts that veto",
+            hint="`--enforce-shared-experts-fusion` lifts that veto",
         )
     return _by_configuration(plan, checkpoint.moe)
 
@@ -69,7 +69,7 @@ def _by_configuration(plan: Plan, moe: Moe) -> Fusion:
     return Fusion(fused=True, because="sglang's default: nothing vetoes it")
 
 
-def _stored_unquantised(checkpoint: Checkpoint) -> str:
+def _stored_unquantised(checkpoint: MoeCheckpoint) -> str:
     if checkpoint.shared_dtype in _UNQUANTISED:
         return f"dtype: the checkpoint stores its shared experts as {checkpoint.shared_dtype}"
     entry = next(
@@ -87,7 +87,7 @@ def _must_be_told(plan: Plan, version: tuple[int, ...]) -> str:
     )
 
 
-def _mistaken_draft_entry(checkpoint: Checkpoint, version: tuple[int, ...]) -> str | None:
+def _mistaken_draft_entry(checkpoint: MoeCheckpoint, version: tuple[int, ...]) -> str | None:
     """An entry of the MTP layer that this version does not tell from one of the target model."""
     own = ["mtp."]
     if version >= _IGNORES_THE_DRAFT:
@@ -100,7 +100,7 @@ def _is_shared(entry: str) -> bool:
     return "shared_expert" in entry and "shared_expert_gate" not in entry
 
 
-def _of_draft(entry: str, checkpoint: Checkpoint) -> bool:
+def _of_draft(entry: str, checkpoint: MoeCheckpoint) -> bool:
     first = checkpoint.layers
     numbers = range(first, first + max(checkpoint.draft_layers, 1))
     names = ("mtp.", "model.decoder.", *(f"model.layers.{number}." for number in numbers))

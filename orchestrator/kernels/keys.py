@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.core.errors import ProfileError
-from orchestrator.plan import Layout, Moe
+from orchestrator.plan import Layout, Moe, Plan
 
 TIERS: Final = (32768, 131072)  # aiter/fused_moe.py, `_PADDED_M_TIERS`
 _PADDING: Final = 256  # inter_dim of MXFP4 weights is padded to a multiple of this
@@ -43,7 +43,7 @@ def buckets(largest: int) -> tuple[int, ...]:
     return tuple(size for size in (*powers, TIERS[1]) if size <= bucket(largest))
 
 
-def lenders(size: int) -> tuple[int, ...]:
+def fallbacks(size: int) -> tuple[int, ...]:
     """The buckets whose row is taken where `size` has none, in the order tried; only the upper tier borrows."""
     return tuple(reversed([tier for tier in TIERS if tier < size])) if size in TIERS else ()
 
@@ -121,6 +121,18 @@ def rank_shape(moe: Moe, layout: Layout, *, fused: bool) -> Shape:
         expert=moe.routed_experts // layout.ep + shared,
         topk=moe.experts_per_token + shared - (1 if layout.ep > 1 else 0),
     )
+
+
+def rank_shapes(plan: Plan, moe: Moe | None = None) -> dict[Shape, bool]:
+    """The shapes a rank may look up, and whether the shared expert is fused in each; one where the model has none.
+
+    `moe` is the checkpoint's own shape, by default the plan's. Raises ValueError for a plan without routed experts.
+    """
+    moe = moe or plan.model.moe
+    if moe is None:
+        raise ValueError(f"{plan.profile} has no routed experts")
+    options = (True, False) if moe.shared_experts else (False,)
+    return {rank_shape(moe, plan.layout, fused=fused): fused for fused in options}
 
 
 def mxfp4_key(shape: Shape, *, gfx: str, cu_num: int, token: int) -> Key:

@@ -45,7 +45,7 @@ _PREFERENCE: Final = {origin: rank for rank, origin in enumerate(RowOrigin)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TunedRow:
     """One row. `us` is its time in microseconds, infinite where it has none; `where` is `file:line`."""
 
     key: Key
@@ -67,7 +67,7 @@ class _BadCellError(ValueError):
     """A cell that is not what its column asks for."""
 
 
-def read_rows(lines: Iterable[str], *, name: str, origin: RowOrigin, problems: list[Problem]) -> Iterator[Row]:
+def read_rows(lines: Iterable[str], *, name: str, origin: RowOrigin, problems: list[Problem]) -> Iterator[TunedRow]:
     """Yield the rows of a table in CSV; what cannot be read is appended to `problems` (the first twenty) and left out.
 
     Streams: one row is held at a time, whatever the size of the file.
@@ -117,7 +117,7 @@ def _padded(fields: list[str], header: Sequence[str]) -> list[str]:
     return fields
 
 
-def _row(cells: dict[str, str], where: str, origin: RowOrigin) -> Row:
+def _row(cells: dict[str, str], where: str, origin: RowOrigin) -> TunedRow:
     cu_num = _whole(cells, "cu_num")
     gfx = cells.get("gfx", "")
     key = Key(
@@ -138,7 +138,7 @@ def _row(cells: dict[str, str], where: str, origin: RowOrigin) -> Row:
         doweight_stage1=_truth(cells, "doweight_stage1"),
     )
     tag = cells.get("_tag", "")
-    return Row(
+    return TunedRow(
         key=key,
         act_type=_word(cells, "act_type"),
         tag="" if tag in _NA else tag,
@@ -188,18 +188,18 @@ def _microseconds(text: str) -> float:
 class Merged:
     """A table without a duplicate, and how many rows of each origin lost to an equal key."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TunedRow, ...]
     dropped: int
 
 
-def merge(rows: Iterable[Row], *, gfx: str, cu_num: int) -> Merged:
+def merge(rows: Iterable[TunedRow], *, gfx: str, cu_num: int) -> Merged:
     """One table for one GPU type: a key once, the preferred origin first, else in the order given.
 
     Among rows of one origin the fastest wins, as where aiter merges files itself. Rows of other GPUs are left out: an
     aiter before ad73ecb5 does not look at `gfx`, and gfx1250 has 256 compute units too.
     """
     ours = (row for row in rows if (row.key.gfx, row.key.cu_num) == (gfx, cu_num))
-    kept: dict[tuple[Key, str, str], Row] = {}
+    kept: dict[tuple[Key, str, str], TunedRow] = {}
     seen = 0
     for row in ours:
         seen += 1
@@ -210,11 +210,11 @@ def merge(rows: Iterable[Row], *, gfx: str, cu_num: int) -> Merged:
     return Merged(rows=tuple(ordered), dropped=seen - len(ordered))
 
 
-def _rank(row: Row) -> tuple[int, float]:
+def _rank(row: TunedRow) -> tuple[int, float]:
     return _PREFERENCE[row.origin], row.us
 
 
-def rekey(rows: Iterable[Row], *, fused: Shape, unfused: Shape) -> tuple[Row, ...]:
+def rekey(rows: Iterable[TunedRow], *, fused: Shape, unfused: Shape) -> tuple[TunedRow, ...]:
     """Rows of the fused shape under the key of the unfused one, e.g. 257/9 → 256/8.
 
     Sound for FlyDSL's two-stage kernels, whose per-expert GEMM does not depend on the number of experts (aiter commit
@@ -224,7 +224,7 @@ def rekey(rows: Iterable[Row], *, fused: Shape, unfused: Shape) -> tuple[Row, ..
     return tuple(_under(row, unfused) for row in rows if row.key.shape == fused and not row.tag and _portable(row))
 
 
-def _portable(row: Row) -> bool:
+def _portable(row: TunedRow) -> bool:
     first, second = row.kernels
     return (
         first.startswith("flydsl_moe1_")
@@ -233,21 +233,21 @@ def _portable(row: Row) -> bool:
     )
 
 
-def _under(row: Row, shape: Shape) -> Row:
+def _under(row: TunedRow, shape: Shape) -> TunedRow:
     key = replace(row.key, shape=shape)
     blank = {column: "" for column in _MEASURED if column in row.cells}
     cells = {**row.cells, **key.cells(row.act_type), **blank}
     return replace(row, key=key, cells=cells, us=math.inf, origin=RowOrigin.REKEYED)
 
 
-def write_table(rows: Sequence[Row]) -> str:
+def write_table(rows: Sequence[TunedRow]) -> str:
     """The rows as a table that aiter reads as it is: every column it looks at is there and filled."""
     extra = sorted({column for row in rows for column in row.cells} - set(TABLE_COLUMNS))
     columns = (*TABLE_COLUMNS[:-1], *extra, "_tag")
     return _csv(columns, ([_cell(row, column) for column in columns] for row in rows))
 
 
-def _cell(row: Row, column: str) -> str:
+def _cell(row: TunedRow, column: str) -> str:
     if column == "gfx":
         return row.key.gfx
     if column == "_tag":
@@ -256,7 +256,7 @@ def _cell(row: Row, column: str) -> str:
     return "0" if column in _ZERO_WHERE_MISSING and text in _NA else text
 
 
-def write_origins(rows: Sequence[Row]) -> str:
+def write_origins(rows: Sequence[TunedRow]) -> str:
     """The table's companion: for each of its rows, in its order, the key, the origin and the place it came from.
 
     A file of its own, so that aiter (and its tuner, which aligns columns) never meets a column it does not know.

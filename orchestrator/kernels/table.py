@@ -1,29 +1,89 @@
-"""The one table a server gets: measured rows, the image's own, upstream's, and re-keyed ones, without a duplicate."""
+"""The one table a server gets: measured rows, the image's own, upstream's, and re-keyed ones, without a duplicate.
 
+A row has to name kernels that the aiter in the image has; one that does not ends in `Invalid FlyDSL kernel name`.
+"""
+
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
-from orchestrator.kernels.coverage import rank_shapes
-from orchestrator.kernels.names import KernelNames, Verdict
-from orchestrator.kernels.rows import Row, RowOrigin, merge, rekey
+from orchestrator.kernels.keys import Shape, rank_shapes
+from orchestrator.kernels.rows import RowOrigin, TunedRow, merge, rekey
 from orchestrator.plan import Plan
+
+_JUDGED = "flydsl"  # names of other families (CK, assembly) are generated from the row and are not judged
+
+
+class NameVerdict(StrEnum):
+    """What can be said of a kernel name at one aiter commit."""
+
+    KNOWN = "known"
+    UNKNOWN = "kernel unknown to this aiter"
+    NOT_GENERATED = "kernel not generated for this shape"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeBound:
+    """A family of kernels that exists for some shapes only; `prefix` is how its names begin."""
+
+    prefix: str
+    shapes: tuple[Shape, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelNames:
+    """The FlyDSL names of one aiter commit, as patterns that match a whole name."""
+
+    commit: str
+    patterns: tuple[re.Pattern[str], ...]
+    bound: tuple[ShapeBound, ...]
+
+    def judge(self, name: str, shape: Shape) -> NameVerdict:
+        """What this aiter makes of `name` for `shape`."""
+        if not name.startswith(_JUDGED):
+            return NameVerdict.KNOWN
+        if not any(pattern.fullmatch(name) for pattern in self.patterns):
+            return NameVerdict.UNKNOWN
+        for family in self.bound:
+            if name.startswith(family.prefix) and shape not in family.shapes:
+                return NameVerdict.NOT_GENERATED
+        return NameVerdict.KNOWN
+
+    def judge_all(self, names: tuple[str, ...], shape: Shape) -> NameVerdict:
+        """The verdict on the first of `names` that is not known, or KNOWN."""
+        verdicts = (self.judge(name, shape) for name in names)
+        return next((verdict for verdict in verdicts if verdict is not NameVerdict.KNOWN), NameVerdict.KNOWN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """The table's rows in their order, and what was left out."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TunedRow, ...]
     duplicates: int
-    refused: tuple[Row, ...]  # rows not of the image whose kernels this aiter does not have, or not for this shape
+    refused: tuple[TunedRow, ...]  # rows not of the image whose kernels this aiter does not have, or not for this shape
 
     @property
     def origins(self) -> dict[RowOrigin, int]:
         """How many rows of each origin it holds."""
         return {origin: sum(row.origin is origin for row in self.rows) for origin in RowOrigin}
 
+    @property
+    def summary(self) -> str:
+        """What it holds by origin, and what was left out, in lines."""
+        counts = [f"{count} {origin.value}" for origin, count in self.origins.items() if count]
+        lines = [f"{len(self.rows)} rows: {', '.join(counts) or 'none'}"]
+        if self.origins[RowOrigin.REKEYED]:
+            lines.append("re-keyed rows fit the shape and are unmeasured in speed: nobody timed them under this key")
+        if self.duplicates:
+            lines.append(f"{self.duplicates} rows left out: another row has their key")
+        if self.refused:
+            lines.append(f"{len(self.refused)} rows left out: their kernels do not exist in the image's aiter")
+        return "\n".join(lines)
 
-def assemble(plan: Plan, rows: Iterable[Row], *, names: KernelNames | None) -> Table:
+
+def assemble(plan: Plan, rows: Iterable[TunedRow], *, names: KernelNames | None) -> Table:
     """The table for the plan's GPU, with rows re-keyed from the fused key to the unfused one where there are any.
 
     Rows that the image does not ship itself must name kernels of its aiter: one that does not ends the server with
@@ -33,7 +93,7 @@ def assemble(plan: Plan, rows: Iterable[Row], *, names: KernelNames | None) -> T
     given = list(rows)
     accepted = [row for row in given if _runs(row, names)]
     shapes = {fused: shape for shape, fused in rank_shapes(plan).items()}
-    rekeyed: tuple[Row, ...] = ()
+    rekeyed: tuple[TunedRow, ...] = ()
     if names and True in shapes:
         rekeyed = rekey(accepted, fused=shapes[True], unfused=shapes[False])
         rekeyed = tuple(row for row in rekeyed if _runs(row, names))
@@ -43,9 +103,9 @@ def assemble(plan: Plan, rows: Iterable[Row], *, names: KernelNames | None) -> T
     )
 
 
-def _runs(row: Row, names: KernelNames | None) -> bool:
+def _runs(row: TunedRow, names: KernelNames | None) -> bool:
     if row.origin is RowOrigin.IMAGE:
         return True
     if names is None:
         return row.origin is RowOrigin.MEASURED
-    return names.judge_all(row.kernels, row.key.shape) is Verdict.KNOWN
+    return names.judge_all(row.kernels, row.key.shape) is NameVerdict.KNOWN

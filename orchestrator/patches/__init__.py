@@ -1,11 +1,30 @@
 """The ledger of patches: what each mends, how it is told whether it is needed, when it drops itself.
 
-Which patches a plan carries is decided here, by version and facts. Whether the sources at hand need them is decided by
-their content, in one place for an image, a wheel and a directory alike: images/apply_patches.py.
+Which patches a plan carries is decided by version and facts (orchestrator/plan/patches.py). Whether the sources at hand
+need them is decided by their content, in one place for an image, a wheel and a directory: images/apply_patches.py.
 """
 
-from orchestrator.patches.exclude import Expansion, expand_exclude
-from orchestrator.patches.manifest import manifest
-from orchestrator.patches.schema import Patch
+from orchestrator.patches.ledger import manifest, read_diffs, read_ledger
+from orchestrator.patches.schema import (
+    AddedFile,
+    Applies,
+    ConfigTransform,
+    EnvironmentPatch,
+    Patch,
+    VersionRange,
+)
+from orchestrator.patches.transforms import TRANSFORMS, Transformed
 
-__all__ = ["Expansion", "Patch", "expand_exclude", "manifest"]
+__all__ = [
+    "TRANSFORMS",
+    "AddedFile",
+    "Applies",
+    "ConfigTransform",
+    "EnvironmentPatch",
+    "Patch",
+    "Transformed",
+    "VersionRange",
+    "manifest",
+    "read_diffs",
+    "read_ledger",
+]

@@ -1,11 +1,14 @@
 """What one folder under patches/ says. Read strictly: an unknown key is an error."""
 
+import re
 from typing import Annotated, Literal, TypeAlias
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from orchestrator.core.origin import Origin
+from orchestrator.core.validation import StrictModel
+from orchestrator.patches.transforms import TRANSFORMS
 
 
 def _version_range(text: str) -> str:
@@ -19,18 +22,25 @@ def _version_range(text: str) -> str:
 VersionRange: TypeAlias = Annotated[str, AfterValidator(_version_range)]  # PEP 440
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text, re.MULTILINE)
+    except re.error as error:
+        raise ValueError(f"this is not a regular expression: {error}") from error
+    return text
 
 
-class Symptom(_Strict):
+Pattern: TypeAlias = Annotated[str, AfterValidator(_pattern)]
+
+
+class Symptom(StrictModel):
     """What goes wrong without the patch."""
 
     log: tuple[str, ...] = Field(description="lines as they stand in the server's log")
     effect: str = Field(description="what it costs, with figures where they are public")
 
 
-class Upstream(_Strict):
+class UpstreamFix(StrictModel):
     """Where the fix came from, or went to."""
 
     reference: str = Field(description="owner/repository#number, or owner/repository@commit")
@@ -38,7 +48,7 @@ class Upstream(_Strict):
     released: str | None = Field(description="first release that holds it; null where there is none")
 
 
-class Applies(_Strict):
+class Applies(StrictModel):
     """The facts a plan must show for it to carry the patch; a null is no condition."""
 
     platforms: tuple[Literal["rocm", "cuda", "cpu"], ...]
@@ -48,29 +58,46 @@ class Applies(_Strict):
     min_speculative_steps: int | None = None
 
 
-class Probe(_Strict):
-    """A regular expression (`re.MULTILINE`) and the file it is looked for in.
+class SourceProbe(StrictModel):
+    """What is looked for in a file, as regular expressions (`re.MULTILINE`), and how the file is read for it.
 
-    `file` is a path below the target's root, or a bare name that is looked up anywhere below it (sglang moved its
-    kernels between 0.5.16 and 0.5.17).
+    With `defines` the file is read as C++, preprocessed: comments are gone, and so is what conditions leave out given
+    those macros. A file of Python is read as `ast.unparse` writes it: no comments, single quotes, a statement a line.
+    Any other is read as it is. At least one of `match` and `left_out` is given.
     """
 
-    file: str
-    match: str
+    file: str = Field(
+        description="a path below the target's root, or a bare name that is looked up anywhere below it (sglang moved "
+        "its kernels between 0.5.16 and 0.5.17)"
+    )
+    defines: tuple[str, ...] | None = Field(default=None, description="macros the compiler is given, such as USE_ROCM")
+    match: Pattern | None = Field(default=None, description="stands in what counts of the file")
+    left_out: Pattern | None = Field(
+        default=None, description="stands in the file, in a branch that does not count; needs `defines`"
+    )
+
+    @model_validator(mode="after")
+    def _looks_for_something(self) -> "SourceProbe":
+        if self.match is None and self.left_out is None:
+            raise ValueError("a probe needs `match` or `left_out`")
+        if self.left_out is not None and self.defines is None:
+            raise ValueError("only with `defines` can something be left out")
+        return self
 
 
-class Detect(_Strict):
+class Detect(StrictModel):
     """How the content of the sources decides.
 
-    Any `present` that matches: the fix is there. Else all `needed` match: it is needed. Else, where a file of `needed`
-    exists: a conflict for a diff, not applicable for anything else. Else: not applicable.
+    Any `present` that is found: the fix is there, from upstream or by this very diff. Else, all of `needed` are found:
+    it is needed. Else, where the files of `needed` exist: a conflict for a diff or a config, which must not be guessed
+    at; not applicable for anything else. Else: not applicable.
     """
 
-    needed: tuple[Probe, ...]
-    present: tuple[Probe, ...]
+    needed: tuple[SourceProbe, ...]
+    present: tuple[SourceProbe, ...]
 
 
-class Variable(_Strict):
+class Variable(StrictModel):
     """A variable of the server's environment, and who stands behind its value."""
 
     name: str
@@ -79,28 +106,37 @@ class Variable(_Strict):
     source: str
 
 
-class Diff(_Strict):
+class Diff(StrictModel):
     """A unified diff, applied without fuzz to the target's sources."""
 
     kind: Literal["diff"]
     file: str = Field(description="the diff, in the patch's folder; paths are relative to the target's root")
 
 
-class ConfigTransform(_Strict):
+class ConfigTransform(StrictModel):
     """A transform of the checkpoint's config.json, written as an overlay."""
 
     kind: Literal["config"]
-    transform: Literal["mtp-exclude"]
+    transform: str = Field(description="the transform's name in orchestrator/patches/transforms.py")
+
+    @field_validator("transform")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if name not in TRANSFORMS:
+            raise ValueError(
+                f"there is no transform `{name}`; there is {', '.join(f'`{known}`' for known in TRANSFORMS)}"
+            )
+        return name
 
 
-class Environment(_Strict):
+class EnvironmentPatch(StrictModel):
     """Variables of the server's environment."""
 
     kind: Literal["environment"]
     env: tuple[Variable, ...]
 
 
-class AddedFile(_Strict):
+class AddedFile(StrictModel):
     """A file that a user makes, copied into the image, and the variables that lead the server to it."""
 
     kind: Literal["file"]
@@ -109,19 +145,28 @@ class AddedFile(_Strict):
     env: tuple[Variable, ...]
 
 
-class Patch(_Strict):
+class Patch(StrictModel):
     """One fix: its evidence, its conditions, how it acts, how it is verified."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     title: str
     target: Literal["sglang", "aiter", "checkpoint", "environment"]
     symptom: Symptom
-    upstream: Upstream
+    upstream: UpstreamFix
     applies: Applies
     detect: Detect
-    apply: Annotated[Diff | ConfigTransform | Environment | AddedFile, Field(discriminator="kind")]
-    verify: tuple[Probe, ...] = Field(description="what must match in the final image, for a patch that was applied")
+    apply: Annotated[Diff | ConfigTransform | EnvironmentPatch | AddedFile, Field(discriminator="kind")]
+    verify: tuple[SourceProbe, ...] = Field(
+        description="what must be found in the final image, where the patch was applied"
+    )
     drops: str = Field(description="when and why the patch drops itself")
+
+    @model_validator(mode="after")
+    def _is_told_when_applied(self) -> "Patch":
+        """Applied to a base image that is ours already, a diff without such a probe would be a conflict."""
+        if isinstance(self.apply, Diff) and not self.detect.present:
+            raise ValueError("a diff needs a probe under `detect.present`, which tells that it is applied")
+        return self
 
     @property
     def sources(self) -> Literal["sglang", "aiter"]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.engine.flags import FlagTable
-from orchestrator.patches.schema import Patch
+from orchestrator.patches import Patch
 from orchestrator.plan.known_bad import KnownBad, known_bad
 from orchestrator.plan.patches import PatchFacts, environment, select
 from orchestrator.plan.plan import (

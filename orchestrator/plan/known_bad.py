@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from orchestrator.core.document import Document
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.validation import faults_in
-from orchestrator.patches.schema import VersionRange
+from orchestrator.patches import VersionRange
 from orchestrator.plan.plan import Plan
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
 
-from orchestrator.patches.schema import AddedFile, Applies, Environment, Patch
+from orchestrator.patches import AddedFile, Applies, EnvironmentPatch, Patch
 from orchestrator.plan.plan import EnvVar, PatchUse
 
 
@@ -33,7 +33,7 @@ def environment(ledger: Sequence[Patch], uses: Sequence[PatchUse]) -> tuple[EnvV
     found: list[EnvVar] = []
     for use in uses:
         apply = by_id[use.id]
-        if isinstance(apply, Environment) or (isinstance(apply, AddedFile) and use.input_sha256 is not None):
+        if isinstance(apply, EnvironmentPatch) or (isinstance(apply, AddedFile) and use.input_sha256 is not None):
             found += [EnvVar(name=v.name, value=v.value, origin=v.origin, source=v.source) for v in apply.env]
     return tuple(sorted(found, key=lambda variable: variable.name))
 

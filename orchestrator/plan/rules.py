@@ -10,7 +10,7 @@ from orchestrator.core.document import KeyPath
 from orchestrator.core.errors import Problem
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.engine.flags import FlagTable, flag_problems
-from orchestrator.patches.schema import Patch
+from orchestrator.patches import Patch
 from orchestrator.profile.compose import Composed
 from orchestrator.profile.schema import Profile
 

@@ -8,8 +8,7 @@ from typing import Final
 from jinja2 import Environment, StrictUndefined
 
 from orchestrator.core.errors import BuildError
-from orchestrator.patches import Patch, manifest
-from orchestrator.patches.schema import AddedFile
+from orchestrator.patches import AddedFile, Patch, manifest
 from orchestrator.plan import Engine, Plan
 from orchestrator.plan.patches import environment
 from orchestrator.render.artifacts import BuildContext, ContextFile
@@ -28,7 +27,7 @@ class ImageSources:
     """What a build context is made from, as read from disk."""
 
     template: str  # text of images/<template>.Dockerfile.j2
-    applier: bytes  # images/apply_patches.py
+    programs: Mapping[str, bytes]  # images/apply_patches.py and what it imports, by file name
     patches: tuple[Patch, ...]  # those the plan carries
     diffs: Mapping[str, str]  # patch id -> text
     inputs: Mapping[str, bytes]  # files given to patches, by input name
@@ -51,7 +50,8 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
     )
     texts = {"Dockerfile": dockerfile, "patches/manifest.json": manifest(sources.patches, sources.diffs)}
     contents = {path: text.encode() for path, text in texts.items()}
-    contents |= {"patches/apply_patches.py": sources.applier, **sources.files}
+    contents |= {f"patches/{name}": program for name, program in sources.programs.items()}
+    contents |= sources.files
     contents |= {path: content for path, _, content in tables}
     return BuildContext(
         files=tuple(ContextFile(path=path, content=contents[path], executable=False) for path in sorted(contents))

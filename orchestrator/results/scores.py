@@ -1,12 +1,18 @@
-"""What an evaluation gave, and what the difference of two of them can tell. Pure: figures in, figures out.
+"""What an evaluation gave, as a file too, and what the difference of two of them can tell.
 
 A share is a part of 1, an interval is 95 % unless another confidence is given, a difference is candidate - baseline.
 """
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist
 from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from orchestrator.core.errors import BenchError
+from orchestrator.core.validation import faults_in
 
 SCHEMA: Final = 1
 CONFIDENCE: Final = 0.95
@@ -46,6 +52,32 @@ class Outcome:
     def score(self) -> float:
         """Share of right answers."""
         return sum(item.right for item in self.items) / len(self.items)
+
+
+_OUTCOME: Final = TypeAdapter(Outcome)
+
+
+def outcome_file(suite: str) -> str:
+    """What the file of a suite's outcome is called; `deploy report` looks for it."""
+    return f"eval-{suite}.json"
+
+
+def outcome_to_json(outcome: Outcome) -> str:
+    """The outcome as JSON text."""
+    return _OUTCOME.dump_json(outcome, indent=1).decode() + "\n"
+
+
+def load_outcome(file: Path) -> Outcome:
+    """Read an outcome. Raises BenchError for what is missing, damaged or of another schema."""
+    try:
+        outcome = _OUTCOME.validate_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BenchError(f"cannot read the outcome: {error.strerror}", where=str(file)) from error
+    except ValidationError as error:
+        raise BenchError("not an outcome of `deploy eval`", where=str(file), problems=faults_in(error)[:10]) from error
+    if outcome.schema_version != SCHEMA or not outcome.items:
+        raise BenchError("an outcome of another version, or an empty one", where=str(file), hint="evaluate again")
+    return outcome
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ class Prepared:
 
     artifacts: Artifacts
     records: Mapping[str, object]  # by file name
-    upstream: frozenset[str] = frozenset()  # patches that the sources turned out to hold already
+    not_needed: frozenset[str] = frozenset()  # patches that the sources turned out not to need
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,22 @@
 """Checkpoints: fetched so that a cut costs nothing, and whole before a server sees them."""
+
+from orchestrator.weights.hub import Hub
+from orchestrator.weights.overlay import overlay_path, write_overlay
+from orchestrator.weights.receipt import stamps
+from orchestrator.weights.safetensors import BadShardError, tensor_dtypes
+from orchestrator.weights.stage import DownloadProgress, stage_checkpoint
+from orchestrator.weights.verify import checkpoint_directory, needs_mtp, verify_checkpoint
+
+__all__ = [
+    "BadShardError",
+    "DownloadProgress",
+    "Hub",
+    "checkpoint_directory",
+    "needs_mtp",
+    "overlay_path",
+    "stage_checkpoint",
+    "stamps",
+    "tensor_dtypes",
+    "verify_checkpoint",
+    "write_overlay",
+]

@@ -50,7 +50,7 @@ def fetch(listing: Listing, directory: Path) -> None:
 def _fetch_one(listing: Listing, name: str, directory: Path) -> None:
     token = os.environ.get("HF_TOKEN") or False
     url = hf_hub_url(listing.repository, name, revision=listing.commit)
-    location = get_hf_file_metadata(url, token=token).location
+    location = get_hf_file_metadata(url, token=token, retry_on_errors=True).location
     headers = build_hf_headers(token=token)
     if urlsplit(location).netloc != urlsplit(url).netloc:
         headers.pop("authorization", None)  # a store that is not the hub has its own signature in the address

@@ -3,16 +3,16 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core.errors import WeightsError
-from orchestrator.patches import Expansion, expand_exclude
+from orchestrator.patches import TRANSFORMS
 from orchestrator.plan import Plan
 from orchestrator.weights.safetensors import BadShardError, tensor_dtypes
 
-_UPSTREAM: Final = "the engine's sources expand the exclude list themselves; the config is left as it is"
+_UNCHANGED: Final = "the engine's sources do it themselves; the config is left as it is"
 
 
 def overlay_path(plan: Plan) -> str | None:
@@ -21,33 +21,32 @@ def overlay_path(plan: Plan) -> str | None:
     return f"overlays/{plan.model.name}/{'+'.join(ids)}/config.json" if ids else None
 
 
-def write_overlay(checkpoint: Path, overlay: Path, *, needed: bool = True) -> Expansion:
-    """Make `overlay` the checkpoint with an expanded exclude list, and say what was added.
-
-    Where it is not `needed`, because the engine's sources do the same, the config stays as it is.
+def write_overlay(checkpoint: Path, overlay: Path, transforms: Sequence[str]) -> str:
+    """Make `overlay` the checkpoint with a config.json that went through these transforms, and say what they did.
 
     A server is given the whole directory, or the original with `overlay/config.json` mounted over its own. It is made
     beside an older one and then takes its place. Raises WeightsError for a checkpoint that cannot be read.
     """
     checkpoint = checkpoint.absolute()
-    config = _read_json(checkpoint / "config.json")
-    expansion = _expand(checkpoint, config) if needed else Expansion(config=config, added=(), reason=_UPSTREAM)
+    config: Mapping[str, object] = _read_json(checkpoint / "config.json")
+    dtypes = layer_dtypes(checkpoint, f"model.layers.{config.get('num_hidden_layers')}.") if transforms else {}
+    reasons = []
+    for name in transforms:
+        made = TRANSFORMS[name](config, dtypes)
+        config = made.config
+        reasons.append(made.reason)
     overlay.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{overlay.name}-", dir=overlay.parent))
     try:
         for entry in checkpoint.iterdir():
             if entry.name != "config.json":
                 (fresh / entry.name).symlink_to(entry)
-        (fresh / "config.json").write_text(json.dumps(expansion.config, indent=2) + "\n", encoding="utf-8")
+        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         fresh.chmod(0o755)
         _replace(fresh, overlay)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    return expansion
-
-
-def _expand(checkpoint: Path, config: Mapping[str, object]) -> Expansion:
-    return expand_exclude(config, layer_dtypes(checkpoint, f"model.layers.{config.get('num_hidden_layers')}."))
+    return "; ".join(reasons) or _UNCHANGED
 
 
 def layer_dtypes(checkpoint: Path, prefix: str) -> dict[str, str]:

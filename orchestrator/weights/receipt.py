@@ -18,7 +18,7 @@ Stamps = Mapping[str, tuple[int, int]]  # relative path -> size in bytes, mtime 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Receipt:
+class CheckpointReceipt:
     """A verification that succeeded. `revision` is the hub's commit where it is known."""
 
     location: str
@@ -39,16 +39,16 @@ def receipt_path(directory: Path) -> Path:
     return directory.with_name(directory.name + ".receipt.json")
 
 
-def read_receipt(directory: Path) -> Receipt | None:
+def read_receipt(directory: Path) -> CheckpointReceipt | None:
     """The receipt of a checkpoint; None where there is none that can be read."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         data = json.loads(receipt_path(directory).read_text())
         data["files"] = {name: (int(size), int(time)) for name, (size, time) in data["files"].items()}
-        return Receipt(**data)
+        return CheckpointReceipt(**data)
     return None
 
 
-def write_receipt(directory: Path, receipt: Receipt) -> None:
+def write_receipt(directory: Path, receipt: CheckpointReceipt) -> None:
     """Write it, except where the place cannot be written (a read-only share): the checkpoint is verified each time."""
     with suppress(OSError):
         write_whole(receipt_path(directory), json.dumps(asdict(receipt), indent=1, sort_keys=True) + "\n")

@@ -34,7 +34,7 @@ class DownloadProgress:
         return (self.total - self.done) / self.rate if self.rate > 0 else None
 
 
-def stage(
+def stage_checkpoint(
     model: Model, directory: Path, *, speculative: bool, hub: Hub, progress: Callable[[DownloadProgress], None]
 ) -> Verified:
     """Fetch what is missing of a model's checkpoint and verify all of it against the hub's sizes.

@@ -8,7 +8,7 @@ from orchestrator.core.errors import NoWeightsError, WeightsError
 from orchestrator.core.paths import Home
 from orchestrator.plan import Model, Plan
 from orchestrator.weights.inspect import Wanted, inspect
-from orchestrator.weights.receipt import Receipt, Stamps, read_receipt, stamps, write_receipt
+from orchestrator.weights.receipt import CheckpointReceipt, Stamps, read_receipt, stamps, write_receipt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ def needs_mtp(plan: Plan) -> bool:
     return plan.flag("speculative-algorithm") is not None and plan.flag("speculative-draft-model-path") is None
 
 
-def verify(directory: Path, model: Model, *, speculative: bool) -> Verified:
+def verify_checkpoint(directory: Path, model: Model, *, speculative: bool) -> Verified:
     """Verify a checkpoint, fast where its receipt says that nothing has changed since the last time.
 
     Tokenizer, index and every shard's header are read, not the weights themselves: a byte that was changed inside a
@@ -71,7 +71,7 @@ def examine(
             hint=_stage(model),
             problems=found.problems,
         )
-    receipt = Receipt(
+    receipt = CheckpointReceipt(
         location=model.source.location,
         revision=revision,
         mtp_layer=layer,
@@ -83,7 +83,7 @@ def examine(
     return _verified(directory, receipt, from_receipt=False)
 
 
-def _verified(directory: Path, receipt: Receipt, *, from_receipt: bool) -> Verified:
+def _verified(directory: Path, receipt: CheckpointReceipt, *, from_receipt: bool) -> Verified:
     return Verified(
         directory=directory,
         revision=receipt.revision,

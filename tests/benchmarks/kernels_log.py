@@ -81,7 +81,8 @@ def main() -> None:
     report = reader.report()
     print(f"log: {size / 1e9:.2f} GB, {lines} lines with a mark")
     print(f"grep -c -F: {min(grep):.2f} s   gate: {min(gate):.2f} s   ratio {min(gate) / min(grep):.2f}")
-    print(f"gate: {len(report.hits)} hits, {len(report.misses)} misses, {len(report.apart)} apart, {report.torn} torn")
+    others = len(report.other_quantisations)
+    print(f"gate: {len(report.hits)} hits, {len(report.misses)} misses, {others} not per_1x32, {report.torn} torn")
     print(f"peak memory: {before / 1024:.0f} MiB before reading, {after / 1024:.0f} MiB after")
 
 

@@ -19,8 +19,8 @@ from checkpoint_samples import write_checkpoint
 from plan_samples import model
 
 from orchestrator.host.survey import local, survey
+from orchestrator.weights import verify_checkpoint
 from orchestrator.weights.receipt import receipt_path
-from orchestrator.weights.verify import verify
 
 
 def deploy(*words: str) -> None:
@@ -51,10 +51,10 @@ def main(rounds: int) -> None:
 
         def fresh() -> None:
             receipt_path(directory).unlink(missing_ok=True)
-            verify(directory, model(str(directory)), speculative=True)
+            verify_checkpoint(directory, model(str(directory)), speculative=True)
 
         first = seconds(fresh, 3)
-        again = seconds(lambda: verify(directory, model(str(directory)), speculative=True), 3)
+        again = seconds(lambda: verify_checkpoint(directory, model(str(directory)), speculative=True), 3)
         print(
             f"10,000 shards: verified in {first:.2f} s, behind the receipt {again:.2f} s ({first / again:.0f} x faster)"
         )

@@ -18,7 +18,7 @@ CASES = {
     **{f"{name}@0.5.16": (name, (NEWER,)) for name in ("mi355x-tp8", "mi355x-tp4dp2")},
 }
 # Copied as they are from images/; a golden copy would only have to be kept in step.
-COPIED = ("image/patches/apply_patches.py",)
+COPIED = ("image/patches/apply_patches.py", "image/patches/read_sources.py")
 
 
 def rendered(case: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from orchestrator.core import errors
 from orchestrator.core.paths import data_root
-from orchestrator.patches.ledger import read_ledger
+from orchestrator.patches import read_ledger
 from orchestrator.profile import schema
 
 ROOT = data_root()

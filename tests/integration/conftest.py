@@ -16,7 +16,7 @@ from orchestrator.commands.planning import load
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home, data_root
-from orchestrator.images.client import Docker, find_docker
+from orchestrator.images import Docker, find_docker
 from orchestrator.runtimes.process import environment as environments
 
 IMAGES = data_root() / "images"

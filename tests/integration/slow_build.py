@@ -7,10 +7,7 @@ import dataclasses
 import sys
 
 from orchestrator.commands.planning import load
-from orchestrator.images.build import BuildOptions, ensure_image
-from orchestrator.images.client import find_docker
-from orchestrator.images.of_plan import on_base
-from orchestrator.images.sources import image_sources
+from orchestrator.images import BuildOptions, ensure_image, find_docker, image_sources, on_base
 from orchestrator.render.artifacts import BuildContext
 from orchestrator.render.dockerfile import build_context
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from orchestrator.commands.ask import ask
+from orchestrator.core.errors import StartError
 from orchestrator.core.secret import Secret
 from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine import client as client_module
@@ -185,3 +187,14 @@ def test_a_stream_that_is_left_is_closed() -> None:
 def test_a_stream_that_fails_says_so(stream: bytes, fault: str) -> None:
     with asking(says(OK + b"\r\n" + stream)) as (client, _), pytest.raises(OddAnswerError, match=fault):
         list(client.events("/v1/completions", {}))
+
+
+def test_an_answer_that_fails_on_the_way_does_not_look_like_an_empty_one() -> None:
+    failed = (
+        b'data: {"choices": [{"text": "one"}]}\n\ndata: {"error": {"message": "out of memory"}}\n\ndata: [DONE]\n\n'
+    )
+    with server(says(OK + b"\r\n" + failed)) as (url, _):
+        pieces = ask(url, "Count", tokens=8, key=None)
+        assert next(pieces) == "one"
+        with pytest.raises(StartError, match="out of memory"):
+            next(pieces)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home
 from orchestrator.runtimes.process.environment import Environment, ensure, generate_model
+from orchestrator.runtimes.process.installer import PinnedList, install
 
 BUILD = """
 import sys
@@ -81,6 +83,73 @@ def test_of_two_builders_one_builds_and_the_other_waits(images: Path, home: Home
         thread.join()
 
     assert sorted(environment.built for environment in made) == [False, True]
+
+
+def test_uv_builds_it_and_says_so(images: Path, home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    made = build(images, home)
+
+    assert json.loads((made.python.parent.parent / "environment.json").read_text())["installer"] == "uv"
+    assert "environment `small`: installing the pinned packages with uv" in capsys.readouterr().err
+
+
+def test_where_uv_cannot_pip_goes_on_and_the_reason_is_said(
+    images: Path, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "uv.toml").write_text("no TOML")
+    monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "uv.toml"))
+
+    made = build(images, home)
+
+    said = capsys.readouterr().err
+    assert json.loads((made.python.parent.parent / "environment.json").read_text())["installer"] == "pip"
+    assert "note: environment `small` could not be built: creating failed (" in said
+    assert "uv.toml" in said
+    assert "; pip goes on" in said
+
+
+def test_without_uv_pip_builds_it(images: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("uv.find_uv_bin", missing)
+
+    made = build(images, home)
+
+    assert json.loads((made.python.parent.parent / "environment.json").read_text())["installer"] == "pip"
+
+
+def test_ctrl_c_while_it_is_built_leaves_nothing(images: Path, home: Home) -> None:
+    class Interrupting(Progress):
+        def update(self, text: str, *, transient: str = "") -> None:  # noqa: ARG002 - as in the class above
+            if "installing" in text:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ensure("small.txt", images_root=images, home=home, progress=Interrupting())
+    assert folders(home) == []
+
+
+def test_torch_of_one_platform_comes_from_the_index_of_that_platform(tmp_path: Path) -> None:
+    """uv takes nothing else from that index, and does not ask it where the wheel is known already."""
+    index = tmp_path / "index"
+    (index / "torch").mkdir(parents=True)
+    wheel = index / "torch" / "torch-9.9+cpu-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("torch.py", "__version__ = '9.9+cpu'")
+        archive.writestr("torch-9.9+cpu.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 9.9+cpu\n")
+        archive.writestr(
+            "torch-9.9+cpu.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("torch-9.9+cpu.dist-info/RECORD", "")
+    (index / "torch" / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+    listed = tmp_path / "engine.txt"
+    listed.write_text("torch==9.9+cpu\nh11==0.16.0\n")
+    pinned = PinnedList(file=listed, torch="torch==9.9+cpu", torch_index=index.as_uri())
+
+    assert install(tmp_path / "made", pinned, Progress()) == "uv"
+
+    shown = [str(tmp_path / "made/bin/python"), "-c", "import h11, torch; print(h11.__version__, torch.__version__)"]
+    assert subprocess.run(shown, capture_output=True, text=True, check=True).stdout == "0.16.0 9.9+cpu\n"
 
 
 def test_build_that_fails_shows_what_pip_said_and_leaves_nothing(images: Path, home: Home) -> None:

@@ -3,10 +3,9 @@
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,8 @@ import pytest
 from orchestrator.commands.bench import Target, url_target
 from orchestrator.commands.evals import run_eval
 from orchestrator.core.errors import BenchError
+from orchestrator.core.paths import Home
 from orchestrator.results.scores import Outcome, judge
-
-pytestmark = pytest.mark.skipif(
-    find_spec("lm_eval") is None, reason="lm-evaluation-harness is not installed: pip install 'lm-eval[api]==0.4.13'"
-)
 
 SUMS = [(number, 2 * number + 1) for number in range(12)]
 
@@ -66,13 +62,27 @@ def questions(tmp_path: Path) -> Path:
     return tmp_path / "test.jsonl"
 
 
-def ask(target: Target, questions: Path, *, limit: int | None = None) -> Outcome:
-    return run_eval(target, suite="gsm8k", limit=limit, data=questions, command="deploy eval", say=lambda _: None)
+@pytest.fixture
+def ask(engine_home: Home, questions: Path) -> Callable[..., Outcome]:
+    """Evaluate a target; the harness's environment is built at the first call."""
+
+    def evaluate(target: Target, *, limit: int | None = None) -> Outcome:
+        return run_eval(
+            target,
+            suite="gsm8k",
+            limit=limit,
+            data=questions,
+            command="deploy eval",
+            home=engine_home,
+            say=lambda _: None,
+        )
+
+    return evaluate
 
 
-def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(questions: Path) -> None:
+def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(ask: Callable[..., Outcome]) -> None:
     with adding_model(3) as good, adding_model(3, 5, 8) as worse:
-        before, after = ask(good, questions), ask(worse, questions)
+        before, after = ask(good), ask(worse)
     assert before.score == pytest.approx(11 / 12)
     assert after.score == pytest.approx(9 / 12)
     assert before.model == "adder"
@@ -81,14 +91,16 @@ def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(questio
     assert not judgement.apart
 
 
-def test_a_limit_is_kept(questions: Path) -> None:
+def test_a_limit_is_kept(ask: Callable[..., Outcome]) -> None:
     with adding_model() as target:
-        assert len(ask(target, questions, limit=5).items) == 5
+        assert len(ask(target, limit=5).items) == 5
 
 
-def test_questions_that_cannot_be_read_are_an_error_with_the_harness_s_last_words(questions: Path) -> None:
+def test_questions_that_cannot_be_read_are_an_error_with_the_harness_s_last_words(
+    ask: Callable[..., Outcome], questions: Path
+) -> None:
     questions.write_text("no JSON\n")
     with adding_model() as target, pytest.raises(BenchError) as caught:
-        ask(target, questions)
+        ask(target)
     assert "exit code 1" in caught.value.message
     assert "Error" in caught.value.details

@@ -9,9 +9,7 @@ from slow_build import with_step
 
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import BuildError
-from orchestrator.images.build import BuildOptions, ensure_image
-from orchestrator.images.client import find_docker
-from orchestrator.images.of_plan import on_base
+from orchestrator.images import BuildOptions, ensure_image, find_docker, on_base
 
 pytestmark = [
     pytest.mark.docker,

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.commands.planning import load
-from orchestrator.images.of_plan import on_base
-from orchestrator.images.sources import image_sources
+from orchestrator.images import image_sources, on_base
 from orchestrator.plan import Plan
 from orchestrator.render.dockerfile import build_context
 

@@ -13,25 +13,25 @@ from patience import wait_for
 
 from orchestrator.core.errors import HostError
 from orchestrator.kernels.disk.pins import read_pins
-from orchestrator.kernels.disk.store import Provenance, Store
-from orchestrator.kernels.disk.tuner import Job, Tuned, tune
-from orchestrator.kernels.disk.watch import Limits, watch
+from orchestrator.kernels.disk.store import RowProvenance, Store
+from orchestrator.kernels.disk.tuner import Tuned, TuningJob, tune
+from orchestrator.kernels.disk.watch import WatchLimits, watch
 from orchestrator.kernels.rows import RowOrigin
 
 STANDIN = Path(__file__).with_name("tuner_standin.py")
 KEYS = tuple(row.key for row in every_bucket(FUSED_TP8))[:6]
-WHO = Provenance(host="h", image="sha256:1", aiter_commit="9127c94a", date="2026-11-20T00:00:00Z")
+WHO = RowProvenance(host="h", image="sha256:1", aiter_commit="9127c94a", date="2026-11-20T00:00:00Z")
 
 
 def run(folder: Path, fault: str = "", *, total: float = 600, shutdown: float = 0.5) -> Tuned:
     work = folder / "work"
     argv = (sys.executable, str(STANDIN), "-i", f"{work}/untuned.csv", "-o", f"{work}/tuned.csv", "--batch", "2")
-    job = Job(
+    job = TuningJob(
         argv=(*argv, "--fault", fault),
         keys=KEYS,
         names=read_pins().names_of("9127c94a"),
         folder=work,
-        limits=Limits(total=total, shutdown=shutdown, look=0.1, term=1),
+        limits=WatchLimits(total=total, shutdown=shutdown, look=0.1, term=1),
     )
     return tune(job, run=watch, store=Store(folder / "store"), provenance=WHO)
 
@@ -105,6 +105,6 @@ def test_ctrl_c_ends_the_tuner_and_keeps_what_is_finished(tmp_path: Path) -> Non
 
 
 def test_a_tuner_that_cannot_be_started_is_told(tmp_path: Path) -> None:
-    limits = Limits(total=1, shutdown=1, look=0.1, term=1)
+    limits = WatchLimits(total=1, shutdown=1, look=0.1, term=1)
     with pytest.raises(HostError, match="there is no program `no-such-program`"):
         watch(("no-such-program",), log=tmp_path / "log", limits=limits, finished=lambda: False)

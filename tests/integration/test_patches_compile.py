@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from wheels import read, unpack
 
-from orchestrator.patches.ledger import read_diff, read_ledger
+from orchestrator.patches import read_diffs, read_ledger
 
 pytestmark = [pytest.mark.compiler, pytest.mark.wheels]
 
 CACHE = Path.home() / ".cache/deploy-tests/compiler"
 HEADERS = "28ae316c5be2d33b53fae8f2151e76a758f84aa3493abafeaef935e49cc5ba07"  # libamdhip64-dev 7.2.4-1~exp2, amd64
 CUH = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
-GUARD = next(patch for patch in read_ledger() if patch.id == "rocm-cuda-runtime-guard")
+GUARD = read_diffs(read_ledger())["rocm-cuda-runtime-guard"]
 
 UNIT = """\
 #include <tvm/ffi/container/tensor.h>
@@ -88,7 +88,7 @@ def sources(tmp_path: Path) -> Path:
 
 
 def guard(sources: Path) -> None:
-    subprocess.run(["git", "apply", "-"], cwd=sources, input=read_diff(GUARD), text=True, check=True)
+    subprocess.run(["git", "apply", "-"], cwd=sources, input=GUARD, text=True, check=True)
 
 
 def compiled(tools: Path, sources: Path, side: str) -> tuple[int, str]:

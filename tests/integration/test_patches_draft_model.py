@@ -15,7 +15,7 @@ import pytest
 from wheels import unpack
 
 from orchestrator.runtimes.process.environment import Environment
-from orchestrator.weights.overlay import write_overlay
+from orchestrator.weights import write_overlay
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels]
 

@@ -1,5 +1,6 @@
 """The states of all patches over real releases of sglang, and what the guard makes of the real file."""
 
+import ast
 import json
 import re
 import shutil
@@ -10,16 +11,14 @@ from pathlib import Path
 import pytest
 from wheels import read, unpack, wheel
 
-from orchestrator.images.check import Checker
-from orchestrator.images.sources import applier_path
+from orchestrator.images import SourceChecker
+from orchestrator.images.sources import program_paths
 from orchestrator.patches import manifest
-from orchestrator.patches.ledger import read_diff, read_ledger
 
 pytestmark = pytest.mark.wheels
 
-LEDGER = read_ledger()
-DIFFS = {patch.id: text for patch in LEDGER if (text := read_diff(patch)) is not None}
-CHECKER = Checker(applier=applier_path(), patches=LEDGER, diffs=DIFFS)
+CHECKER = SourceChecker.of_ledger()
+LEDGER, DIFFS = CHECKER.patches, CHECKER.diffs
 
 NEEDED, PRESENT, ABSENT = "needed", "present upstream", "not applicable"
 # version: (guard, exclude list, top-k v2); the wheels hold no aiter, so its table is not applicable everywhere.
@@ -31,6 +30,7 @@ STATES = {
     "0.5.15.post1": (PRESENT, NEEDED, NEEDED),
     "0.5.16": (PRESENT, PRESENT, PRESENT),
     "0.5.19": (PRESENT, PRESENT, PRESENT),
+    "0.5.20": (PRESENT, PRESENT, PRESENT),
     "0.5.23": (PRESENT, PRESENT, PRESENT),
 }
 CUH = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
@@ -38,7 +38,7 @@ CUH = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
 
 @pytest.mark.parametrize("version", STATES)
 def test_states(version: str) -> None:
-    found = {finding.id: finding.state for finding in CHECKER.check_wheel(wheel(version))}
+    found = {state.id: state.state for state in CHECKER.check_wheel(wheel(version))}
 
     guard, exclude, topk = STATES[version]
     assert found == {
@@ -50,10 +50,39 @@ def test_states(version: str) -> None:
 
 
 def test_evidence_is_a_file_and_a_line() -> None:
-    evidence = {finding.id: finding.evidence for finding in CHECKER.check_wheel(wheel("0.5.14"))}
+    evidence = {state.id: state.evidence for state in CHECKER.check_wheel(wheel("0.5.14"))}
 
     assert evidence["rocm-cuda-runtime-guard"] == (f"{CUH}:38: #include <cuda_runtime.h>",)
-    assert evidence["mtp-shared-expert-exclude"] == ('srt/configs/model_config.py:529: "GlmMoeDsaForCausalLM",',)
+    assert evidence["mtp-shared-expert-exclude"] == (
+        "srt/configs/model_config.py:531: self.hf_config.architectures[0] = 'DeepseekV3ForCausalLMNextN'",
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "evidence"),
+    [
+        ("0.5.16", "srt/server_args.py:4520: envs.SGLANG_OPT_USE_TOPK_V2.set(False)"),
+        ("0.5.20", "topk_impl.cuh:31: #include <cooperative_groups.h> (left out)"),
+        ("0.5.23", "topk_impl.cuh:41: #include <cooperative_groups.h> (left out)"),
+    ],
+)
+def test_the_evidence_for_the_top_k_kernel_is_what_decides(version: str, evidence: str) -> None:
+    """0.5.20 turns the kernel off for DSA on HIP, and eight lines on turns it on again for GLM: the kernel builds."""
+    (found,) = (state for state in CHECKER.check_wheel(wheel(version)) if state.id == "dsa-topk-v2-off")
+
+    assert len(found.evidence) == 1
+    assert found.evidence[0].endswith(evidence)
+
+
+def test_a_reformatted_file_says_what_it_said(tmp_path: Path) -> None:
+    """As another formatter, or `ast.unparse`, would write 0.5.14's `model_config.py`."""
+    package = unpack("0.5.14", tmp_path, below="srt/configs/model_config.py") / "sglang"
+    file = package / "srt/configs/model_config.py"
+    file.write_text(ast.unparse(ast.parse(file.read_text())))
+
+    found = {state.id: state.state for state in CHECKER.check_directory(tmp_path)}
+
+    assert found["mtp-shared-expert-exclude"] == NEEDED
 
 
 @pytest.fixture
@@ -103,7 +132,7 @@ def test_the_applier_writes_what_git_writes(patched: Path, tmp_path: Path) -> No
 
     subprocess.run(
         [sys.executable, "-B", "-c", program, again],
-        cwd=applier_path().parent,
+        cwd=program_paths()[0].parent,
         input=DIFFS["rocm-cuda-runtime-guard"],
         text=True,
         check=True,
@@ -113,9 +142,19 @@ def test_the_applier_writes_what_git_writes(patched: Path, tmp_path: Path) -> No
 
 
 def test_it_runs_on_the_standard_library_alone(tmp_path: Path) -> None:
-    """As in an image: `-I -S` leaves the interpreter nothing else."""
+    """As in an image: `-E -S` leaves the interpreter nothing else but the folder the program lies in."""
     package = unpack("0.5.14", tmp_path, below="jit_kernel/csrc/") / "sglang"
-    argv = [sys.executable, "-I", "-S", str(applier_path()), "check", "--manifest", "-", "--root", f"sglang={package}"]
+    argv = [
+        sys.executable,
+        "-E",
+        "-S",
+        str(program_paths()[0]),
+        "check",
+        "--manifest",
+        "-",
+        "--root",
+        f"sglang={package}",
+    ]
 
     done = subprocess.run(argv, input=manifest(LEDGER, DIFFS), capture_output=True, text=True, check=True)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import UsageError
-from orchestrator.images.wheels import fetch_wheel
+from orchestrator.images import fetch_wheel
 
 CACHE = Path.home() / ".cache/deploy-tests/wheels"
 

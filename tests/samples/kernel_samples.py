@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from orchestrator.core.errors import Problem
 from orchestrator.kernels.keys import Shape
-from orchestrator.kernels.rows import TABLE_COLUMNS, Row, RowOrigin, read_rows
+from orchestrator.kernels.rows import TABLE_COLUMNS, RowOrigin, TunedRow, read_rows
 from orchestrator.plan import (
     ContainerNeeds,
     Engine,
@@ -20,6 +20,7 @@ from orchestrator.plan import (
     Server,
     Waiting,
 )
+from orchestrator.plan.plan import Ulimit
 
 GLM = Moe(hidden_size=6144, intermediate_size=2048, routed_experts=256, shared_experts=1, experts_per_token=8)
 FUSED_TP8 = Shape(model_dim=6144, inter_dim=256, expert=257, topk=9)
@@ -49,10 +50,10 @@ def glm_plan(
             container=ContainerNeeds(
                 devices=("/dev/kfd", "/dev/dri"),
                 all_gpus=False,
-                groups=("video",),
+                groups=("video", "render"),
                 ipc="host",
                 shm_bytes=16 << 30,
-                ulimits=(),
+                ulimits=(Ulimit(name="memlock", soft=-1, hard=-1),),
                 security_opt=("seccomp=unconfined",),
                 cap_add=("SYS_PTRACE",),
             ),
@@ -108,7 +109,7 @@ def line(
     return f"gfx950,256,{dims},{types},32,0,30.1,{kernels[0]},0.9%,20.4,{kernels[1]},1.5%,{us},0,0,0,10.0,20.0,{tag}"
 
 
-def rows(lines: Iterable[str], *, origin: RowOrigin = RowOrigin.UPSTREAM, header: str = HEADER) -> list[Row]:
+def rows(lines: Iterable[str], *, origin: RowOrigin = RowOrigin.UPSTREAM, header: str = HEADER) -> list[TunedRow]:
     """The rows of a table that is without fault."""
     problems: list[Problem] = []
     found = list(read_rows([header, *lines], name="t.csv", origin=origin, problems=problems))
@@ -116,12 +117,12 @@ def rows(lines: Iterable[str], *, origin: RowOrigin = RowOrigin.UPSTREAM, header
     return found
 
 
-def every_bucket(shape: Shape, *, origin: RowOrigin = RowOrigin.UPSTREAM) -> list[Row]:
+def every_bucket(shape: Shape, *, origin: RowOrigin = RowOrigin.UPSTREAM) -> list[TunedRow]:
     """A row for each of 1 to 32768 tokens."""
     return rows([line(1 << exponent, shape=shape) for exponent in range(16)], origin=origin)
 
 
-def of(found: Iterable[Row], origin: RowOrigin) -> list[Row]:
+def of(found: Iterable[TunedRow], origin: RowOrigin) -> list[TunedRow]:
     """The same rows with another origin."""
     return [replace(row, origin=origin) for row in found]
 

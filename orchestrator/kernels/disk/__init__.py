@@ -1,1 +1,28 @@
 """Tuned tables on disk, inside images and upstream, and aiter's own tuner: the edges of `orchestrator.kernels`."""
+
+from orchestrator.kernels.disk.checkpoint import read_checkpoint
+from orchestrator.kernels.disk.files import read_tables
+from orchestrator.kernels.disk.image import ImageTables, read_digest, read_image
+from orchestrator.kernels.disk.pins import read_pins
+from orchestrator.kernels.disk.store import RowProvenance, Store
+from orchestrator.kernels.disk.tuner import Tuned, TuningJob, in_container, tune, tuner_command
+from orchestrator.kernels.disk.upstream import upstream_table
+from orchestrator.kernels.disk.watch import WatchLimits
+
+__all__ = [
+    "ImageTables",
+    "RowProvenance",
+    "Store",
+    "Tuned",
+    "TuningJob",
+    "WatchLimits",
+    "in_container",
+    "read_checkpoint",
+    "read_digest",
+    "read_image",
+    "read_pins",
+    "read_tables",
+    "tune",
+    "tuner_command",
+    "upstream_table",
+]

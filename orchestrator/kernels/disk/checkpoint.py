@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import cast
 
 from orchestrator.core.errors import WeightsError
-from orchestrator.kernels.fusion import Checkpoint
+from orchestrator.kernels.fusion import MoeCheckpoint
 from orchestrator.plan import Moe
-from orchestrator.weights.safetensors import BadShardError, tensor_dtypes
+from orchestrator.weights import BadShardError, tensor_dtypes
 
 _FIELDS = ("hidden_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "num_hidden_layers")
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
+def read_checkpoint(folder: Path) -> MoeCheckpoint:
     """The checkpoint in `folder`. Raises WeightsError for one without a readable config of routed experts."""
     path = folder / "config.json"
     config = _json(path)
@@ -22,7 +22,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise WeightsError(f"no routed experts: {', '.join(f'`{name}`' for name in missing)} missing", where=str(path))
     size = {name: cast("int", config[name]) for name in _FIELDS}
     quantisation = cast("dict[str, object]", config.get("quantization_config") or {})
-    return Checkpoint(
+    return MoeCheckpoint(
         moe=Moe(
             hidden_size=size["hidden_size"],
             intermediate_size=size["moe_intermediate_size"],

@@ -7,18 +7,18 @@ from pathlib import Path
 
 from orchestrator.core.errors import KernelsError, Problem
 from orchestrator.kernels.keys import KEY_COLUMNS
-from orchestrator.kernels.rows import Row, RowOrigin, read_rows
+from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows
 
 
 def read_tables(
-    paths: Iterable[Path], *, origin: RowOrigin = RowOrigin.FILE, keep: Callable[[Row], bool] = lambda _: True
-) -> list[Row]:
+    paths: Iterable[Path], *, origin: RowOrigin = RowOrigin.FILE, keep: Callable[[TunedRow], bool] = lambda _: True
+) -> list[TunedRow]:
     """The rows of all tables that `keep` wants, in order. Raises KernelsError with every fault at its file:line.
 
     A row that the table's companion knows keeps the origin and the place written there. Streams: what `keep` refuses
     takes no memory.
     """
-    rows: list[Row] = []
+    rows: list[TunedRow] = []
     problems: list[Problem] = []
     for path in paths:
         try:
@@ -47,7 +47,7 @@ def _origins(path: Path) -> dict[tuple[str, ...], tuple[RowOrigin, str]]:
         return {_cells(row): (RowOrigin(row["origin"]), row["where"]) for row in csv.DictReader(lines)}
 
 
-def _with_origin(row: Row, known: Mapping[tuple[str, ...], tuple[RowOrigin, str]]) -> Row:
+def _with_origin(row: TunedRow, known: Mapping[tuple[str, ...], tuple[RowOrigin, str]]) -> TunedRow:
     if not known:
         return row
     identity = _cells({**row.key.cells(row.act_type), "_tag": row.tag})

@@ -14,7 +14,7 @@ from docker.models.containers import Container
 
 from orchestrator.core.errors import HostError, KernelsError, Problem
 from orchestrator.kernels.disk.files import refuse
-from orchestrator.kernels.rows import Row, RowOrigin, read_rows
+from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows
 
 _CONFIGS = "aiter/configs"  # below aiter's sources; tuned_fmoe.csv and model_configs/*tuned_fmoe*.csv (jit/core.py)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -24,7 +24,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class ImageTables:
     """What an image ships: its own rows in aiter's order, the digest it is known by, the commit of its aiter."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TunedRow, ...]
     files: int
     digest: str
     aiter_commit: str | None  # None where the image keeps no git directory
@@ -89,7 +89,7 @@ def _is_read_by_aiter(path: PurePosixPath) -> bool:
     return path.name == "tuned_fmoe.csv"
 
 
-def _rows(files: dict[str, str]) -> Iterable[Row]:
+def _rows(files: dict[str, str]) -> Iterable[TunedRow]:
     problems: list[Problem] = []
     rows = [
         row

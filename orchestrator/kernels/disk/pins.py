@@ -4,21 +4,17 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from orchestrator.core.document import read_document
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.paths import data_root
-from orchestrator.core.validation import faults_in
+from orchestrator.core.validation import StrictModel, faults_in
 from orchestrator.kernels.keys import Shape
-from orchestrator.kernels.names import KernelNames, ShapeBound
+from orchestrator.kernels.table import KernelNames, ShapeBound
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Upstream(_Strict):
+class PinnedTable(StrictModel):
     """A table in aiter's repository, pinned by commit and content."""
 
     commit: str
@@ -32,26 +28,26 @@ class Upstream(_Strict):
         return self.url.format(commit=self.commit, path=self.path)
 
 
-class _Names(_Strict):
+class _Names(StrictModel):
     commits: tuple[str, ...]
     patterns: tuple[str, ...]
 
 
-class _Dimensions(_Strict):
+class _Dimensions(StrictModel):
     model_dim: int
     inter_dim: int
     expert: int
     topk: int
 
 
-class _Bound(_Strict):
+class _Bound(StrictModel):
     prefix: str
     source: str
     shapes: tuple[_Dimensions, ...]
 
 
-class _Pins(_Strict):
-    upstream: Upstream
+class _Pins(StrictModel):
+    upstream: PinnedTable
     names: tuple[_Names, ...]
     shape_bound: tuple[_Bound, ...]
 
@@ -60,7 +56,7 @@ class _Pins(_Strict):
 class Pins:
     """What the file says."""
 
-    upstream: Upstream
+    upstream: PinnedTable
     names: tuple[KernelNames, ...]
 
     def names_of(self, commit: str | None) -> KernelNames | None:

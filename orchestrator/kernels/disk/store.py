@@ -17,12 +17,12 @@ from pathlib import Path
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
 from orchestrator.kernels.disk.files import companion, read_tables
-from orchestrator.kernels.rows import Row, RowOrigin, merge, write_origins, write_table
+from orchestrator.kernels.rows import RowOrigin, TunedRow, merge, write_origins, write_table
 from orchestrator.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Provenance:
+class RowProvenance:
     """Under what a row was measured; `date` is ISO 8601, UTC."""
 
     host: str
@@ -53,12 +53,12 @@ class Store:
         """Where the tuner works for a plan's profile."""
         return self.folder / "tuning" / plan.profile
 
-    def measured(self) -> list[Row]:
+    def measured(self) -> list[TunedRow]:
         """The rows measured so far, each with its provenance as its place."""
         path = self.folder / "measured.csv"
         return read_tables([path], origin=RowOrigin.MEASURED) if path.is_file() else []
 
-    def add(self, rows: Iterable[Row], provenance: Provenance) -> None:
+    def add(self, rows: Iterable[TunedRow], provenance: RowProvenance) -> None:
         """Keep newly measured rows; one of an equal key replaces the older only where it is faster."""
         new = [replace(row, origin=RowOrigin.MEASURED, where=str(provenance)) for row in rows]
         both = [*self.measured(), *new]
@@ -66,12 +66,12 @@ class Store:
         merged = [row for gfx, cu_num in gpus for row in merge(both, gfx=gfx, cu_num=cu_num).rows]
         self._write(self.folder / "measured.csv", merged)
 
-    def write(self, plan: Plan, rows: Sequence[Row]) -> Path:
+    def write(self, plan: Plan, rows: Sequence[TunedRow]) -> Path:
         """Write the plan's table with its companion of origins, and return the table's path."""
         path = self.table(plan)
         self._write(path, rows)
         return path
 
-    def _write(self, path: Path, rows: Sequence[Row]) -> None:
+    def _write(self, path: Path, rows: Sequence[TunedRow]) -> None:
         write_whole(companion(path), write_origins(rows))
         write_whole(path, write_table(rows))

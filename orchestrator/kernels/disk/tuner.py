@@ -7,6 +7,7 @@ error, not always an exit code.
 """
 
 import contextlib
+import grp
 import math
 import re
 from collections import Counter
@@ -18,12 +19,13 @@ from typing import Final
 from orchestrator.core.errors import Problem
 from orchestrator.core.files import write_whole
 from orchestrator.core.shell import attempt
-from orchestrator.kernels.disk.store import Provenance, Store
-from orchestrator.kernels.disk.watch import Ended, Ending, Limits, Runner, watch
+from orchestrator.kernels.disk.store import RowProvenance, Store
+from orchestrator.kernels.disk.watch import Ended, TunerRunner, WatchEnding, WatchLimits, watch
 from orchestrator.kernels.keys import Key
-from orchestrator.kernels.names import KernelNames, Verdict
-from orchestrator.kernels.rows import Row, RowOrigin, read_rows, write_untuned
+from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows, write_untuned
+from orchestrator.kernels.table import KernelNames, NameVerdict
 from orchestrator.plan import Plan
+from orchestrator.render.docker_options import needs_options
 
 SCRIPT: Final = "csrc/ck_gemm_moe_2stages_codegen/gemm_moe_tune.py"
 WORK: Final = "/tuning"  # the working folder inside the container
@@ -37,49 +39,54 @@ _MOST_LINES: Final = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TuningJob:
     """One tuning: the keys that are wanted, and what their rows are held against."""
 
     argv: tuple[str, ...]
     keys: tuple[Key, ...]
     names: KernelNames | None
     folder: Path
-    limits: Limits
+    limits: WatchLimits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
     """What came of it: rows that were kept, keys still without one, and everything that was not right."""
 
-    kept: tuple[Row, ...]
+    kept: tuple[TunedRow, ...]
     remaining: tuple[Key, ...]
     problems: tuple[Problem, ...]
 
 
-def tuner_command(plan: Plan, *, image: str, folder: Path, container: str) -> tuple[str, ...]:
+def group_id(name: str) -> str | None:
+    """The id of a group on this machine, None where there is none of that name."""
+    try:
+        return str(grp.getgrnam(name).gr_gid)
+    except KeyError:
+        return None
+
+
+def tuner_command(
+    plan: Plan, *, image: str, folder: Path, container: str, group: Callable[[str], str | None] = group_id
+) -> tuple[str, ...]:
     """The argv that runs the tuner in `image`, its files in `folder`; one worker a GPU, results after each round.
 
-    `--timeout 1800` is the tuner's own limit for one group of candidates, in seconds.
+    The container is given what the plan's server would be. `--timeout 1800` is the tuner's own limit for one group of
+    candidates, in seconds.
     """
-    needs = plan.hardware.container
     gpus = str(plan.hardware.gpus)
     docker = ["docker", "run", "--rm", "--init", "--name", container, "--volume", f"{folder}:{WORK}"]
-    docker += [word for device in needs.devices for word in ("--device", device)]
-    docker += [word for group in needs.groups for word in ("--group-add", group)]
-    docker += [word for option in needs.security_opt for word in ("--security-opt", option)]
-    docker += [word for capability in needs.cap_add for word in ("--cap-add", capability)]
-    docker += ["--ipc", needs.ipc] if needs.ipc else []
-    docker += ["--shm-size", str(needs.shm_bytes)] if needs.shm_bytes and needs.ipc != "host" else []
+    docker += [word for pair in needs_options(plan.hardware.container, group) for word in pair]
     tuner = ["python3", f"{plan.engine.aiter_dir}/{SCRIPT}"]
     tuner += ["-i", f"{WORK}/untuned.csv", "-o", f"{WORK}/tuned.csv", "-o2", f"{WORK}/profile.csv"]
     tuner += ["--mp", gpus, "--batch", gpus, "--shape_grouped", "--timeout", "1800"]
     return (*docker, image, *tuner)
 
 
-def in_container(name: str) -> Runner:
-    """The Runner for a command that starts the container `name`: nothing of the container is left either."""
+def in_container(name: str) -> TunerRunner:
+    """The TunerRunner for a command that starts the container `name`: nothing of the container is left either."""
 
-    def run(argv: Sequence[str], *, log: Path, limits: Limits, finished: Callable[[], bool]) -> Ended:
+    def run(argv: Sequence[str], *, log: Path, limits: WatchLimits, finished: Callable[[], bool]) -> Ended:
         try:
             return watch(argv, log=log, limits=limits, finished=finished)
         finally:
@@ -89,11 +96,11 @@ def in_container(name: str) -> Runner:
 
 
 def tune(
-    job: Job,
+    job: TuningJob,
     *,
-    run: Runner,
+    run: TunerRunner,
     store: Store,
-    provenance: Provenance,
+    provenance: RowProvenance,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Tuned:
     """Tune the job's keys, keeping every row that is right, also where the run is interrupted.
@@ -126,7 +133,7 @@ def tune(
     )
 
 
-def _collect(job: Job, store: Store, provenance: Provenance) -> Tuned:
+def _collect(job: TuningJob, store: Store, provenance: RowProvenance) -> Tuned:
     """Move what is right in the tuner's output into the store; the file is put aside, so the rest is tuned again."""
     output = job.folder / "tuned.csv"
     unreadable: list[Problem] = []
@@ -138,7 +145,7 @@ def _collect(job: Job, store: Store, provenance: Provenance) -> Tuned:
     return Tuned(kept=kept, remaining=_without(job.keys, kept), problems=(*unreadable, *wrong))
 
 
-def check_rows(rows: Sequence[Row], job: Job) -> tuple[tuple[Row, ...], tuple[Problem, ...]]:
+def check_rows(rows: Sequence[TunedRow], job: TuningJob) -> tuple[tuple[TunedRow, ...], tuple[Problem, ...]]:
     """The rows that may be used, and for every other what is wrong with it, with the line it stands in."""
     times = Counter(row.identity for row in rows)
     faults = {row.where: _fault(row, job, twice=times[row.identity] > 1) for row in rows}
@@ -146,7 +153,7 @@ def check_rows(rows: Sequence[Row], job: Job) -> tuple[tuple[Row, ...], tuple[Pr
     return kept, tuple(Problem(fault, where) for where, fault in faults.items() if fault)
 
 
-def _fault(row: Row, job: Job, *, twice: bool) -> str:
+def _fault(row: TunedRow, job: TuningJob, *, twice: bool) -> str:
     if row.key not in job.keys:
         return "a row for a key that was not asked for"
     if twice:
@@ -158,8 +165,8 @@ def _fault(row: Row, job: Job, *, twice: bool) -> str:
     for name, column in zip(row.kernels, ("err1", "err2"), strict=True):
         if name and not (_share(row.cells.get(column, "")) <= ERROR_LIMIT):
             return f"`{column}` is `{row.cells.get(column, '')}`: more than {ERROR_LIMIT:.0%} of the results are wrong"
-    verdict = job.names.judge_all(row.kernels, row.key.shape) if job.names else Verdict.KNOWN
-    return "" if verdict is Verdict.KNOWN else f"{verdict.value}: {' '.join(row.kernels)}"
+    verdict = job.names.judge_all(row.kernels, row.key.shape) if job.names else NameVerdict.KNOWN
+    return "" if verdict is NameVerdict.KNOWN else f"{verdict.value}: {' '.join(row.kernels)}"
 
 
 def _share(text: str) -> float:
@@ -170,7 +177,7 @@ def _share(text: str) -> float:
         return math.nan
 
 
-def _read(path: Path, problems: list[Problem]) -> list[Row]:
+def _read(path: Path, problems: list[Problem]) -> list[TunedRow]:
     """What stands in the output; a file the tuner is just writing may be cut off anywhere."""
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as lines:
@@ -180,7 +187,7 @@ def _read(path: Path, problems: list[Problem]) -> list[Row]:
 
 
 def _ending_problems(ended: Ended, log: Path) -> list[Problem]:
-    if ended.ending is Ending.TIME_LIMIT:
+    if ended.ending is WatchEnding.TIME_LIMIT:
         return [Problem("the tuner was stopped at the time limit", str(log), "run the same command again to go on")]
     if ended.code:
         return [Problem(f"the tuner exited with {ended.code}", str(log))]
@@ -197,6 +204,6 @@ def _printed_problems(log: Path) -> list[Problem]:
     return [Problem(f"the tuner printed: {line[:160]}", f"{log}:{number}") for number, line in found[:_MOST_LINES]]
 
 
-def _without(keys: Sequence[Key], rows: Sequence[Row]) -> tuple[Key, ...]:
+def _without(keys: Sequence[Key], rows: Sequence[TunedRow]) -> tuple[Key, ...]:
     done = {row.key for row in rows if not row.tag}
     return tuple(key for key in keys if key not in done)

@@ -11,11 +11,11 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.files import write_whole
-from orchestrator.kernels.disk.pins import Upstream
+from orchestrator.kernels.disk.pins import PinnedTable
 
 
 def upstream_table(
-    pin: Upstream,
+    pin: PinnedTable,
     folder: Path,
     *,
     transport: httpx.BaseTransport | None = None,
@@ -47,7 +47,7 @@ class _Asking:
     sleep: Callable[[float], None]
 
 
-def _download(pin: Upstream, path: Path, asking: _Asking) -> bytes:
+def _download(pin: PinnedTable, path: Path, asking: _Asking) -> bytes:
     again = Retrying(
         retry=retry_if_exception(_passes),
         stop=stop_after_attempt(3),

@@ -11,7 +11,7 @@ from typing import Protocol
 from orchestrator.core import shell
 
 
-class Ending(StrEnum):
+class WatchEnding(StrEnum):
     """How a watched program ended."""
 
     EXITED = "exited"
@@ -23,12 +23,12 @@ class Ending(StrEnum):
 class Ended:
     """The end of a watched program; `code` is None where it was stopped."""
 
-    ending: Ending
+    ending: WatchEnding
     code: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class WatchLimits:
     """Seconds: in all, between the last result and the exit, between two looks, between SIGTERM and SIGKILL."""
 
     total: float
@@ -37,15 +37,15 @@ class Limits:
     term: float
 
 
-class Runner(Protocol):
+class TunerRunner(Protocol):
     """How the tuner is run; a test puts another in its place."""
 
-    def __call__(self, argv: Sequence[str], *, log: Path, limits: Limits, finished: Callable[[], bool]) -> Ended:
+    def __call__(self, argv: Sequence[str], *, log: Path, limits: WatchLimits, finished: Callable[[], bool]) -> Ended:
         """Run `argv` to its end or its limits, its output appended to `log`; `finished` says its work is done."""
 
 
-def watch(argv: Sequence[str], *, log: Path, limits: Limits, finished: Callable[[], bool]) -> Ended:
-    """The Runner that starts a process. Nothing of it is left, however this function is left.
+def watch(argv: Sequence[str], *, log: Path, limits: WatchLimits, finished: Callable[[], bool]) -> Ended:
+    """The TunerRunner that starts a process. Nothing of it is left, however this function is left.
 
     Raises ProgramMissingError where there is no such program.
     """
@@ -56,16 +56,16 @@ def watch(argv: Sequence[str], *, log: Path, limits: Limits, finished: Callable[
             program.end(signal.SIGTERM, grace=limits.term)  # with its group: the tuner has one worker a GPU
 
 
-def _wait(program: shell.Program, limits: Limits, finished: Callable[[], bool]) -> Ended:
+def _wait(program: shell.Program, limits: WatchLimits, finished: Callable[[], bool]) -> Ended:
     started = time.monotonic()
     done_since: float | None = None
     while True:
         if (code := program.wait_for(limits.look)) is not None:
-            return Ended(ending=Ending.EXITED, code=code)
+            return Ended(ending=WatchEnding.EXITED, code=code)
         now = time.monotonic()
         if done_since is None and finished():
             done_since = now
         if done_since is not None and now - done_since >= limits.shutdown:
-            return Ended(ending=Ending.HUNG, code=None)
+            return Ended(ending=WatchEnding.HUNG, code=None)
         if now - started >= limits.total:
-            return Ended(ending=Ending.TIME_LIMIT, code=None)
+            return Ended(ending=WatchEnding.TIME_LIMIT, code=None)

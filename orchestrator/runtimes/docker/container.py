@@ -11,8 +11,9 @@ from orchestrator.core.errors import StartError
 from orchestrator.plan import ContainerNeeds, Plan
 from orchestrator.render.artifacts import Artifacts, BuildContext, ContextFile
 from orchestrator.render.command import server_command
+from orchestrator.render.docker_options import needs_options
 from orchestrator.render.files import SHELL_HOME, script_file, wrapped
-from orchestrator.weights.overlay import overlay_path
+from orchestrator.weights import overlay_path
 
 RESTARTS: Final = 3  # a server that dies a fourth time has a cause that one more start does not mend
 RUN_DIR: Final = "deploy.run-dir"  # label: the directory on the starting machine that holds plan.json and the log
@@ -197,20 +198,7 @@ def _options(artifacts: Artifacts, spec: ContainerSpec, name: str) -> Iterator[t
 
 
 def _needs(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
-    needs = spec.needs
-    for device in needs.devices:
-        yield "--device", shlex.quote(device)
-    if needs.all_gpus:
-        yield "--gpus", "all"
-    for group in needs.groups:
-        yield "--group-add", group if group.isdigit() else f'"$(getent group {group} | cut -d: -f3)"'
-    if needs.ipc is not None:
-        yield "--ipc", needs.ipc
-    if needs.shm_bytes is not None:
-        yield "--shm-size", str(needs.shm_bytes)
-    for limit in needs.ulimits:
-        yield "--ulimit", f"{limit.name}={limit.soft}:{limit.hard}"
-    for option in needs.security_opt:
-        yield "--security-opt", option
-    for capability in needs.cap_add:
-        yield "--cap-add", capability
+    """What the hardware asks for; the ids of groups are looked up where the line is run."""
+    for option, value in needs_options(spec.needs, lambda name: name):
+        by_name = option == "--group-add" and not value.isdigit()
+        yield option, f'"$(getent group {value} | cut -d: -f3)"' if by_name else shlex.quote(value)

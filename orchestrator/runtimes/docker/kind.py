@@ -8,10 +8,7 @@ from orchestrator.core.console import note
 from orchestrator.core.errors import Problem
 from orchestrator.core.paths import Home
 from orchestrator.host.docker_endpoint import far_machine
-from orchestrator.images.client import find_docker
-from orchestrator.images.of_plan import build_image, image_tag
-from orchestrator.images.receipt import PRESENT
-from orchestrator.images.sources import image_sources
+from orchestrator.images import build_image, find_docker, image_sources, image_tag
 from orchestrator.plan import Plan
 from orchestrator.plan.rules import Case
 from orchestrator.render.artifacts import Artifacts, ContextFile
@@ -39,8 +36,8 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")
     records = {"image.json": {"tag": built.tag, "id": built.image_id}, "patches.json": asdict(built.receipt)}
     carried = (patch.id for patch in artifacts.plan.patches)
-    upstream = frozenset(patch for patch in carried if built.receipt.state(patch) == PRESENT)
-    return Prepared(artifacts=artifacts, records=records, upstream=upstream)
+    not_needed = frozenset(patch for patch in carried if not built.receipt.acts_at_start(patch))
+    return Prepared(artifacts=artifacts, records=records, not_needed=not_needed)
 
 
 def _files(artifacts: Artifacts, name: str) -> tuple[ContextFile, ...]:

@@ -12,7 +12,7 @@ from orchestrator.render.artifacts import Artifacts
 from orchestrator.render.command import server_command
 from orchestrator.runtimes.base import Place, Prepared
 from orchestrator.runtimes.process import environment
-from orchestrator.weights.overlay import overlay_path
+from orchestrator.weights import overlay_path
 
 
 def rendered(plan: Plan, _: Mapping[str, bytes]) -> Artifacts:

@@ -22,6 +22,7 @@ from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.core.signals import held
+from orchestrator.core.waiting import look_until
 from orchestrator.engine.config_file import delivery
 from orchestrator.host.procfs import family, find_process
 from orchestrator.render.artifacts import Artifacts
@@ -189,9 +190,4 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 
 def _ended(record: Record, *, within: float) -> bool:
     """Whether every process of the record ends within that many seconds."""
-    deadline = time.monotonic() + within
-    while family(record.supervisor):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(_POLL)
-    return True
+    return not look_until(lambda left: not left, lambda: family(record.supervisor), within=within, pause=_POLL)

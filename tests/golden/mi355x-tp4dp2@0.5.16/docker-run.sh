@@ -21,14 +21,14 @@ docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --stop-timeout 300 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
-  --mount type=volume,source=deploy-cache-9e933b19651f-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
-  --mount type=volume,source=deploy-cache-9e933b19651f-gfx950-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-9e933b19651f-gfx950-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-5650f64bfe5e-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-5650f64bfe5e-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-5650f64bfe5e-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
-  deploy/mi355x-tp4dp2:cb71ff62a930 \
+  deploy/mi355x-tp4dp2:c5e2b1a021a9 \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")

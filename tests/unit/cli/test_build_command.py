@@ -11,8 +11,7 @@ from orchestrator.cli.serve import up
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
-from orchestrator.images.build import Built
-from orchestrator.images.receipt import Receipt
+from orchestrator.images import BuiltImage, ImageReceipt
 from orchestrator.kernels.disk.store import Store
 
 
@@ -20,14 +19,14 @@ from orchestrator.kernels.disk.store import Store
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """A home of the test's own, and a Docker engine that finds every image that is asked of it."""
 
-    def found(_docker: object, _engine: object, _context: object, options: object) -> Built:
-        receipt = Receipt(python="3.10", sources=(), patches=())
+    def found(_docker: object, _engine: object, _context: object, options: object) -> BuiltImage:
+        receipt = ImageReceipt(python="3.10", sources=(), patches=())
         tag = options.tag  # type: ignore[attr-defined]
-        return Built(tag=tag, image_id="sha256:1", receipt=receipt, built=False, builder="classic", seconds=0.0)
+        return BuiltImage(tag=tag, image_id="sha256:1", receipt=receipt, built=False, builder="classic", seconds=0.0)
 
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("orchestrator.images.client.find_docker", lambda: None)
-    monkeypatch.setattr("orchestrator.images.of_plan.ensure_image", found)
+    monkeypatch.setattr("orchestrator.images.find_docker", lambda: None)
+    monkeypatch.setattr("orchestrator.images.build.ensure_image", found)
     return Home(tmp_path / "home")
 
 

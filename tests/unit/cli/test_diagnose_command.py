@@ -20,7 +20,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def diagnose(*args: str, stdin: str | None = None) -> str:
+def diagnose(*args: str, stdin: bytes | None = None) -> str:
     return CliRunner().invoke(app, ["diagnose", *args], input=stdin, catch_exceptions=False).stdout
 
 
@@ -37,11 +37,15 @@ def test_a_log_file_for_people() -> None:
 def test_a_log_file_for_programs() -> None:
     data = json.loads(diagnose(str(PORT_TAKEN), "--json"))
     assert data["cause"] == "port-taken"
-    assert "address already in use" in data["findings"][0]["evidence"][0]["text"]
+    assert "address already in use" in data["matches"][0]["evidence"][0]["text"]
 
 
 def test_stdin() -> None:
-    assert diagnose("-", stdin=PORT_TAKEN.read_text()).startswith("fatal: port-taken")
+    assert diagnose("-", stdin=PORT_TAKEN.read_bytes()).startswith("fatal: port-taken")
+
+
+def test_bytes_on_stdin_that_are_no_text() -> None:
+    assert diagnose("-", stdin=b"\xff\xfe\n" + PORT_TAKEN.read_bytes()).startswith("fatal: port-taken")
 
 
 def test_the_last_log_of_a_server_that_is_gone(home: Path) -> None:

@@ -20,20 +20,18 @@ def lines_of(name: str) -> list[str]:
 
 def test_the_first_cause_stands_before_its_consequences() -> None:
     diagnosis = diagnose(lines_of("truncated-weights/match-real-0.5.14.log"))
-    assert [found.signature.id for found in diagnosis.findings] == [
+    assert [found.signature.id for found in diagnosis.matches] == [
         "truncated-weights",
         "scheduler-exception",
         "child-died",
     ]
-    assert diagnosis.cause is diagnosis.findings[0]
-    assert (
-        diagnosis.findings[1].evidence[0].line < diagnosis.findings[0].evidence[0].line
-    )  # although it is logged first
+    assert diagnosis.cause is diagnosis.matches[0]
+    assert diagnosis.matches[1].evidence[0].line < diagnosis.matches[0].evidence[0].line  # although it is logged first
 
 
 def test_for_people_a_consequence_is_brief_once_its_cause_is_known() -> None:
     text = diagnose(lines_of("no-weights/match-real-0.5.14.log")).to_text()
-    assert text.count("remedy: ") == 1
+    assert text.count("hint: ") == 1
     assert "consequence: scheduler-exception\n  line " in text
 
 
@@ -61,7 +59,7 @@ def test_context_must_be_near() -> None:
 
 def test_an_unknown_failure_is_not_guessed_at() -> None:
     diagnosis = diagnose([f"line {number}" for number in range(100)])
-    assert diagnosis.findings == ()
+    assert diagnosis.matches == ()
     assert diagnosis.to_text().splitlines()[0] == "no known signature; the last 40 of 100 lines:"
     assert diagnosis.to_text().splitlines()[-1] == "line 99"
     assert diagnosis.to_dict()["cause"] is None
@@ -78,12 +76,12 @@ def test_a_caught_failure_in_a_ready_server_is_reported_as_degraded() -> None:
     assert diagnosis.cause is None
     assert len(diagnosis.degraded) == 1
     assert diagnosis.degraded[0].startswith("cuda-runtime-header: Warning: Multi-backend fused metadata copy")
-    assert diagnosis.findings[0].count == 2
+    assert diagnosis.matches[0].count == 2
 
 
 def test_what_a_client_wrote_is_not_what_happened() -> None:
-    assert diagnose(["Receive: obj=GenerateReqInput(text='RuntimeError: No HIP GPUs are available')"]).findings == ()
-    assert diagnose(["server_args=ServerArgs(chat_template='OOMKilled')"]).findings == ()
+    assert diagnose(["Receive: obj=GenerateReqInput(text='RuntimeError: No HIP GPUs are available')"]).matches == ()
+    assert diagnose(["server_args=ServerArgs(chat_template='OOMKilled')"]).matches == ()
 
 
 def test_secrets_do_not_pass_through() -> None:
@@ -103,7 +101,7 @@ def test_a_long_log_is_read_in_bounded_memory() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert diagnosis.lines == 202_000
-    assert diagnosis.findings[0].count == 2_000
+    assert diagnosis.matches[0].count == 2_000
     assert peak < 8_000_000  # of 19 MB of text
 
 

@@ -19,7 +19,7 @@ FILES = sorted(LOGS.glob("*/*.log"))
 
 def found_in(path: Path) -> set[str]:
     diagnosis = diagnose(path.read_text(encoding="utf-8").splitlines())
-    return {finding.signature.id for finding in diagnosis.findings}
+    return {match.signature.id for match in diagnosis.matches}
 
 
 def causes_in(path: Path) -> set[str]:
@@ -41,7 +41,7 @@ def test_a_near_miss_does_not(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(LOGS.glob("none/*.log")), ids=name_of)
-def test_a_log_without_a_failure_has_no_findings(path: Path) -> None:
+def test_a_log_without_a_failure_has_no_matches(path: Path) -> None:
     assert found_in(path) == set()
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.secret import Secret
-from orchestrator.evals.harness import EvalRequest, argv, harness_directory, local_task, read_items, read_outcome
-from orchestrator.evals.outcome import file_name, load, to_json
+from orchestrator.evals.harness import EvalRequest, argv, local_task, read_items, read_outcome
 from orchestrator.evals.suites import find_suite
+from orchestrator.results.scores import load_outcome, outcome_file, outcome_to_json
 
 RECORDED = Path(__file__).parent / "recorded"
 MODEL_ARGS = (
@@ -18,8 +18,11 @@ MODEL_ARGS = (
 )
 
 
-def request(suite: str = "gsm8k", *, limit: int | None = None, data: Path | None = None) -> EvalRequest:
+def request(
+    suite: str = "gsm8k", *, limit: int | None = None, data: Path | None = None, environment: Path = Path("/e")
+) -> EvalRequest:
     return EvalRequest(
+        python=environment / "bin/python",
         suite=find_suite(suite),
         url="http://127.0.0.1:30000/",
         model="glm-5.2",
@@ -32,8 +35,8 @@ def request(suite: str = "gsm8k", *, limit: int | None = None, data: Path | None
 
 def test_the_command_line_of_gsm8k() -> None:
     line = argv(request(limit=200), task="gsm8k", work=Path("/w"))
-    assert line[1:] == [
-        *("-m", "lm_eval", "run", "--model", "local-completions", "--model_args"),
+    assert line == [
+        *("/e/bin/python", "-P", "-m", "lm_eval", "run", "--model", "local-completions", "--model_args"),
         MODEL_ARGS,
         *("--tasks", "gsm8k", "--num_fewshot", "5"),
         *("--gen_kwargs", "temperature=0.0,do_sample=False,max_gen_toks=512"),
@@ -80,9 +83,9 @@ def test_the_outcome_is_found_where_the_harness_puts_it(tmp_path: Path) -> None:
     outcome = read_outcome(tmp_path, request(), task="gsm8k")
     assert outcome.harness == "lm-eval 0.4.13"
     assert outcome.score == pytest.approx(2 / 3)
-    file = tmp_path / file_name(outcome.suite)
-    file.write_text(to_json(outcome))
-    assert load(file) == outcome
+    file = tmp_path / outcome_file(outcome.suite)
+    file.write_text(outcome_to_json(outcome))
+    assert load_outcome(file) == outcome
 
 
 def test_a_harness_that_left_nothing_is_an_error(tmp_path: Path) -> None:
@@ -91,13 +94,16 @@ def test_a_harness_that_left_nothing_is_an_error(tmp_path: Path) -> None:
 
 
 def test_local_questions_bring_their_examples(tmp_path: Path) -> None:
+    harness = tmp_path / "lib/python3.11/site-packages/lm_eval"
+    harness.mkdir(parents=True)
+    asked = request(environment=tmp_path)
     (tmp_path / "test.jsonl").touch()
     with pytest.raises(UsageError) as caught:
-        local_task(find_suite("gsm8k"), tmp_path / "test.jsonl", Path("/h"))
+        local_task(asked, tmp_path / "test.jsonl")
     assert caught.value.where == str(tmp_path / "train.jsonl")
     (tmp_path / "train.jsonl").touch()
-    task = json.loads(local_task(find_suite("gsm8k"), tmp_path / "test.jsonl", Path("/h")))
-    assert task["include"] == "/h/tasks/gsm8k/gsm8k.yaml"
+    task = json.loads(local_task(asked, tmp_path / "test.jsonl"))
+    assert task["include"] == f"{harness}/tasks/gsm8k/gsm8k.yaml"
     assert task["dataset_kwargs"]["data_files"] == {
         "test": str(tmp_path / "test.jsonl"),
         "train": str(tmp_path / "train.jsonl"),
@@ -110,15 +116,8 @@ def test_an_unknown_suite_names_the_known_ones() -> None:
     assert "gpqa-diamond" in caught.value.hint
 
 
-def test_without_the_harness_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.evals.harness.find_spec", lambda _: None)
-    with pytest.raises(UsageError) as caught:
-        harness_directory()
-    assert "lm-eval[api]" in caught.value.hint
-
-
 @pytest.mark.parametrize("text", ["", "{}", '{"schema_version": 1}'])
 def test_a_damaged_outcome_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "eval.json").write_text(text)
     with pytest.raises(BenchError):
-        load(tmp_path / "eval.json")
+        load_outcome(tmp_path / "eval.json")

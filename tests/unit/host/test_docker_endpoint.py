@@ -10,7 +10,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.shell import ProgramResult
 from orchestrator.host import docker_endpoint as module
 from orchestrator.host.docker_endpoint import DEFAULT, docker_endpoint
-from orchestrator.images.client import Docker
+from orchestrator.images import Docker
 from orchestrator.runtimes.docker.host import DockerHost
 
 REMOTE = "ssh://amd@GPU-Node1"

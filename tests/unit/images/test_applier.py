@@ -1,28 +1,15 @@
 """images/apply_patches.py: content decides, hunks match to the letter, the receipt is proved."""
 
-import importlib.util
+import errno
+import os
 from difflib import unified_diff
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import apply_patches as applier
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from orchestrator.images.sources import applier_path
-
-
-def load_applier() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("apply_patches", applier_path())
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-applier = load_applier()
 
 DIFF = """\
 --- a/kernels/copy.cuh
@@ -73,7 +60,7 @@ def test_sources_without_the_fix_need_it_and_the_line_says_so(package: Path) -> 
 
 
 def test_sources_with_the_fix_have_it(package: Path) -> None:
-    (package / "kernels/copy.cuh").write_text(MENDED)
+    (package / "kernels/copy.cuh").write_text(MENDED.replace("#endif", "#endif  // USE_ROCM"))
 
     assert state(package, patch()) == ("present upstream", "kernels/copy.cuh:2: #ifdef USE_ROCM")
 
@@ -81,13 +68,14 @@ def test_sources_with_the_fix_have_it(package: Path) -> None:
 def test_a_file_that_does_not_exist_has_nothing_to_mend(package: Path) -> None:
     (package / "kernels/copy.cuh").unlink()
 
-    assert state(package, patch()) == ("not applicable", "`copy.cuh` does not exist")
+    assert state(package, patch()) == ("not applicable", "there is no file `copy.cuh`")
 
 
-def test_sources_that_look_like_neither_are_a_conflict_for_a_diff_only(package: Path) -> None:
+def test_sources_that_look_like_neither_are_a_conflict_for_what_changes_files(package: Path) -> None:
     (package / "kernels/copy.cuh").write_text("#include <something_else.h>\n")
 
     assert state(package, patch())[0] == "conflict"
+    assert state(package, patch(apply={"kind": "config", "transform": "t"}))[0] == "conflict"
     assert state(package, patch(apply={"kind": "environment", "env": []}))[0] == "not applicable"
 
 
@@ -120,12 +108,16 @@ def test_applying_writes_the_file_its_hashes_and_leaves_no_bytecode(package: Pat
     assert not stale.exists()
 
 
-def test_applying_twice_changes_nothing(package: Path) -> None:
-    applier.apply([patch()], {"sglang": package})
-    (entry,) = applier.apply([patch()], {"sglang": package})
+def test_applying_twice_changes_nothing_and_the_patch_stays_ours(package: Path) -> None:
+    (first,) = applier.apply([patch()], {"sglang": package})
+    (again,) = applier.apply([patch()], {"sglang": package})
 
-    assert (entry["state"], entry["files"]) == ("present upstream", [])
     assert (package / "kernels/copy.cuh").read_text() == MENDED
+    assert again["files"] == first["files"]
+    assert (again["state"], again["evidence"]) == (
+        "applied",
+        ["kernels/copy.cuh:2: #ifdef USE_ROCM, as this diff writes it"],
+    )
 
 
 def test_every_diff_that_fits_nowhere_is_named_and_nothing_is_written(package: Path) -> None:
@@ -135,7 +127,7 @@ def test_every_diff_that_fits_nowhere_is_named_and_nothing_is_written(package: P
     with pytest.raises(applier.Refusal) as refused:
         applier.apply([patch(), lost, torn], {"sglang": package})
 
-    assert "patch `lost` neither applies nor is present\n  `gone.py` does not exist" in str(refused.value)
+    assert "patch `lost` neither applies nor is present\n  there is no file `gone.py`" in str(refused.value)
     assert "patch `torn`" in str(refused.value)
     assert "upstream: owner/project#1" in str(refused.value)
     assert (package / "kernels/copy.cuh").read_text() == SOURCE
@@ -147,6 +139,126 @@ def test_a_file_patch_is_applied_by_the_file_that_was_given(package: Path, tmp_p
     assert applier.apply([table], {"sglang": package})[0]["state"] == "needed"
     (tmp_path / "t.csv").write_text("gfx,cu_num\n")
     assert applier.apply([table], {"sglang": package})[0]["state"] == "applied"
+
+
+class TestFilesThatAreNotAsExpected:
+    """Each is patched as it is, or refused with a reason; none ends in a traceback."""
+
+    def test_a_byte_that_is_not_utf8_is_kept(self, package: Path) -> None:
+        file = package / "kernels/copy.cuh"
+        file.write_bytes(SOURCE.encode() + b"// caf\xe9\n")
+
+        applier.apply([patch()], {"sglang": package})
+
+        assert file.read_bytes() == MENDED.encode() + b"// caf\xe9\n"
+
+    def test_evidence_is_text_whatever_the_line_holds(self, package: Path) -> None:
+        (package / "kernels/copy.cuh").write_bytes(
+            SOURCE.replace("time.h>", "time.h> // caf").encode()[:-14] + b"\xe9\n"
+        )
+
+        evidence = state(package, patch(diff=""))[1]
+
+        assert evidence.encode()
+
+    def test_a_directory_in_its_place_is_no_file(self, package: Path) -> None:
+        (package / "kernels/copy.cuh").unlink()
+        (package / "kernels/copy.cuh").mkdir()
+
+        assert state(package, patch()) == ("not applicable", "there is no file `copy.cuh`")
+
+    def test_a_file_that_cannot_be_read_is_a_conflict(self, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(_: Path) -> bytes:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        monkeypatch.setattr(Path, "read_bytes", refuse)
+
+        assert state(package, patch()) == (
+            "conflict",
+            f"`{package / 'kernels/copy.cuh'}` cannot be read: Permission denied",
+        )
+
+    def test_a_file_that_cannot_be_written_is_refused_and_left_whole(
+        self, package: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(_: Path, __: Path) -> None:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        monkeypatch.setattr(Path, "replace", refuse)
+
+        with pytest.raises(applier.Refusal, match=r"patch `guard` cannot be applied\n.*cannot be written: Read-only"):
+            applier.apply([patch()], {"sglang": package})
+        assert (package / "kernels/copy.cuh").read_text() == SOURCE
+        assert [path.name for path in (package / "kernels").iterdir()] == ["copy.cuh"]
+
+    def test_its_mode_stays_and_a_copy_that_shares_its_content_does_not_change(
+        self, package: Path, tmp_path: Path
+    ) -> None:
+        file = package / "kernels/copy.cuh"
+        file.chmod(0o444)
+        os.link(file, tmp_path / "cached.cuh")
+
+        applier.apply([patch()], {"sglang": package})
+
+        assert (file.read_text(), file.stat().st_mode & 0o777) == (MENDED, 0o444)
+        assert (tmp_path / "cached.cuh").read_text() == SOURCE
+
+    def test_a_link_within_the_sources_is_the_file_it_leads_to(self, package: Path) -> None:
+        (package / "old").mkdir()
+        (package / "old/copy.cuh").symlink_to(package / "kernels/copy.cuh")
+
+        applier.apply([patch()], {"sglang": package})
+
+        assert (package / "old/copy.cuh").is_symlink()
+        assert (package / "kernels/copy.cuh").read_text() == MENDED
+
+    def test_a_link_that_leads_out_of_the_sources_is_not_followed(self, package: Path, tmp_path: Path) -> None:
+        (tmp_path / "shared.cuh").write_text(SOURCE)
+        (package / "kernels/copy.cuh").unlink()
+        (package / "kernels/copy.cuh").symlink_to(tmp_path / "shared.cuh")
+
+        found, evidence = state(package, patch())
+
+        assert (found, "is a link that leads out of the sources" in evidence) == ("conflict", True)
+        assert (tmp_path / "shared.cuh").read_text() == SOURCE
+
+    def test_lines_that_end_in_crlf_keep_their_ends(self, package: Path) -> None:
+        (package / "kernels/copy.cuh").write_bytes(SOURCE.replace("\n", "\r\n").encode())
+
+        applier.apply([patch()], {"sglang": package})
+
+        assert (package / "kernels/copy.cuh").read_bytes() == MENDED.replace("\n", "\r\n").encode()
+
+    def test_an_empty_file_and_one_without_a_last_newline_are_conflicts(self, package: Path) -> None:
+        (package / "kernels/copy.cuh").write_text("")
+        assert (
+            state(package, patch(detect={"needed": [{"file": "copy.cuh", "match": "$"}], "present": []}))[0]
+            == "conflict"
+        )
+        (package / "kernels/copy.cuh").write_text(SOURCE[: SOURCE.index("\n\n")])
+        assert "the file ends without a newline" in state(package, patch())[1]
+
+    def test_one_name_in_two_places_is_this_patch_es_conflict_alone(self, package: Path) -> None:
+        (package / "copy.cuh").write_text(SOURCE)
+
+        assert state(package, patch()) == ("conflict", f"`copy.cuh` stands in 2 places below {package}")
+
+    def test_a_version_that_is_not_utf8_is_described(self, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def no_git(*_: object, **__: object) -> str:
+            raise OSError
+
+        monkeypatch.setattr(applier.subprocess, "check_output", no_git)
+        (package / "_version.py").write_bytes(b"# caf\xe9\n__version__ = version = '0.5.14'\n")
+
+        assert applier.describe(package) == {"root": str(package), "version": "0.5.14", "commit": None}
+
+
+def test_a_diff_between_files_without_a_last_newline_is_read(package: Path) -> None:
+    (package / "end").write_text("a\nb")
+    no_newline = "\\ No newline at end of file\n"
+    diff = f"--- a/end\n+++ b/end\n@@ -1,2 +1,2 @@\n a\n-b\n{no_newline}+c\n{no_newline}"
+
+    assert applier.patched_texts(package, diff) == {package.resolve() / "end": "a\nc"}
 
 
 class TestVerify:
@@ -177,7 +289,7 @@ class TestVerify:
             applier.verify([patch()], {"sglang": package}, receipt)
 
 
-LINES = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "\n", "x = 1\n"]), min_size=1, max_size=12)
+LINES = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "\n", "x = 1\n", "form\x0cfeed\n"]), min_size=1, max_size=12)
 
 
 @given(before=LINES, after=LINES)
@@ -190,4 +302,4 @@ def test_the_diff_between_two_texts_makes_one_of_the_other(
     (root / "file").write_text("".join(before))
     diff = "".join(unified_diff(before, after, "a/file", "b/file", n=20))
 
-    assert applier.patched_texts(root, diff).get(root / "file", "".join(before)) == "".join(after)
+    assert applier.patched_texts(root, diff).get((root / "file").resolve(), "".join(before)) == "".join(after)

@@ -9,9 +9,8 @@ from jinja2 import UndefinedError
 
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import BuildError
+from orchestrator.images import image_sources, on_base
 from orchestrator.images.build import archive
-from orchestrator.images.of_plan import on_base
-from orchestrator.images.sources import image_sources
 from orchestrator.plan import Plan
 from orchestrator.render.artifacts import BuildContext
 from orchestrator.render.dockerfile import base_reference, build_context, repository
@@ -38,11 +37,12 @@ def test_equal_plans_are_equal_bytes_down_to_the_archive() -> None:
     assert context(plan()).digest == context(plan()).digest
 
 
-def test_a_context_holds_the_applier_its_manifest_and_nothing_else() -> None:
+def test_a_context_holds_the_applier_what_it_reads_sources_with_its_manifest_and_nothing_else() -> None:
     assert [file.path for file in context(plan()).files] == [
         "Dockerfile",
         "patches/apply_patches.py",
         "patches/manifest.json",
+        "patches/read_sources.py",
     ]
 
 

@@ -16,12 +16,11 @@ from kernel_samples import (
     rows,
 )
 
-from orchestrator.kernels.coverage import State, coverage, to_dict
-from orchestrator.kernels.fusion import Checkpoint, decide_fusion
+from orchestrator.kernels.coverage import BucketState, coverage_of, to_dict
+from orchestrator.kernels.fusion import MoeCheckpoint, decide_fusion
 from orchestrator.kernels.keys import Shape
-from orchestrator.kernels.names import KernelNames, ShapeBound, Verdict
 from orchestrator.kernels.rows import RowOrigin
-from orchestrator.kernels.table import assemble
+from orchestrator.kernels.table import KernelNames, NameVerdict, ShapeBound, assemble
 
 MXMOE = ("flydsl_mxmoe_g1_a4w4_16x256x256_f16in_nt", "flydsl_mxmoe_g2_a4w4_16x256x256_atomic")
 NAMES = KernelNames(
@@ -34,8 +33,8 @@ BF16_SHARED = "model.layers.40.mlp.shared_experts.gate_proj"
 BF16_DRAFT = "model.layers.78.mlp.shared_experts.gate_proj"
 
 
-def checkpoint(*exclude: str, dtype: str | None = None) -> Checkpoint:
-    return Checkpoint(moe=GLM, layers=78, draft_layers=1, exclude=exclude, shared_dtype=dtype)
+def checkpoint(*exclude: str, dtype: str | None = None) -> MoeCheckpoint:
+    return MoeCheckpoint(moe=GLM, layers=78, draft_layers=1, exclude=exclude, shared_dtype=dtype)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +62,8 @@ def test_the_exclude_list_decides_fusion(version: str, exclude: tuple[str, ...],
 def test_the_vetoing_entry_is_named_and_an_old_sglang_must_be_told() -> None:
     decision = decide_fusion(glm_plan(version="0.5.14"), checkpoint("lm_head", BF16_SHARED))
     assert f"exclude entry `{BF16_SHARED}`" in decision.because
-    assert "set the flag `disable-shared-experts-fusion`" in decision.remark
-    assert not decide_fusion(glm_plan(version="0.5.19"), checkpoint(BF16_SHARED)).remark
+    assert "set the flag `disable-shared-experts-fusion`" in decision.hint
+    assert not decide_fusion(glm_plan(version="0.5.19"), checkpoint(BF16_SHARED)).hint
 
 
 def test_the_dtype_of_the_weights_decides_where_the_exclude_list_is_silent() -> None:
@@ -82,7 +81,7 @@ def test_flags_decide() -> None:
 
 
 def test_without_a_checkpoint_the_decision_is_open_and_both_keys_count() -> None:
-    found = coverage(glm_plan(), every_bucket(FUSED_TP8), names=NAMES)
+    found = coverage_of(glm_plan(), every_bucket(FUSED_TP8), names=NAMES)
     assert found.fusion.fused is None
     assert [(one.shape, one.expected) for one in found.keys] == [(FUSED_TP8, None), (UNFUSED_TP8, None)]
     assert {key.shape for key in found.missing} == {UNFUSED_TP8}
@@ -90,48 +89,50 @@ def test_without_a_checkpoint_the_decision_is_open_and_both_keys_count() -> None
 
 def test_with_a_checkpoint_only_the_key_looked_up_counts() -> None:
     rows_257 = every_bucket(FUSED_TP8)
-    assert coverage(glm_plan(), rows_257, checkpoint=checkpoint(), names=NAMES).missing == ()
-    unfused = coverage(glm_plan(), rows_257, checkpoint=checkpoint(BF16_SHARED), names=NAMES)
+    assert coverage_of(glm_plan(), rows_257, checkpoint=checkpoint(), names=NAMES).missing == ()
+    unfused = coverage_of(glm_plan(), rows_257, checkpoint=checkpoint(BF16_SHARED), names=NAMES)
     assert {key.shape for key in unfused.missing} == {UNFUSED_TP8}
 
 
 def test_buckets_end_where_the_prefill_chunks_do() -> None:
-    small = coverage(glm_plan(chunked_prefill_size="8192"), [], names=NAMES)
+    small = coverage_of(glm_plan(chunked_prefill_size="8192"), [], names=NAMES)
     assert [bucket.key.token for bucket in small.keys[0].buckets][-1] == 8192
-    whole = coverage(glm_plan(chunked_prefill_size="-1"), [], names=NAMES)
+    whole = coverage_of(glm_plan(chunked_prefill_size="-1"), [], names=NAMES)
     assert [bucket.key.token for bucket in whole.keys[0].buckets][-2:] == [32768, 131072]
 
 
 @pytest.mark.parametrize(
     ("text", "names", "state"),
     [
-        (line(16), NAMES, State.COVERED),
-        (line(16, tag="flydsl_fallback"), NAMES, State.MISSING),
-        (line(16).replace("gfx950", "gfx942"), NAMES, State.MISSING),
-        (line(16, shape=UNFUSED_TP8), NAMES, State.MISSING),
-        (line(16, kernels=(STAGE1_KW, STAGE2)), NAMES, State.COVERED),
-        (line(16, kernels=(STAGE1_KW, STAGE2)), WITHOUT_KW, State.UNKNOWN),
-        (line(16, kernels=(STAGE1_KW, STAGE2)), None, State.COVERED),
-        (line(16, kernels=MXMOE), NAMES, State.NOT_GENERATED),
-        (line(16, kernels=("moe_ck2stages_gemm1_256", "moe_ck2stages_gemm2_256")), NAMES, State.COVERED),
+        (line(16), NAMES, BucketState.COVERED),
+        (line(16, tag="flydsl_fallback"), NAMES, BucketState.MISSING),
+        (line(16).replace("gfx950", "gfx942"), NAMES, BucketState.MISSING),
+        (line(16, shape=UNFUSED_TP8), NAMES, BucketState.MISSING),
+        (line(16, kernels=(STAGE1_KW, STAGE2)), NAMES, BucketState.COVERED),
+        (line(16, kernels=(STAGE1_KW, STAGE2)), WITHOUT_KW, BucketState.UNKNOWN),
+        (line(16, kernels=(STAGE1_KW, STAGE2)), None, BucketState.COVERED),
+        (line(16, kernels=MXMOE), NAMES, BucketState.NOT_GENERATED),
+        (line(16, kernels=("moe_ck2stages_gemm1_256", "moe_ck2stages_gemm2_256")), NAMES, BucketState.COVERED),
     ],
 )
-def test_a_bucket_is_judged_by_the_row_that_answers_it(text: str, names: KernelNames | None, state: State) -> None:
-    found = coverage(glm_plan(), rows([text]), checkpoint=checkpoint(), names=names)
+def test_a_bucket_is_judged_by_the_row_that_answers_it(
+    text: str, names: KernelNames | None, state: BucketState
+) -> None:
+    found = coverage_of(glm_plan(), rows([text]), checkpoint=checkpoint(), names=names)
     assert found.keys[0].buckets[4].state is state
 
 
 def test_the_upper_tier_borrows_and_a_borrowed_kernel_is_judged_too() -> None:
-    last = {None: State.BORROWED, WITHOUT_KW: State.UNKNOWN}
+    last = {None: BucketState.BORROWED, WITHOUT_KW: BucketState.UNKNOWN}
     for names, state in last.items():
-        found = coverage(glm_plan(), rows([line(32768, kernels=(STAGE1_KW, STAGE2))]), names=names)
+        found = coverage_of(glm_plan(), rows([line(32768, kernels=(STAGE1_KW, STAGE2))]), names=names)
         assert found.keys[0].buckets[-1].key.token == 131072
         assert found.keys[0].buckets[-1].state is state
 
 
 def test_of_equal_keys_the_first_row_answers_whatever_its_activation() -> None:
     swiglu = line(16, kernels=(STAGE1_KW, STAGE2)).replace("ActivationType.Silu", "ActivationType.Swiglu")
-    found = coverage(glm_plan(), rows([swiglu, line(16)]), names=NAMES)
+    found = coverage_of(glm_plan(), rows([swiglu, line(16)]), names=NAMES)
     row = found.keys[0].buckets[4].row
     assert row is not None
     assert row.kernels[0] == STAGE1_KW
@@ -146,7 +147,7 @@ def test_a_table_is_put_together_from_all_origins() -> None:
     assert table.origins[RowOrigin.UPSTREAM] == 15
     assert table.origins[RowOrigin.REKEYED] == 16
     assert table.duplicates == 2  # 16 tokens: the image's row and upstream's; and their re-keyed ones
-    assert coverage(glm_plan(), table.rows, names=NAMES).missing == ()
+    assert coverage_of(glm_plan(), table.rows, names=NAMES).missing == ()
 
 
 def test_no_row_enters_a_table_whose_kernel_this_aiter_lacks() -> None:
@@ -164,11 +165,11 @@ def test_an_unknown_aiter_gets_neither_upstream_nor_rekeyed_rows() -> None:
 def test_a_measured_row_is_preferred_to_a_rekeyed_one() -> None:
     measured = of(rows([line(16, shape=UNFUSED_TP8)]), RowOrigin.MEASURED)
     table = assemble(glm_plan(), [*every_bucket(FUSED_TP8), *measured], names=NAMES)
-    found = coverage(glm_plan(), table.rows, names=NAMES)
+    found = coverage_of(glm_plan(), table.rows, names=NAMES)
     assert [bucket["origin"] for bucket in to_dict(found)["keys"][1]["buckets"]][3:5] == ["re-keyed", "measured"]  # type: ignore[index]
 
 
 def test_a_name_is_matched_whole() -> None:
-    assert WITHOUT_KW.judge("flydsl_moe1_afp4_x", FUSED_TP8) is Verdict.KNOWN
-    assert WITHOUT_KW.judge("flydsl_moe1_afp4_x y", FUSED_TP8) is Verdict.UNKNOWN
-    assert WITHOUT_KW.judge("flydslv2_moe2_afp4_x", FUSED_TP8) is Verdict.UNKNOWN
+    assert WITHOUT_KW.judge("flydsl_moe1_afp4_x", FUSED_TP8) is NameVerdict.KNOWN
+    assert WITHOUT_KW.judge("flydsl_moe1_afp4_x y", FUSED_TP8) is NameVerdict.UNKNOWN
+    assert WITHOUT_KW.judge("flydslv2_moe2_afp4_x", FUSED_TP8) is NameVerdict.UNKNOWN

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_samples import FALLBACK, FUSED_TP8, GEMM, HIT, LOG_KEY, MISS, MTP, STAGE1, STAGE2
 
-from orchestrator.kernels.gate import GateReader, GateReport, gate
+from orchestrator.kernels.gate import GateReader, GateReport, gate_report
 
 NOISE = "[2026-07-04 12:00:00 DP0 TP3] Decode batch, #running-req: 16, #token: 4711, gen throughput (token/s): 213.4"
 
@@ -28,7 +28,7 @@ def in_chunks(log: bytes, size: int) -> GateReport:
     ],
 )
 def test_the_lines_of_a_hit(text: str) -> None:
-    report = gate([NOISE, text, NOISE])
+    report = gate_report([NOISE, text, NOISE])
     assert (len(report.hits), len(report.misses), report.torn) == (1, 0, 0)
     assert (report.hits[0].token, report.hits[0].shape) == (16, FUSED_TP8)
 
@@ -44,29 +44,29 @@ def test_the_lines_of_a_hit(text: str) -> None:
     ],
 )
 def test_the_lines_of_a_miss(text: str) -> None:
-    report = gate([text])
+    report = gate_report([text])
     assert (len(report.hits), len(report.misses), report.torn) == (0, 1, 0)
 
 
 def test_a_key_counts_once_however_many_ranks_log_it() -> None:
-    report = gate([HIT] * 8 + [MISS.replace(" 16,", " 32,"), FALLBACK.replace(" 16,", " 32,")] * 8)
+    report = gate_report([HIT] * 8 + [MISS.replace(" 16,", " 32,"), FALLBACK.replace(" 16,", " 32,")] * 8)
     assert ([key.token for key in report.hits], [key.token for key in report.misses]) == ([16], [32])
 
 
 def test_the_bf16_mtp_layer_stands_apart() -> None:
-    report = gate([MTP, HIT])
-    assert (len(report.hits), len(report.misses), len(report.apart)) == (1, 0, 1)
+    report = gate_report([MTP, HIT])
+    assert (len(report.hits), len(report.misses), len(report.other_quantisations)) == (1, 0, 1)
 
 
 def test_a_key_found_by_one_process_and_missed_by_another_shows_a_table_that_did_not_reach_every_rank() -> None:
-    report = gate([HIT, MISS])
+    report = gate_report([HIT, MISS])
     assert report.divided == report.misses == report.hits
     assert "found by one process, missed by another" in report.summary
 
 
 def test_other_families_are_counted_by_what_they_looked_in() -> None:
     batched = "[aiter] shape is B:16, M:1, N:2, K:3, not found tuned config in CKGEMM, will use default config!"
-    report = gate([GEMM, GEMM, batched])
+    report = gate_report([GEMM, GEMM, batched])
     assert report.families == (("CKGEMM", 1), ("bf16_tuned_gemm.csv", 2))
     assert not report.seen
 
@@ -75,30 +75,30 @@ def test_other_families_are_counted_by_what_they_looked_in() -> None:
 def test_no_beginning_of_a_line_counts(text: str) -> None:
     whole = len(text.rstrip())
     for end in range(whole):
-        report = gate([text[:end]])
+        report = gate_report([text[:end]])
         assert not report.seen, text[:end]
 
 
 def test_a_fallback_cut_after_its_key_is_torn() -> None:
-    report = gate([FALLBACK[: FALLBACK.index(", using heuristic")]])
+    report = gate_report([FALLBACK[: FALLBACK.index(", using heuristic")]])
     assert (report.seen, report.torn) == (False, 1)
 
 
 @given(st.integers(12, len(HIT) - 2), st.sampled_from((HIT, MISS, GEMM, NOISE, FALLBACK)))
 def test_an_interleaved_line_is_never_a_hit_of_the_line_that_was_cut(cut: int, other: str) -> None:
     """Two processes write at once: the rest of the first stands on the next line."""
-    report = gate([HIT[:cut] + other, HIT[cut:]])
+    report = gate_report([HIT[:cut] + other, HIT[cut:]])
     assert [key.token for key in report.hits] == ([16] if other is HIT else [])
 
 
 @pytest.mark.parametrize("tokens", ["1638416", "17", "65536"])
 def test_a_number_of_tokens_that_is_no_bucket_was_run_together(tokens: str) -> None:
-    report = gate([HIT.replace(" 16,", f" {tokens},")])
+    report = gate_report([HIT.replace(" 16,", f" {tokens},")])
     assert (report.seen, report.torn) == (False, 1)
 
 
 def test_text_after_the_key_makes_a_line_torn() -> None:
-    report = gate([HIT + "[aiter] start build [module_moe_sorting]"])
+    report = gate_report([HIT + "[aiter] start build [module_moe_sorting]"])
     assert (report.seen, report.torn) == (False, 1)
 
 
@@ -108,7 +108,7 @@ def test_text_after_the_key_makes_a_line_torn() -> None:
 )
 def test_a_log_reads_the_same_by_line_and_in_chunks_cut_anywhere(lines: list[str], size: int) -> None:
     log = "".join(f"{text}\n" for text in lines).encode()
-    assert in_chunks(log, size) == gate(lines)
+    assert in_chunks(log, size) == gate_report(lines)
 
 
 def test_a_last_line_without_an_end_counts_if_it_is_whole() -> None:
@@ -121,14 +121,14 @@ def test_bytes_that_are_no_text_do_no_harm() -> None:
 
 
 def test_a_log_without_a_lookup_says_so() -> None:
-    assert "names no lookup yet" in gate([NOISE]).summary
+    assert "names no lookup yet" in gate_report([NOISE]).summary
 
 
 def test_the_misses_come_out_as_input_for_the_tuner() -> None:
-    report = gate([MISS.replace(" 16,", " 32,"), MISS])
+    report = gate_report([MISS.replace(" 16,", " 32,"), MISS])
     assert [text.split(",")[:5] for text in report.untuned.splitlines()[1:]] == [
         ["16", "6144", "256", "257", "9"],
         ["32", "6144", "256", "257", "9"],
     ]
-    assert gate([HIT]).untuned == ""
+    assert gate_report([HIT]).untuned == ""
     assert report.to_dict()["misses"][0]["q_type"] == "QuantType.per_1x32"  # type: ignore[index]

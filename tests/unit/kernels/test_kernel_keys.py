@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from kernel_samples import GLM
 
 from orchestrator.core.errors import ProfileError
-from orchestrator.kernels.keys import TIERS, Shape, bucket, buckets, lenders, rank_shape
+from orchestrator.kernels.keys import TIERS, Shape, bucket, buckets, fallbacks, rank_shape
 from orchestrator.plan import Layout, Moe
 
 
@@ -45,8 +45,8 @@ def test_below_the_tiers_a_bucket_holds_its_tokens_and_is_less_than_twice_as_lar
 
 
 def test_only_the_upper_tier_borrows() -> None:
-    assert lenders(131072) == (32768,)
-    assert all(lenders(size) == () for size in buckets(131071))
+    assert fallbacks(131072) == (32768,)
+    assert all(fallbacks(size) == () for size in buckets(131071))
 
 
 @pytest.mark.parametrize(

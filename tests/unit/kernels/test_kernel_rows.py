@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from kernel_samples import FUSED_TP8, HEADER, STAGE1, STAGE2, UNFUSED_TP8, every_bucket, line, of, rows
 
 from orchestrator.core.errors import Problem
-from orchestrator.kernels.rows import Row, RowOrigin, merge, read_rows, rekey, write_origins, write_table, write_untuned
+from orchestrator.kernels.rows import (
+    RowOrigin,
+    TunedRow,
+    merge,
+    read_rows,
+    rekey,
+    write_origins,
+    write_table,
+    write_untuned,
+)
 
 
 def faults(*lines: str) -> list[Problem]:
@@ -121,7 +130,7 @@ tables = st.lists(
 
 
 @given(tables)
-def test_a_merge_has_no_key_twice_keeps_its_order_and_is_its_own_merge(given_rows: list[Row]) -> None:
+def test_a_merge_has_no_key_twice_keeps_its_order_and_is_its_own_merge(given_rows: list[TunedRow]) -> None:
     before = list(given_rows)
     merged = merge(given_rows, gfx="gfx950", cu_num=256)
     identities = [row.identity for row in merged.rows]
@@ -133,7 +142,7 @@ def test_a_merge_has_no_key_twice_keeps_its_order_and_is_its_own_merge(given_row
 
 
 @given(tables)
-def test_a_written_table_reads_back_as_it_was(given_rows: list[Row]) -> None:
+def test_a_written_table_reads_back_as_it_was(given_rows: list[TunedRow]) -> None:
     merged = merge(given_rows, gfx="gfx950", cu_num=256).rows
     back = list(read_rows(io.StringIO(write_table(merged)), name="t", origin=RowOrigin.FILE, problems=[]))
     assert [row.identity for row in back] == [row.identity for row in merged]

@@ -9,7 +9,7 @@ import pytest
 from kernel_samples import FUSED_TP8, HEADER, STAGE1_KW, UNFUSED_TP8, every_bucket, glm_plan, line, rows
 
 from orchestrator.commands.artifacts import render_artifacts
-from orchestrator.commands.kernels import Given, build_table, cover, planned
+from orchestrator.commands.kernels import RowSources, build_table, cover, planned
 from orchestrator.commands.planning import load, profile_names
 from orchestrator.core.errors import DeployError, KernelsError, WeightsError
 from orchestrator.core.files import write_whole
@@ -17,11 +17,11 @@ from orchestrator.core.paths import Home
 from orchestrator.kernels.coverage import applies_to
 from orchestrator.kernels.disk.checkpoint import read_checkpoint
 from orchestrator.kernels.disk.files import companion, read_tables
-from orchestrator.kernels.disk.pins import Upstream, read_pins
-from orchestrator.kernels.disk.store import Provenance, Store
+from orchestrator.kernels.disk.pins import PinnedTable, read_pins
+from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.upstream import upstream_table
-from orchestrator.kernels.names import Verdict
 from orchestrator.kernels.rows import RowOrigin
+from orchestrator.kernels.table import NameVerdict
 
 CONFIG = {
     "hidden_size": 6144,
@@ -48,8 +48,8 @@ def answering(content: bytes, asked: list[str]) -> httpx.MockTransport:
     return httpx.MockTransport(handle)
 
 
-def pin(content: bytes) -> Upstream:
-    return Upstream(
+def pin(content: bytes) -> PinnedTable:
+    return PinnedTable(
         commit="45458be7280c",
         path="configs/glm5.csv",
         url="https://example.org/{commit}/{path}",
@@ -126,8 +126,8 @@ def test_the_shipped_names_tell_the_pins_apart() -> None:
     older, newer = pins.names_of("7d604afe"), pins.names_of("9127c94a18e4398e1eba91f6639e910f0994ad02")
     assert older is not None
     assert newer is not None
-    assert older.judge(STAGE1_KW, FUSED_TP8) is Verdict.UNKNOWN
-    assert newer.judge(STAGE1_KW, FUSED_TP8) is Verdict.KNOWN
+    assert older.judge(STAGE1_KW, FUSED_TP8) is NameVerdict.UNKNOWN
+    assert newer.judge(STAGE1_KW, FUSED_TP8) is NameVerdict.KNOWN
     assert pins.names_of("c16d44b93a528b2a4bfd6d8d3409116d465872a9") is None
     assert pins.names_of(None) is None
 
@@ -143,7 +143,7 @@ def test_the_shipped_profiles_show_both_layouts_and_both_keys(tmp_path: Path) ->
     plans = [plan for name in profile_names() if applies_to(plan := load(name).plan)]
     shapes = {
         (found.layout, one.shape.inter_dim, one.shape.expert, one.shape.topk)
-        for found in (cover(plan, Given(), Home(tmp_path)).found for plan in plans)
+        for found in (cover(plan, RowSources(), Home(tmp_path)).found for plan in plans)
         for one in found.keys
     }
     assert {("TP8", 256, 257, 9), ("TP8", 256, 256, 8), ("TP4×DP2", 512, 257, 9), ("TP4×DP2", 512, 256, 8)} <= shapes
@@ -171,8 +171,8 @@ def test_a_config_without_routed_experts_is_told(tmp_path: Path) -> None:
 
 def test_measured_rows_keep_their_provenance(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    first = Provenance(host="a", image="sha256:1", aiter_commit="9127c94a", date="2026-11-20T00:00:00Z")
-    second = Provenance(host="b", image="sha256:2", aiter_commit="9127c94a", date="2026-11-21T00:00:00Z")
+    first = RowProvenance(host="a", image="sha256:1", aiter_commit="9127c94a", date="2026-11-20T00:00:00Z")
+    second = RowProvenance(host="b", image="sha256:2", aiter_commit="9127c94a", date="2026-11-21T00:00:00Z")
     store.add(rows([line(16, us="20"), line(32, us="20")]), first)
     store.add(rows([line(16, us="30"), line(32, us="10"), line(64).replace("950,256", "942,304")]), second)
     found = {(row.key.gfx, row.key.token): (row.origin, row.us, row.where) for row in store.measured()}
@@ -187,27 +187,27 @@ def test_a_table_is_built_from_files_and_leaves_them_as_they_are(tmp_path: Path)
     own = table(tmp_path / "image.csv", line(16), line(16, us="1"), line(32, shape=UNFUSED_TP8))
     before = own.read_bytes()
     home = Home(tmp_path / "home")
-    built = build_table(glm_plan(), Given(tables=(own,)), home, upstream=False)
+    built = build_table(glm_plan(), RowSources(tables=(own,)), home, upstream=False)
     assert own.read_bytes() == before
     assert (built.table.origins[RowOrigin.IMAGE], built.table.origins[RowOrigin.REKEYED]) == (2, 1)
     again = read_tables([built.path])
     assert [row.origin for row in again] == [row.origin for row in built.table.rows]
     assert "re-keyed" in companion(built.path).read_text()
     assert "re-keyed" not in built.path.read_text()
-    assert cover(glm_plan(), Given(), home).tables == f"`{built.path}`"
+    assert cover(glm_plan(), RowSources(), home).tables == f"`{built.path}`"
 
 
 def test_rows_of_upstream_carry_its_commit_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upstream = table(tmp_path / "glm5.csv", line(16))
     monkeypatch.setattr("orchestrator.commands.kernels.upstream_table", lambda *_: upstream)
     own = table(tmp_path / "own.csv")
-    built = build_table(glm_plan(), Given(tables=(own,)), Home(tmp_path / "home"), upstream=True)
+    built = build_table(glm_plan(), RowSources(tables=(own,)), Home(tmp_path / "home"), upstream=True)
     assert built.table.rows[0].where == "aiter 45458be7280c glm5_fp4_tuned_fmoe.csv:2"
 
 
 def test_a_profile_without_such_experts_gets_no_table(tmp_path: Path) -> None:
     with pytest.raises(KernelsError, match="asks aiter for no MXFP4 experts"):
-        build_table(load("cpu-tiny").plan, Given(), Home(tmp_path), upstream=False)
+        build_table(load("cpu-tiny").plan, RowSources(), Home(tmp_path), upstream=False)
 
 
 def test_a_table_edited_by_hand_loses_the_origin_of_what_was_changed(tmp_path: Path) -> None:
@@ -245,4 +245,4 @@ def test_a_staged_checkpoint_decides_the_key_without_being_named(tmp_path: Path)
     staged = home.models / plan.model.name
     staged.mkdir(parents=True)
     (staged / "config.json").write_text(json.dumps(CONFIG))
-    assert cover(plan, Given(), home).found.fusion.fused is True
+    assert cover(plan, RowSources(), home).found.fusion.fused is True

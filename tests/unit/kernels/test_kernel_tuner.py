@@ -7,32 +7,32 @@ import pytest
 from kernel_samples import HEADER, STAGE1, STAGE1_KW, STAGE2, UNFUSED_TP8, glm_plan, line, rows
 
 from orchestrator.kernels.disk.pins import read_pins
-from orchestrator.kernels.disk.store import Provenance, Store
-from orchestrator.kernels.disk.tuner import Job, check_rows, tune, tuner_command
-from orchestrator.kernels.disk.watch import Ended, Ending, Limits
+from orchestrator.kernels.disk.store import RowProvenance, Store
+from orchestrator.kernels.disk.tuner import TuningJob, check_rows, tune, tuner_command
+from orchestrator.kernels.disk.watch import Ended, WatchEnding, WatchLimits
 from orchestrator.kernels.keys import Key
 from orchestrator.kernels.rows import RowOrigin
 
 KEYS = tuple(row.key for row in rows([line(16), line(32)]))
-WHO = Provenance(host="h", image="sha256:1", aiter_commit="9127c94a", date="2026-11-20T00:00:00Z")
+WHO = RowProvenance(host="h", image="sha256:1", aiter_commit="9127c94a", date="2026-11-20T00:00:00Z")
 
 
-def job(folder: Path, keys: tuple[Key, ...] = KEYS, commit: str = "9127c94a") -> Job:
-    return Job(
+def job(folder: Path, keys: tuple[Key, ...] = KEYS, commit: str = "9127c94a") -> TuningJob:
+    return TuningJob(
         argv=("tuner",),
         keys=keys,
         names=read_pins().names_of(commit),
         folder=folder,
-        limits=Limits(total=10, shutdown=1, look=0.1, term=1),
+        limits=WatchLimits(total=10, shutdown=1, look=0.1, term=1),
     )
 
 
 def leaving(
-    *lines: str, printed: str = "", code: int | None = 0, ending: Ending = Ending.EXITED
+    *lines: str, printed: str = "", code: int | None = 0, ending: WatchEnding = WatchEnding.EXITED
 ) -> Callable[..., Ended]:
-    """A Runner that writes these rows where the tuner writes them."""
+    """A TunerRunner that writes these rows where the tuner writes them."""
 
-    def run(_argv: Sequence[str], *, log: Path, finished: Callable[[], bool], **_: Limits) -> Ended:
+    def run(_argv: Sequence[str], *, log: Path, finished: Callable[[], bool], **_: WatchLimits) -> Ended:
         log.write_text(printed)
         (log.parent / "tuned.csv").write_text("\n".join((HEADER, *lines)) + "\n")
         finished()
@@ -41,12 +41,16 @@ def leaving(
     return run
 
 
-def test_the_command_never_leaves_the_output_to_the_tuners_default(tmp_path: Path) -> None:
-    argv = tuner_command(glm_plan(), image="rocm:1", folder=tmp_path, container="deploy-tune-glm")
+def test_its_container_is_given_what_a_server_is_and_its_output_a_place(
+    tmp_path: Path,
+) -> None:
+    ids = {"video": "44"}  # no group `render` on this machine
+    argv = tuner_command(glm_plan(), image="rocm:1", folder=tmp_path, container="deploy-tune-glm", group=ids.get)
     assert argv == (
         *("docker", "run", "--rm", "--init", "--name", "deploy-tune-glm", "--volume", f"{tmp_path}:/tuning"),
-        *("--device", "/dev/kfd", "--device", "/dev/dri", "--group-add", "video"),
-        *("--security-opt", "seccomp=unconfined", "--cap-add", "SYS_PTRACE", "--ipc", "host", "rocm:1"),
+        *("--device", "/dev/kfd", "--device", "/dev/dri", "--group-add", "44"),
+        *("--ipc", "host", "--shm-size", str(16 << 30), "--ulimit", "memlock=-1:-1"),
+        *("--security-opt", "seccomp=unconfined", "--cap-add", "SYS_PTRACE", "rocm:1"),
         *("python3", "/sgl-workspace/aiter/csrc/ck_gemm_moe_2stages_codegen/gemm_moe_tune.py"),
         *("-i", "/tuning/untuned.csv", "-o", "/tuning/tuned.csv", "-o2", "/tuning/profile.csv"),
         *("--mp", "8", "--batch", "8", "--shape_grouped", "--timeout", "1800"),
@@ -121,14 +125,14 @@ def test_a_printed_error_is_told_whatever_the_exit_code(tmp_path: Path, printed:
 def test_an_exit_code_is_told_and_a_hang_after_the_last_row_is_not(tmp_path: Path) -> None:
     failed = tune(job(tmp_path), run=leaving(code=1), store=Store(tmp_path / "a"), provenance=WHO)
     assert [problem.message for problem in failed.problems] == ["the tuner exited with 1"]
-    hung = leaving(line(16), line(32), code=None, ending=Ending.HUNG)
+    hung = leaving(line(16), line(32), code=None, ending=WatchEnding.HUNG)
     assert tune(job(tmp_path), run=hung, store=Store(tmp_path / "b"), provenance=WHO).problems == ()
 
 
 def test_an_interruption_keeps_what_is_finished_and_the_next_run_asks_for_the_rest(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
 
-    def interrupted(argv: Sequence[str], *, log: Path, finished: Callable[[], bool], **_: Limits) -> Ended:
+    def interrupted(argv: Sequence[str], *, log: Path, finished: Callable[[], bool], **_: WatchLimits) -> Ended:
         leaving(line(16))(argv, log=log, finished=finished)
         raise KeyboardInterrupt
 

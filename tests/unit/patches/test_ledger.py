@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.paths import data_root
-from orchestrator.patches.ledger import read_ledger
+from orchestrator.patches import read_ledger
 
 
 @pytest.fixture
@@ -23,7 +23,9 @@ def faults(root: Path) -> list[str]:
 
 
 def test_the_ledger_that_ships_is_valid() -> None:
-    assert [patch.id for patch in read_ledger()] == sorted(path.name for path in (data_root() / "patches").iterdir())
+    assert [patch.id for patch in read_ledger()] == sorted(
+        path.parent.name for path in (data_root() / "patches").glob("*/patch.yaml")
+    )
 
 
 def test_faults_of_all_patches_are_shown_at_once_with_their_lines(ledger: Path) -> None:
@@ -44,3 +46,45 @@ def test_a_diff_that_is_named_has_to_be_there(ledger: Path) -> None:
     (ledger / "patches/rocm-cuda-runtime-guard/rocm-cuda-runtime-guard.patch").unlink()
 
     assert any("names a diff that does not exist" in line for line in faults(ledger))
+
+
+def test_a_patch_that_was_copied_and_not_renamed_is_refused_with_both_places(ledger: Path) -> None:
+    shutil.copytree(ledger / "patches/dsa-topk-v2-off", ledger / "patches/topk-for-others")
+
+    assert (
+        "patches/topk-for-others/patch.yaml:1: patch `dsa-topk-v2-off` stands twice: here and at "
+        "patches/dsa-topk-v2-off/patch.yaml:1" in faults(ledger)
+    )
+
+
+def test_a_patch_is_called_as_its_folder(ledger: Path) -> None:
+    (ledger / "patches/dsa-topk-v2-off").rename(ledger / "patches/topk")
+
+    assert "patches/topk/patch.yaml:1: patch `dsa-topk-v2-off` stands in a folder of another name" in faults(ledger)
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "fault"),
+    [
+        (
+            "transform: mtp-exclude",
+            "transform: mtp-include",
+            "there is no transform `mtp-include`; there is `mtp-exclude`",
+        ),
+        ("match: '^class ", "match: '^(class ", "this is not a regular expression"),
+        ("match: '^class ", "left_out: '^class ", "only with `defines` can something be left out"),
+    ],
+)
+def test_what_a_patch_names_has_to_exist(ledger: Path, written: str, instead: str, fault: str) -> None:
+    file = ledger / "patches/mtp-shared-expert-exclude/patch.yaml"
+    file.write_text(file.read_text().replace(written, instead))
+
+    assert any(fault in line for line in faults(ledger))
+
+
+def test_a_diff_without_a_probe_that_tells_it_is_applied_is_refused(ledger: Path) -> None:
+    file = ledger / "patches/rocm-cuda-runtime-guard/patch.yaml"
+    text = file.read_text()
+    file.write_text(f"{text[: text.index('  present:')]}  present: []\n{text[text.index('apply:') :]}")
+
+    assert any("a diff needs a probe under `detect.present`" in line for line in faults(ledger))

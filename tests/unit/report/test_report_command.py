@@ -9,9 +9,8 @@ from measured_samples import marked, save, single_stream, tp4dp2, tp8
 from orchestrator.cli.report import compare, report
 from orchestrator.cli.reproduce import reproduce
 from orchestrator.core.errors import BenchError, UsageError
-from orchestrator.evals.outcome import to_json
 from orchestrator.results.result import MarkKind
-from orchestrator.results.scores import Item, Outcome
+from orchestrator.results.scores import Item, Outcome, outcome_to_json
 
 
 @pytest.fixture
@@ -48,9 +47,9 @@ def test_report_finds_evaluations_and_their_baseline(results: Path, capsys: pyte
             command="deploy eval", items=items,
         )  # fmt: skip
 
-    (results / "eval-gsm8k.json").write_text(to_json(outcome("mxfp4", 12)))
+    (results / "eval-gsm8k.json").write_text(outcome_to_json(outcome("mxfp4", 12)))
     (results / "base").mkdir()
-    (results / "base" / "eval-gsm8k.json").write_text(to_json(outcome("fp8", 2)))
+    (results / "base" / "eval-gsm8k.json").write_text(outcome_to_json(outcome("fp8", 2)))
     report(results, baseline=[results / "base" / "eval-gsm8k.json"], json=True)
     (row,) = [row for row in json.loads(capsys.readouterr().out)["evals"] if row["measured"]]
     assert (row["baseline_label"], row["candidate_label"]) == ("fp8", "mxfp4")

@@ -20,7 +20,7 @@ from orchestrator.runtimes.docker.container import (
     render,
 )
 from orchestrator.runtimes.docker.runtime import DockerRuntime
-from orchestrator.weights.overlay import overlay_path
+from orchestrator.weights import overlay_path
 
 IMAGE = "deploy/mi355x-tp4dp2:0123456789ab"
 

@@ -13,7 +13,7 @@ from plan_samples import flag, model, plan_of
 
 from orchestrator.core.errors import NoWeightsError, WeightsError
 from orchestrator.weights.receipt import read_receipt, receipt_path
-from orchestrator.weights.verify import needs_mtp, verify
+from orchestrator.weights.verify import needs_mtp, verify_checkpoint
 
 INDEX = "model.safetensors.index.json"
 SECOND = "model-00002-of-00003.safetensors"
@@ -21,13 +21,13 @@ SECOND = "model-00002-of-00003.safetensors"
 
 def refused(directory: Path, *, speculative: bool = True) -> list[str]:
     with pytest.raises(WeightsError) as caught:
-        verify(directory, model(str(directory)), speculative=speculative)
+        verify_checkpoint(directory, model(str(directory)), speculative=speculative)
     return [problem.message for problem in caught.value.problems]
 
 
 def test_a_whole_checkpoint(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small")
-    found = verify(directory, model(str(directory)), speculative=True)
+    found = verify_checkpoint(directory, model(str(directory)), speculative=True)
     assert (found.shards, found.tensors, found.files, found.from_receipt) == (3, 8, 7, False)
 
 
@@ -35,7 +35,7 @@ def test_a_single_file_needs_no_index(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small", shards=1)
     (directory / INDEX).unlink()
     (directory / "model-00001-of-00001.safetensors").rename(directory / "model.safetensors")
-    assert verify(directory, model(str(directory)), speculative=True).shards == 1
+    assert verify_checkpoint(directory, model(str(directory)), speculative=True).shards == 1
 
 
 def cut(path: Path) -> None:
@@ -95,7 +95,7 @@ def test_metadata_alone_is_not_a_checkpoint(tmp_path: Path) -> None:
 def test_the_mtp_layer_is_asked_for_where_it_is_needed(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small", mtp_layer=None)
     assert refused(directory) == ["there is no tensor of the MTP layer (`model.layers.3.`), which speculation needs"]
-    verify(directory, model(str(directory)), speculative=False)
+    verify_checkpoint(directory, model(str(directory)), speculative=False)
     assert len(refused(directory)) == 1  # also behind the receipt of a verification without it
 
 
@@ -109,18 +109,18 @@ def test_a_plan_needs_the_mtp_layer_when_it_drafts_with_it() -> None:
 def test_a_checkpoint_that_is_not_there_and_one_that_went_away(tmp_path: Path) -> None:
     directory = tmp_path / "small"
     with pytest.raises(NoWeightsError, match="there is no checkpoint of `small`"):
-        verify(directory, model(str(directory)), speculative=True)
-    verify(write_checkpoint(directory), model(str(directory)), speculative=True)
+        verify_checkpoint(directory, model(str(directory)), speculative=True)
+    verify_checkpoint(write_checkpoint(directory), model(str(directory)), speculative=True)
     shutil.rmtree(directory)
     with pytest.raises(NoWeightsError, match="there is no checkpoint of `small`"):
-        verify(directory, model(str(directory)), speculative=True)
+        verify_checkpoint(directory, model(str(directory)), speculative=True)
 
 
 def test_a_shard_that_leads_nowhere_is_not_taken_for_no_checkpoint(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small")
     (directory / "lost.safetensors").symlink_to(tmp_path / "unmounted")
     with pytest.raises(WeightsError, match="cannot be read: No such file") as caught:
-        verify(directory, model(str(directory)), speculative=True)
+        verify_checkpoint(directory, model(str(directory)), speculative=True)
     assert not isinstance(caught.value, NoWeightsError)
     assert caught.value.where.endswith("lost.safetensors")
 
@@ -132,15 +132,15 @@ def test_a_share_that_takes_no_receipt_is_verified_each_time(tmp_path: Path, mon
     directory = write_checkpoint(tmp_path / "small")
     monkeypatch.setattr("orchestrator.weights.receipt.write_whole", refuse)
     for _ in range(2):
-        assert not verify(directory, model(str(directory)), speculative=True).from_receipt
+        assert not verify_checkpoint(directory, model(str(directory)), speculative=True).from_receipt
 
 
 def test_the_receipt_makes_the_second_time_fast_and_sees_a_change(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small")
-    verify(directory, model(str(directory)), speculative=True)
-    assert verify(directory, model(str(directory)), speculative=True).from_receipt
+    verify_checkpoint(directory, model(str(directory)), speculative=True)
+    assert verify_checkpoint(directory, model(str(directory)), speculative=True).from_receipt
     os.utime(directory / SECOND, (1, 1))
-    assert not verify(directory, model(str(directory)), speculative=True).from_receipt
+    assert not verify_checkpoint(directory, model(str(directory)), speculative=True).from_receipt
     cut(directory / "tokenizer.json")
     assert refused(directory) == ["`tokenizer.json` has 17 bytes instead of 18"]
     write_shard(directory / SECOND, dict.fromkeys(["model.layers.0.mlp.weight"], 5))
@@ -149,7 +149,7 @@ def test_the_receipt_makes_the_second_time_fast_and_sees_a_change(tmp_path: Path
 
 def test_a_receipt_is_for_one_checkpoint_and_stands_beside_it(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small")
-    verify(directory, model(str(directory)), speculative=True)
+    verify_checkpoint(directory, model(str(directory)), speculative=True)
     assert receipt_path(directory) == tmp_path / "small.receipt.json"
     assert not any("receipt" in path.name for path in directory.iterdir())
     receipt = read_receipt(directory)
@@ -157,7 +157,7 @@ def test_a_receipt_is_for_one_checkpoint_and_stands_beside_it(tmp_path: Path) ->
     assert not receipt.is_for(model("another/repository"))
     receipt_path(directory).write_text("{")
     assert read_receipt(directory) is None
-    assert not verify(directory, model(str(directory)), speculative=True).from_receipt
+    assert not verify_checkpoint(directory, model(str(directory)), speculative=True).from_receipt
 
 
 def test_a_sparse_50_gb_set_and_10000_small_files_in_bounded_memory(tmp_path: Path) -> None:
@@ -165,10 +165,10 @@ def test_a_sparse_50_gb_set_and_10000_small_files_in_bounded_memory(tmp_path: Pa
     small = write_checkpoint(tmp_path / "many", shards=10_000, size=100)
     tracemalloc.start()
     try:
-        found = verify(big, model(str(big)), speculative=True)
+        found = verify_checkpoint(big, model(str(big)), speculative=True)
         assert found.size > 50 * 10**9
-        verify(small, model(str(small)), speculative=True)
-        assert verify(small, model(str(small)), speculative=True).from_receipt
+        verify_checkpoint(small, model(str(small)), speculative=True)
+        assert verify_checkpoint(small, model(str(small)), speculative=True).from_receipt
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -1,4 +1,4 @@
-"""A remedy names commands that exist."""
+"""A hint names commands that exist."""
 
 import re
 
@@ -12,6 +12,6 @@ COMMAND = re.compile(r"`deploy ([a-z]+(?: [a-z]+)?)")
 
 
 @pytest.mark.parametrize("signature", load_catalogue(), ids=lambda signature: signature.id)
-def test_every_command_of_a_remedy_can_be_asked_for_help(signature: Signature) -> None:
-    for command in COMMAND.findall(signature.remedy):
+def test_every_command_of_a_hint_can_be_asked_for_help(signature: Signature) -> None:
+    for command in COMMAND.findall(signature.hint):
         assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0, f"no `deploy {command}`"

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.patches import Expansion, expand_exclude
+from orchestrator.patches import TRANSFORMS, Transformed
 
 BF16_EXPERTS = {"model.layers.78.mlp.experts.0.gate_proj.weight": "BF16"}
+expand_exclude = TRANSFORMS["mtp-exclude"]
 MXFP4_EXPERTS = {
     "model.layers.78.mlp.experts.0.gate_proj.weight": "U8",
     "model.layers.78.mlp.experts.0.gate_proj.weight_scale": "U8",
@@ -19,8 +20,12 @@ def config(*exclude: str, layers: int = 78, **more: object) -> dict[str, Any]:
     return {"num_hidden_layers": layers, "quantization_config": quantisation}
 
 
-def excluded(expanded: Expansion) -> list[str]:
-    return list(expanded.config["quantization_config"]["exclude"])  # type: ignore[index]
+def added(given: dict[str, Any], made: Transformed) -> list[str]:
+    """What the exclude list holds besides what was given, after all that was given."""
+    before = given["quantization_config"]["exclude"]
+    after = list(made.config["quantization_config"]["exclude"])  # type: ignore[index]
+    assert after[: len(before)] == before
+    return after[len(before) :]
 
 
 def test_modules_of_the_draft_model_itself_lose_the_layer_and_those_of_its_decoder_get_another() -> None:
@@ -28,28 +33,29 @@ def test_modules_of_the_draft_model_itself_lose_the_layer_and_those_of_its_decod
 
     expanded = expand_exclude(given, MXFP4_EXPERTS)
 
-    assert expanded.added == ("model.eh_proj", "model.decoder.mlp.shared_experts.up_proj")
-    assert excluded(expanded) == [*given["quantization_config"]["exclude"], *expanded.added]
+    assert added(given, expanded) == ["model.eh_proj", "model.decoder.mlp.shared_experts.up_proj"]
 
 
 @pytest.mark.parametrize("name", ["eh_proj", "enorm", "hnorm", "shared_head.norm"])
 def test_every_own_module_of_the_draft_model(name: str) -> None:
-    assert expand_exclude(config(f"model.layers.78.{name}"), {}).added == (f"model.{name}",)
+    given = config(f"model.layers.78.{name}")
+
+    assert added(given, expand_exclude(given, {})) == [f"model.{name}"]
 
 
 def test_the_fused_experts_are_named_where_the_checkpoint_holds_them_in_bf16() -> None:
     """Not where only the list says so: entries of single experts do not match the fused module."""
-    single = "model.layers.78.mlp.experts.0.gate_proj"
+    single, other = config("model.layers.78.mlp.experts.0.gate_proj"), config("model.layers.78.eh_proj")
 
-    assert "model.decoder.mlp.experts" in expand_exclude(config(single), BF16_EXPERTS).added
-    assert "model.decoder.mlp.experts" in expand_exclude(config("model.layers.78.eh_proj"), BF16_EXPERTS).added
-    assert "model.decoder.mlp.experts" not in expand_exclude(config(single), MXFP4_EXPERTS).added
+    assert "model.decoder.mlp.experts" in added(single, expand_exclude(single, BF16_EXPERTS))
+    assert "model.decoder.mlp.experts" in added(other, expand_exclude(other, BF16_EXPERTS))
+    assert "model.decoder.mlp.experts" not in added(single, expand_exclude(single, MXFP4_EXPERTS))
 
 
 def test_the_layer_is_the_one_after_the_last_of_the_model() -> None:
     given = config("model.layers.61.eh_proj", "model.layers.6.mlp.gate", "model.layers.610.mlp.gate", layers=61)
 
-    assert expand_exclude(given, {}).added == ("model.eh_proj",)
+    assert added(given, expand_exclude(given, {})) == ["model.eh_proj"]
 
 
 def test_twice_is_once_and_the_config_given_is_left_alone() -> None:
@@ -60,8 +66,7 @@ def test_twice_is_once_and_the_config_given_is_left_alone() -> None:
     twice = expand_exclude(once.config, BF16_EXPERTS)
 
     assert given == before
-    assert twice.added == ()
-    assert twice.config == once.config
+    assert twice.config is once.config
 
 
 def test_schemes_of_single_layers_are_repeated_too() -> None:

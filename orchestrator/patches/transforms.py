@@ -1,4 +1,6 @@
-"""The exclude list of a Quark checkpoint, repeated under the names sglang gives to the MTP layer.
+"""Transforms of a checkpoint's config.json, by name. A further one is a function, and a line in `TRANSFORMS`.
+
+`mtp-exclude`: the exclude list of a Quark checkpoint, repeated under the names sglang gives to the MTP layer.
 
 The checkpoint calls its MTP layer `model.layers.<num_hidden_layers>`; sglang builds it as `model` and `model.decoder`
 and asks the exclude list under those names. The mapping is the one sglang does itself from 0.5.16 on
@@ -7,9 +9,9 @@ experts of that layer are left unquantised is read from the checkpoint's tensors
 `model.decoder.` alone does not load: `eh_proj` is asked for as `model.eh_proj`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 _OWN_NAMES: Final = ("shared_head.norm", "eh_proj", "enorm", "hnorm")  # held by the draft model, not by its decoder
 _EXPERTS: Final = "model.decoder.mlp.experts"  # the fused module; entries of single experts do not match it
@@ -17,40 +19,38 @@ _UNQUANTISED: Final = frozenset({"BF16", "F16", "F32"})  # dtypes as safetensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expansion:
-    """What the transform made of a config."""
+class Transformed:
+    """What a transform made of a config."""
 
-    config: Mapping[str, object]  # the config given where nothing was added
-    added: tuple[str, ...]  # entries of the exclude list and keys of `layer_quant_config`
+    config: Mapping[str, object]  # the config given where there was nothing to do
     reason: str
 
 
-def expand_exclude(config: Mapping[str, object], dtypes: Mapping[str, str]) -> Expansion:
+def expand_exclude(config: Mapping[str, object], dtypes: Mapping[str, str]) -> Transformed:
     """A copy of `config` (a parsed config.json) whose exclude list also has the runtime names; idempotent.
 
     `dtypes` maps tensor names to dtypes as the safetensors headers give them; those of the MTP layer are enough.
     """
     quantisation = cast("Mapping[str, object]", config.get("quantization_config") or {})
     if quantisation.get("quant_method") != "quark":
-        return Expansion(config=config, added=(), reason="the checkpoint is not quantised by Quark")
+        return Transformed(config=config, reason="the checkpoint is not quantised by Quark")
     layer = f"model.layers.{config['num_hidden_layers']}"
     exclude = [str(entry) for entry in cast("Iterable[object]", quantisation.get("exclude") or ())]
     own = [entry for entry in exclude if entry.startswith(f"{layer}.")]
     if not own:
-        return Expansion(config=config, added=(), reason=f"the exclude list has no entry of `{layer}`")
+        return Transformed(config=config, reason=f"the exclude list has no entry of `{layer}`")
     wanted = [_runtime_name(entry, layer) for entry in own]
     if _experts_unquantised(dtypes, layer):
         wanted.append(_EXPERTS)
-    schemes, new_keys = _expand_schemes(quantisation.get("layer_quant_config"), layer)
+    schemes = _expand_schemes(quantisation.get("layer_quant_config"), layer)
     new = [name for name in dict.fromkeys(wanted) if name not in set(exclude)]
-    if not new and not new_keys:
-        return Expansion(config=config, added=(), reason="the exclude list has the runtime names already")
+    if not new and not schemes:
+        return Transformed(config=config, reason="the exclude list has the runtime names already")
     changed = {**quantisation, "exclude": [*exclude, *new]}
-    if new_keys:
+    if schemes:
         changed["layer_quant_config"] = schemes
-    return Expansion(
+    return Transformed(
         config={**config, "quantization_config": changed},
-        added=(*new, *new_keys),
         reason=f"{len(own)} entries of `{layer}` repeated under the names sglang builds that layer with",
     )
 
@@ -65,9 +65,17 @@ def _experts_unquantised(dtypes: Mapping[str, str], layer: str) -> bool:
     return bool(experts) and all(dtype in _UNQUANTISED for dtype in experts)
 
 
-def _expand_schemes(schemes: object, layer: str) -> tuple[dict[str, object], tuple[str, ...]]:
-    """`layer_quant_config` (pattern -> scheme) with the same renaming, and the keys that are new."""
+def _expand_schemes(schemes: object, layer: str) -> dict[str, object] | None:
+    """`layer_quant_config` (pattern -> scheme) with the same renaming; None where there is nothing to add."""
     known = dict(cast("Mapping[str, object]", schemes or {}))
     renamed = {_runtime_name(key, layer): value for key, value in known.items() if key.startswith(f"{layer}.")}
-    new = {key: value for key, value in renamed.items() if key not in known}
-    return {**known, **new}, tuple(new)
+    return (
+        {**known, **{key: value for key, value in renamed.items() if key not in known}}
+        if renamed.keys() - known.keys()
+        else None
+    )
+
+
+# A config.json as parsed, and the dtypes of its tensors as the safetensors headers give them, by name.
+Transform: TypeAlias = Callable[[Mapping[str, object], Mapping[str, str]], Transformed]
+TRANSFORMS: Final[Mapping[str, Transform]] = {"mtp-exclude": expand_exclude}

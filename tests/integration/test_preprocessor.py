@@ -1,0 +1,115 @@
+"""images/read_sources.py beside the real preprocessor: the same lines, whatever the macros it does not know are."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from read_sources import Refusal, preprocessed
+
+from tests.unit.patches.test_guard_forms import FORMS
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+
+def real(text: str, *options: str) -> list[str] | None:
+    """The words that the real preprocessor leaves, None for a text that it refuses; `#include` is written INCLUDED."""
+    kept = text.replace("#include", "INCLUDED")
+    argv = ["g++", "-E", "-P", "-x", "c++", "-std=c++20", *options, "-"]
+    done = subprocess.run(argv, input=kept, capture_output=True, text=True, check=False)
+    return done.stdout.split() if done.returncode == 0 else None
+
+
+def ours(text: str) -> tuple[set[str], set[str]] | None:
+    """The words that certainly count given USE_ROCM, and those that may; None for a text that is refused."""
+    try:
+        reading = preprocessed(text, {"USE_ROCM": "1"})
+    except Refusal:
+        return None
+    return set(reading.certain.split()), set(reading.possible.split())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_the_guard_is_judged_as_the_compiler_would(form: str) -> None:
+    text, state = FORMS[form]
+    given_rocm = real(text, "-DUSE_ROCM")
+
+    works = given_rocm is not None and "<hip/hip_runtime.h>" in given_rocm and "<cuda_runtime.h>" not in given_rocm
+    if form == "for another macro":
+        assert not works
+    assert works == (state in {"present upstream", "applied"})
+
+
+ATOMS = st.sampled_from(
+    [
+        "USE_ROCM",
+        "defined(USE_ROCM)",
+        "defined OTHER",
+        "OTHER",
+        "LATER",
+        "defined(LATER)",
+        "0",
+        "1",
+        "2u",
+        "true",
+        "false",
+    ]
+)
+EXPRESSIONS = st.recursive(
+    ATOMS,
+    lambda inner: st.one_of(
+        inner.map("!{}".format),
+        inner.map("({})".format),
+        st.tuples(inner, st.sampled_from(["&&", "||", "==", "!=", "<", ">=", "+", "*"]), inner).map(" ".join),
+    ),
+    max_leaves=5,
+)
+CONDITIONS = st.one_of(
+    EXPRESSIONS.map("#if {}".format),
+    st.sampled_from(["#ifdef USE_ROCM", "#ifndef USE_ROCM", "#ifdef OTHER", "# ifndef LATER", "#ifdef /* 1 */ LATER"]),
+)
+LINES = st.one_of(
+    CONDITIONS,
+    EXPRESSIONS.map("#elif {}".format),
+    st.sampled_from(["#else", "#endif", "#endif // done", "#define LATER 1", "#define LATER 0", "#undef LATER"]),
+    st.sampled_from(["/* #if 1", "*/", "// #else \\", '"/*"', "word", "#define LATER \\\n 2"]),
+)
+BALANCED = st.recursive(
+    st.lists(LINES.filter(lambda line: not line.lstrip("/* ").startswith(("#if", "# if", "#el", "#end"))), max_size=2),
+    lambda inner: st.tuples(
+        CONDITIONS, inner, st.one_of(EXPRESSIONS.map("#elif {}".format), st.just("#else")), inner
+    ).map(lambda parts: [parts[0], *parts[1], parts[2], *parts[3], "#endif"]),
+    max_leaves=6,
+)
+
+
+@given(st.one_of(BALANCED, st.lists(LINES, max_size=8)))
+@settings(max_examples=150)
+def test_what_counts_for_us_counts_for_the_preprocessor(lines: list[str]) -> None:
+    """OTHER is what a header might define: certain lines are there with and without it, and no others than possible."""
+    text = "".join(f"{line}\nmark{number}\n" for number, line in enumerate(lines))
+    found = ours(text)
+    outcomes = [real(text, "-DUSE_ROCM", *options) for options in ((), ("-DOTHER=1",), ("-DOTHER=0",))]
+
+    if found is None:
+        assert None in outcomes, "refused, and the preprocessor takes it"
+        return
+    certain, possible = found
+    for outcome in outcomes:
+        if outcome is not None:
+            marks = {word for word in outcome if word.startswith("mark")}
+            assert {word for word in certain if word.startswith("mark")} <= marks <= possible
+
+
+def test_the_program_that_images_are_given_is_one_text(tmp_path: Path) -> None:
+    """As `check_image` gives it to an image's Python, which has nothing of ours."""
+    from orchestrator.images import SourceChecker
+
+    argv = [sys.executable, "-I", "-S", "-c", SourceChecker.of_ledger()._program(), "check", "--manifest", "-"]
+
+    done = subprocess.run(argv, input="[]", capture_output=True, text=True, check=True, cwd=tmp_path)
+
+    assert done.stdout.strip() == "[]"

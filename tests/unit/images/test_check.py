@@ -1,0 +1,68 @@
+"""`deploy patches check`: what it looks at, and how it ends."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.images import check_patches
+from orchestrator.core.errors import PatchError, UsageError
+from orchestrator.images import PatchState, SourceChecker, fetch_wheel
+from orchestrator.images.check import aiter_beside, package_in
+
+
+def make(root: Path, *packages: str) -> None:
+    for package in packages:
+        (root / package / "srt").mkdir(parents=True)
+        (root / package / "__init__.py").touch()
+
+
+@pytest.mark.parametrize(
+    ("sglang", "beside", "given"),
+    [
+        ("site-packages/sglang", "site-packages/aiter", "site-packages"),
+        ("site-packages/sglang", "site-packages/aiter", "site-packages/sglang"),
+        ("sgl-workspace/sglang/python/sglang", "sgl-workspace/aiter/aiter", "sgl-workspace"),
+        ("sgl-workspace/sglang/python/sglang", "sgl-workspace/aiter/aiter", "sgl-workspace/sglang"),
+        ("sgl-workspace/sglang/python/sglang", "sgl-workspace/aiter/aiter", "sgl-workspace/sglang/python/sglang"),
+    ],
+)
+def test_aiter_is_found_beside_sglang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sglang: str, beside: str, given: str
+) -> None:
+    make(tmp_path, sglang, beside)
+
+    assert package_in(tmp_path / given) == tmp_path / sglang
+    assert aiter_beside(tmp_path / sglang, tmp_path / given) == tmp_path / beside
+    monkeypatch.chdir(tmp_path / given)
+    assert aiter_beside(package_in(Path()), Path()) == tmp_path / beside
+
+
+def test_where_there_is_none_no_other_is_taken(tmp_path: Path) -> None:
+    make(tmp_path, "sglang")
+
+    assert not aiter_beside(tmp_path / "sglang", tmp_path).exists()
+
+
+@pytest.mark.parametrize("version", ["*", "0.5.*", "newest", "0.5.14 --index-url http://nowhere"])
+def test_a_version_is_a_version(tmp_path: Path, version: str) -> None:
+    (tmp_path / "sglang-0.5.14-py3-none-any.whl").touch()
+
+    with pytest.raises(UsageError, match="is not a version of sglang"):
+        fetch_wheel(version, tmp_path)
+    assert fetch_wheel("v0.5.14", tmp_path).name == "sglang-0.5.14-py3-none-any.whl"
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_a_conflict_is_shown_and_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json: bool
+) -> None:
+    states = tuple(
+        PatchState(id=name, state=state, evidence=("a.py:1: x\n  found there:",))
+        for name, state in (("one", "needed"), ("two", "conflict"))
+    )
+    monkeypatch.setattr(SourceChecker, "check_directory", lambda *_: states)
+
+    with pytest.raises(PatchError, match="`two`"):
+        check_patches(source=Path(), json=json)
+    shown = capsys.readouterr().out
+    assert '"state": "conflict"' in shown if json else "two    conflict  a.py:1: x" in shown

@@ -1,0 +1,31 @@
+"""What a start does follows from what the image's receipt says, not from the plan alone."""
+
+import pytest
+
+from orchestrator.commands.artifacts import render_artifacts
+from orchestrator.commands.planning import load
+from orchestrator.core.paths import Home
+from orchestrator.images import BuiltImage, ImageReceipt
+from orchestrator.images.receipt import PatchRecord
+from orchestrator.runtimes import Place
+from orchestrator.runtimes.docker import kind
+
+EXCLUDE = "mtp-shared-expert-exclude"
+
+
+@pytest.mark.parametrize(
+    ("state", "acts"), [("acts at start", True), ("present upstream", False), ("not applicable", False)]
+)
+def test_a_config_patch_acts_where_the_receipt_says_so_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, state: str, acts: bool
+) -> None:
+    record = PatchRecord(id=EXCLUDE, title="", kind="config", state=state, upstream="", evidence=(), files=())
+    receipt = ImageReceipt(python="3.10", sources=(), patches=(record,))
+    built = BuiltImage(tag="t:1", image_id="sha256:1", receipt=receipt, built=True, builder="classic", seconds=0.0)
+    monkeypatch.setattr(kind, "find_docker", lambda _: None)
+    monkeypatch.setattr(kind, "build_image", lambda *_: built)
+    place = Place(home=Home(tmp_path_factory.mktemp("home")))
+
+    prepared = kind.prepare(render_artifacts(load("mi355x-tp8").plan), place)
+
+    assert (EXCLUDE not in prepared.not_needed) == acts

@@ -1,0 +1,68 @@
+"""The guard of the metadata copy kernel in every form it may have: only one that works on ROCm counts as present."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import apply_patches as applier
+import pytest
+
+from orchestrator.patches import manifest, read_diffs, read_ledger
+
+LEDGER = read_ledger()
+GUARD: dict[str, Any] = next(
+    patch for patch in json.loads(manifest(LEDGER, read_diffs(LEDGER))) if patch["id"] == "rocm-cuda-runtime-guard"
+)
+BARE = "#pragma once\n\n#include <algorithm>  // for std::min\n#include <cuda_runtime.h>\n\nint x;\n"
+CUDA, HIP = "#include <cuda_runtime.h>\n", "#include <hip/hip_runtime.h>\n"
+
+
+def with_include(text: str) -> str:
+    return BARE.replace(CUDA, text)
+
+
+FORMS = {
+    "as it was": (BARE, "needed"),
+    "upstream": (with_include(f"#ifndef USE_ROCM\n{CUDA}#else\n{HIP}#endif\n"), "present upstream"),
+    "ours": (with_include(f"#ifdef USE_ROCM\n{HIP}#else\n{CUDA}#endif\n"), "applied"),
+    "by the value": (with_include(f"#if !USE_ROCM\n{CUDA}#else\n{HIP}#endif\n"), "present upstream"),
+    "with remarks": (
+        with_include(f"#if !defined(USE_ROCM)  // NVIDIA\n  {CUDA}#else /* AMD */\n  {HIP}#endif\n"),
+        "present upstream",
+    ),
+    "reversed": (with_include(f"#ifdef USE_ROCM\n{CUDA}#else\n{HIP}#endif\n"), "conflict"),
+    "never ended": (with_include(f"#ifndef USE_ROCM\n{CUDA}#else\n{HIP}"), "conflict"),
+    "and a second one": (with_include(f"#ifndef USE_ROCM\n{CUDA}#else\n{HIP}#endif\n{CUDA}"), "conflict"),
+    "ours and a second one": (with_include(f"#ifdef USE_ROCM\n{HIP}#else\n{CUDA}#endif\n{CUDA}"), "conflict"),
+    "in a comment": (BARE.replace("int x", f"// #ifndef USE_ROCM\n// {HIP}int x"), "needed"),
+    "in a long comment": (
+        BARE.replace("\nint", f"\n/*\n#ifndef USE_ROCM\n{CUDA}#else\n{HIP}#endif\n*/\nint"),
+        "needed",
+    ),
+    "for another macro": (with_include(f"#ifndef USE_ROCX\n{CUDA}#else\n{HIP}#endif\n"), "conflict"),
+    "after the macro is gone": (
+        with_include(f"#undef USE_ROCM\n#ifndef USE_ROCM\n{CUDA}#else\n{HIP}#endif\n"),
+        "conflict",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_state(tmp_path: Path, form: str) -> None:
+    text, expected = FORMS[form]
+    (tmp_path / "fused_metadata_copy.cuh").write_text(text)
+
+    state, evidence = applier.state_of(GUARD, {"sglang": tmp_path})
+
+    assert state == expected, evidence
+    if state in {"needed", "conflict"}:
+        assert "cuda_runtime" in "".join(evidence) or "#endif" in "".join(evidence)
+
+
+@pytest.mark.parametrize("form", [form for form, (_, state) in FORMS.items() if state == "needed"])
+def test_what_is_needed_applies_and_is_ours_afterwards(tmp_path: Path, form: str) -> None:
+    (tmp_path / "fused_metadata_copy.cuh").write_text(FORMS[form][0])
+
+    applier.apply([GUARD], {"sglang": tmp_path})
+
+    assert applier.state_of(GUARD, {"sglang": tmp_path})[0] == "applied"
