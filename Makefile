@@ -10,16 +10,13 @@ demo: $(VENV)/ready ## a real sglang server on this machine's CPU: up, proven, o
 	$(DEPLOY) ask cpu-tiny "Once upon a time" --tokens 48
 	$(DEPLOY) down cpu-tiny
 
-test: check $(VENV)/eval ## format, lint, types, unit, golden, integration; installs what the tests need where it can
+test: check ## format, lint, types, unit, golden, integration; installs what the tests need where it can
 	.ci/services $(VENV)/bin/python -m pytest tests
 
 check: $(VENV)/ready ## format, lint, types: seconds
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-
-$(VENV)/eval: $(VENV)/ready # what `deploy eval` needs: 40 s and 0.75 GB; without it its tests are skipped
-	-$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[eval]' && touch $@
 
 unit golden integration: $(VENV)/ready ## one kind of tests
 	$(VENV)/bin/python -m pytest tests/$@

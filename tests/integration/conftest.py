@@ -9,7 +9,7 @@ from cpu_server import CpuEngine, CpuServer
 from docker_server import DockerEngine
 from left_running import MARK, end_containers, end_marked
 from loopback_registry import serving
-from standin import base_image
+from standin import base_image, packages_of
 from wheels import wheel
 
 from orchestrator.commands.planning import load
@@ -112,8 +112,7 @@ def docker_image(docker_daemon: Docker) -> str:
 @pytest.fixture
 def docker_engine(cpu_engine: CpuEngine, docker_image: str) -> Iterator[DockerEngine]:
     """Start servers in containers; they are taken down after the test, however it ends."""
-    packages = cpu_engine.python.parent.parent / "lib/python3.11/site-packages"
-    engine = DockerEngine(home=cpu_engine.home, image=docker_image, packages=packages)
+    engine = DockerEngine(home=cpu_engine.home, image=docker_image, packages=packages_of(cpu_engine.python))
     yield engine
     engine.stop_all()
 

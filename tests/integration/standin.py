@@ -15,6 +15,8 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import pytest
+
 ENGINE_PACKAGES = "/opt/engine/site-packages"
 PACKAGE = "/sgl-workspace/sglang/python/sglang"
 AITER = "/sgl-workspace/aiter/aiter"
@@ -76,6 +78,19 @@ def engine_image(packages: Path, *, docker: str = "docker") -> str:
     return _imported("deploy-standin/engine", [environment, *_UNUSED, *system], fill, docker=docker)
 
 
+def packages_of(python: Path) -> Path:
+    """The site-packages of an engine environment, which the stand-in's Python has to be able to import."""
+    folder = python.parent.parent / "lib" / _debian_python() / "site-packages"
+    if not folder.is_dir():
+        pytest.skip(f"the engine's Python is not this machine's own, {_debian_python()}, which the stand-in has")
+    return folder
+
+
+def _debian_python() -> str:
+    """Such as `python3.11`."""
+    return Path("/usr/bin/python3").resolve().name
+
+
 def _is_used(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """What a server imports: neither the second copy of sglang nor headers for building against torch."""
     inside = entry.name.removeprefix(f"{ENGINE_PACKAGES}/".lstrip("/"))
@@ -125,7 +140,7 @@ def _add_paths(tar: tarfile.TarFile) -> None:
     """What stands beside sglang's sources, and where Python finds them."""
     for name, content in _AITER.items():
         _add(tar, f"{AITER}/{name}", content)
-    _add(tar, "/usr/local/lib/python3.11/dist-packages/standin.pth", _PATHS.encode())
+    _add(tar, f"/usr/local/lib/{_debian_python()}/dist-packages/standin.pth", _PATHS.encode())
     for name, content in _repository():
         _add(tar, f"/sgl-workspace/sglang/.git/{name}", content)
 

@@ -16,7 +16,7 @@ from loopback_registry import await_http
 from patience import PATIENCE, wait_for
 from ports import free_port
 from slow_build import with_step
-from standin import COMMIT, ENGINE_PACKAGES, PACKAGE, base_image
+from standin import COMMIT, ENGINE_PACKAGES, PACKAGE, base_image, packages_of
 from wheels import read, wheel
 
 from orchestrator import prove as smoke
@@ -252,7 +252,7 @@ def test_the_image_serves_from_the_patched_sources(
     docker: Docker, image: str, cpu_environment: Environment, tiny_model: Path
 ) -> None:
     """Real sglang on CPU: the engine's packages are mounted, sglang itself is the image's own."""
-    packages = cpu_environment.python.parent.parent / "lib/python3.11/site-packages"
+    packages = packages_of(cpu_environment.python)
     mounts = ["--volume", f"{packages}:{ENGINE_PACKAGES}:ro", "--volume", f"{tiny_model}:/model:ro"]
     variables = ["--env", "SGLANG_USE_CPU_ENGINE=1", "--env", "TORCHDYNAMO_DISABLE=1"]
     server = "python3 -m sglang.launch_server --model-path /model --device cpu --attention-backend torch_native"

@@ -3,10 +3,12 @@
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE, wait_for
 
 from orchestrator.core import shell
 
@@ -16,7 +18,7 @@ here = pathlib.Path(sys.argv[1])
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 try:
     (here / "started").touch()
-    time.sleep(60)
+    time.sleep(600)
 except KeyboardInterrupt:
     time.sleep(0.3)
     (here / "cleaned").touch()
@@ -30,20 +32,24 @@ sys.exit(attend([sys.executable, '-c', *sys.argv[1:]]))
 """
 WITH_WORKER = """
 import subprocess, sys, time
-print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid, flush=True)
-time.sleep(60)
+print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid, flush=True)
+time.sleep(600)
 """
 TIED = """
 import sys
 from orchestrator.core.shell import start
-print(start([sys.executable, '-c', 'import time; time.sleep(60)'], tied=True).pid, flush=True)
+print(start([sys.executable, '-c', 'import time; time.sleep(600)'], tied=True).pid, flush=True)
 sys.stdin.read()
 """
 
 
-def wait_for(path: Path) -> None:
-    while not path.exists():
-        time.sleep(0.02)
+@contextmanager
+def running(argv: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def is_running(pid: int) -> bool:
@@ -54,31 +60,26 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until_gone(pid: int) -> None:
-    while is_running(pid):
-        time.sleep(0.02)
-
-
 def test_an_exit_code_comes_back() -> None:
     argv = [sys.executable, "-c", PARENT, "import sys; sys.exit(7)"]
-    assert subprocess.run(argv, timeout=60, check=False).returncode == 7
+    assert subprocess.run(argv, timeout=PATIENCE, check=False).returncode == 7
 
 
 def test_ctrl_c_waits_for_the_clean_up(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", PARENT, CHILD, str(tmp_path)]
-    with subprocess.Popen(argv, stderr=subprocess.DEVNULL, preexec_fn=_with_ctrl_c) as parent:  # noqa: PLW1509
-        wait_for(tmp_path / "started")
+    with running(argv) as parent:
+        wait_for((tmp_path / "started").exists)
         parent.send_signal(signal.SIGINT)
-        assert parent.wait(timeout=60) != 0
+        assert parent.wait(timeout=PATIENCE) != 0
     assert (tmp_path / "cleaned").exists()
 
 
 def test_a_program_that_ignores_ctrl_c_as_a_script_s_background_job_does_is_ended_all_the_same(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", PARENT, CHILD, str(tmp_path)]
-    with subprocess.Popen(argv, stderr=subprocess.DEVNULL, preexec_fn=_without_ctrl_c) as parent:  # noqa: PLW1509
-        wait_for(tmp_path / "started")
+    argv = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", sys.executable, "-c", PARENT, CHILD, str(tmp_path)]
+    with running(argv) as parent:
+        wait_for((tmp_path / "started").exists)
         parent.send_signal(signal.SIGTERM)
-        assert parent.wait(timeout=30) != 0
+        assert parent.wait(timeout=PATIENCE) != 0
     assert (tmp_path / "cleaned").exists()
 
 
@@ -91,7 +92,7 @@ def test_what_ends_the_following_of_a_program_ends_its_workers_too() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         shell.follow([sys.executable, "-c", WITH_WORKER], give_up)
-    wait_until_gone(seen[0])
+    wait_for(lambda: not is_running(seen[0]))
 
 
 def test_a_tied_program_ends_with_the_one_that_started_it() -> None:
@@ -100,7 +101,7 @@ def test_a_tied_program_ends_with_the_one_that_started_it() -> None:
         pid = int(parent.stdout.readline())
         assert is_running(pid)
         parent.kill()
-    wait_until_gone(pid)
+    wait_for(lambda: not is_running(pid))
 
 
 def test_an_environment_has_variables_added_and_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,11 +118,3 @@ def test_a_program_reads_what_it_is_given_and_a_progress_bar_s_states_are_lines(
     shown = "import sys; sys.stdout.write('10%\\r20%\\r' + sys.stdin.read())"
     assert shell.follow([sys.executable, "-c", shown], seen.append, stdin=b"done\n") == 0
     assert seen == ["10%", "20%", "done"]
-
-
-def _with_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _without_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

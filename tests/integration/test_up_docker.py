@@ -19,7 +19,7 @@ from command_line import CommandLine
 from loopback_ssh import needs_sshd, ssh_server, tunnels
 from patience import PATIENCE
 from ports import free_port
-from standin import AITER, PACKAGE, engine_image
+from standin import AITER, PACKAGE, engine_image, packages_of
 
 from orchestrator.core.paths import Home
 from orchestrator.images import Docker
@@ -32,8 +32,7 @@ NAME = f"boxed-{os.getpid()}"  # every run of the tests sees the containers of t
 
 @pytest.fixture(scope="module")
 def base(docker_daemon: Docker, cpu_environment: Environment) -> str:
-    packages = cpu_environment.python.parent.parent / "lib/python3.11/site-packages"
-    return engine_image(packages, docker=docker_daemon.program)
+    return engine_image(packages_of(cpu_environment.python), docker=docker_daemon.program)
 
 
 @pytest.fixture
