@@ -17,7 +17,7 @@ from orchestrator.engine.answers import (
 from orchestrator.engine.endpoints import FLUSH_CACHE, METRICS, MODELS, SERVER_INFO
 from orchestrator.engine.metrics import read_metrics
 from orchestrator.engine.requests import Api
-from orchestrator.results.result import EndpointFacts
+from orchestrator.results import EndpointFacts
 
 
 @dataclass(frozen=True, kw_only=True)
