@@ -1,1 +1,24 @@
-"""Measure a served model with the field's own definitions, on any endpoint that speaks the API."""
+"""Measure a served model with the field's own definitions, on any endpoint that speaks the API.
+
+::
+
+    workload ──prompts──▶ requests ──drive──▶ samples ──aggregate──▶ point ──▶ result.json
+              run_point: caches, counters and energy around each load       benchmark: every point, the knee, the marks
+"""
+
+from orchestrator.bench.benchmark import BenchRequest, UnwrittenError, measure
+from orchestrator.bench.connection import Address
+from orchestrator.bench.energy import EnergyReader, read_energy
+from orchestrator.bench.workload import Workload, load_workload, workload_name
+
+__all__ = [
+    "Address",
+    "BenchRequest",
+    "EnergyReader",
+    "UnwrittenError",
+    "Workload",
+    "load_workload",
+    "measure",
+    "read_energy",
+    "workload_name",
+]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from orchestrator.engine import Metric
-from orchestrator.results.result import ServerCounts
+from orchestrator.results import ServerCounts
 
 
 def server_counts(

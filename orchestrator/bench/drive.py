@@ -14,7 +14,7 @@ from typing import Final
 from orchestrator.bench.answer import Answer
 from orchestrator.bench.connection import Connections
 from orchestrator.core.secret import redact
-from orchestrator.results.result import Ending
+from orchestrator.results import BenchEnding
 
 Request = tuple[bytes, ...]
 
@@ -50,7 +50,7 @@ class Drive:
     """What came of one point's requests: those that ended, in order."""
 
     samples: tuple[Sample, ...]
-    ending: Ending
+    ending: BenchEnding
 
 
 class _EndpointGone(Exception):  # noqa: N818 - an end, not an error
@@ -153,16 +153,16 @@ async def drive_closed(
 
 
 async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[None]]) -> Drive:
-    ending = Ending.COMPLETE
+    ending = BenchEnding.COMPLETE
     with _undisturbed():
         try:
             async with asyncio.TaskGroup() as group:
                 await load(group)
         except* _EndpointGone:
-            ending = Ending.ENDPOINT_DIED
+            ending = BenchEnding.ENDPOINT_DIED
         except* asyncio.CancelledError:
-            ending = Ending.INTERRUPTED
-    if ending is Ending.INTERRUPTED and (task := asyncio.current_task()) is not None:
+            ending = BenchEnding.INTERRUPTED
+    if ending is BenchEnding.INTERRUPTED and (task := asyncio.current_task()) is not None:
         task.uncancel()  # Ctrl-C ends the load and not the program: what is finished is still to be reported
     return Drive(samples=sender.samples(), ending=ending)
 

@@ -17,7 +17,7 @@ from orchestrator.engine import (
     read_object,
     read_server_info,
 )
-from orchestrator.results.result import EndpointFacts
+from orchestrator.results import EndpointFacts
 
 
 @dataclass(frozen=True, kw_only=True)

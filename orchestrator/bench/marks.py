@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from orchestrator.bench.workload import Workload
-from orchestrator.results.result import Ending, Mark, MarkKind, Point, Provenance
+from orchestrator.results import BenchEnding, Mark, MarkKind, Point, ServerProvenance, figures
 
 HIT_SHARE_TOLERANCE: Final = 0.02  # hits round down to the page: 64 of 12,000 tokens are half a per cent
 LAG_LIMIT_S: Final = 0.05  # p99; a client on a free core keeps within 5 ms
@@ -12,13 +12,18 @@ _SIMULATED: Final = "SGLANG_SIMULATE_ACC"
 
 
 def marks(
-    points: Sequence[Point], workload: Workload, provenance: Provenance, *, ending: Ending, overridden: Sequence[str]
+    points: Sequence[Point],
+    workload: Workload,
+    provenance: ServerProvenance,
+    *,
+    ending: BenchEnding,
+    overridden: Sequence[str],
 ) -> tuple[Mark, ...]:
     """Every mark of a result, those of the whole first; `overridden` names what the command line changed."""
     return (*_of_the_server(provenance), *_of_the_run(ending, overridden), *_of_points(points, workload))
 
 
-def _of_the_server(provenance: Provenance) -> Iterator[Mark]:
+def _of_the_server(provenance: ServerProvenance) -> Iterator[Mark]:
     variables = (provenance.plan or {}).get("env", ())
     for variable in variables if isinstance(variables, list | tuple) else ():
         if str(variable["name"]).startswith(_SIMULATED):
@@ -30,8 +35,8 @@ def _of_the_server(provenance: Provenance) -> Iterator[Mark]:
         yield Mark(kind=MarkKind.KERNEL_MISS, detail=detail)
 
 
-def _of_the_run(ending: Ending, overridden: Sequence[str]) -> Iterator[Mark]:
-    if ending is not Ending.COMPLETE:
+def _of_the_run(ending: BenchEnding, overridden: Sequence[str]) -> Iterator[Mark]:
+    if ending is not BenchEnding.COMPLETE:
         yield Mark(kind=MarkKind.INCOMPLETE, detail=f"{ending.value} before every point was measured")
     if overridden:
         named = ", ".join(f"`{name}`" for name in overridden)
@@ -44,7 +49,7 @@ def _of_points(points: Sequence[Point], workload: Workload) -> Iterator[Mark]:
 
 
 def _of_point(point: Point, workload: Workload) -> Iterator[Mark]:
-    if point.ending is not Ending.COMPLETE:
+    if point.ending is not BenchEnding.COMPLETE:
         detail = f"{point.ending.value} after {point.requests} requests"
         yield Mark(kind=MarkKind.INCOMPLETE, detail=detail, point=point.label)
     if point.succeeded < point.requests:
@@ -70,7 +75,7 @@ def _lengths(point: Point, workload: Workload) -> str:
 def _hit_share(point: Point) -> Iterator[Mark]:
     if point.cache is None or not point.succeeded:
         return
-    measured = point.cache.usage_share if point.cache.usage_share is not None else point.cache.metrics_share
+    measured = figures.cached_share(point)
     if measured is None:
         if point.cache.wanted_share:
             detail = "the server reports no cached tokens; start it with --enable-cache-report"

@@ -27,7 +27,7 @@ class Climb(_Part):
     up_to_rps: Rate
 
 
-class Limits(_Part):
+class SustainedLimits(_Part):
     """What a sustained rate must meet."""
 
     ttft_p95_s: Annotated[float, Field(gt=0)]
@@ -54,7 +54,7 @@ class Workload(_Part):
     duration_s: Annotated[float, Field(gt=0)] | None = None  # of the arrivals at each rate, instead of `requests`
     seed: int
     timeout_s: Annotated[float, Field(gt=0)]
-    limits: Limits
+    limits: SustainedLimits
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> "Workload":

@@ -1,13 +1,17 @@
 """`deploy bench`: measure a served model."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.cli.options import HostOption, Json
 from orchestrator.core.console import Progress, note, out
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
+
+if TYPE_CHECKING:
+    from orchestrator.commands.bench import BenchOptions, MeasuredTarget
+    from orchestrator.results import BenchResult
 
 
 def register(app: typer.Typer) -> None:
@@ -40,36 +44,45 @@ def bench(
     import sys
     from contextlib import ExitStack
 
-    from orchestrator.bench.measurement import UnwrittenError
-    from orchestrator.bench.show import result_text
-    from orchestrator.commands.bench import Changes, Sitting, is_url, server_target, url_target
-    from orchestrator.commands.bench import bench as run_bench
+    from orchestrator.commands.bench import BenchOptions, WorkloadChanges, is_url, server_target, url_target
     from orchestrator.commands.servers import fleet
     from orchestrator.core.paths import Home
-    from orchestrator.results.result import Ending, to_json
 
     _check(api, arrivals)
-    changes = Changes(rates_rps=_rates(rates), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed)
+    options = BenchOptions(
+        workload=workload,
+        changes=WorkloadChanges(
+            rates_rps=_rates(rates), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed
+        ),
+        api=api,
+        usd_per_gpu_hour=price,
+        directory=output,
+        resume=resume,
+        command=shlex.join(["deploy", *sys.argv[1:]]),
+    )
+    with ExitStack() as stack:
+        if is_url(target):
+            found = url_target(target, gpus=gpus, api_key_env=api_key_env)
+        else:
+            found = server_target(stack.enter_context(fleet(Home.from_environment(), host)), target)
+        result, directory = _measure(found, options)
+    _show(result, json=json)
+    note(f"the result is in `{directory}`")
+    _tell_ending(
+        result, url=found.url, again=f"deploy bench {target} --workload {workload} --output {directory} --resume"
+    )
+
+
+def _measure(target: "MeasuredTarget", options: "BenchOptions") -> "tuple[BenchResult, Path]":
+    """Measure under a progress line; a result that cannot be written goes to standard output."""
+    from orchestrator.bench import UnwrittenError
+    from orchestrator.commands.bench import bench as run_bench
+
     progress = Progress()
     try:
-        with ExitStack() as stack:
-            if is_url(target):
-                found = url_target(target, gpus=gpus, api_key_env=api_key_env)
-            else:
-                found = server_target(stack.enter_context(fleet(Home.from_environment(), host)), target)
-            sitting = Sitting(
-                target=found,
-                workload=workload,
-                changes=changes,
-                api=api,
-                usd_per_gpu_hour=price,
-                directory=output,
-                resume=resume,
-                command=shlex.join(["deploy", *sys.argv[1:]]),
-            )
-            result, directory = run_bench(sitting, lambda text, far: progress.update(text, transient=far))
+        return run_bench(target, options, lambda text, far: progress.update(text, transient=far))
     except UnwrittenError as error:
-        out(to_json(error.result))
+        _show(error.result, json=True)
         raise BenchError(
             f"the result cannot be written: {error.cause.strerror}",
             where=str(error.cause.filename or ""),
@@ -77,17 +90,23 @@ def bench(
         ) from error
     finally:
         progress.done()
-    if json:
-        out(to_json(result))
-    else:
-        out(result_text(result))
-    note(f"the result is in `{directory}`")
-    again = f"deploy bench {target} --workload {workload} --output {directory} --resume"
-    if result.ending is Ending.INTERRUPTED:
+
+
+def _show(result: "BenchResult", *, json: bool) -> None:
+    from orchestrator.results import result_text
+
+    out(result.to_json() if json else result_text(result))
+
+
+def _tell_ending(result: "BenchResult", *, url: str, again: str) -> None:
+    """Raise Interrupted or BenchError where not every point was measured; `again` is the command that goes on."""
+    from orchestrator.results import BenchEnding
+
+    if result.ending is BenchEnding.INTERRUPTED:
         raise Interrupted("interrupted; what was finished is kept", hint=f"go on with `{again}`")
-    if result.ending is Ending.ENDPOINT_DIED:
+    if result.ending is BenchEnding.ENDPOINT_DIED:
         failure = result.points[-1].failures[0]
-        raise BenchError(f"the endpoint died: {failure.example}", where=found.url, hint=f"when it is back: `{again}`")
+        raise BenchError(f"the endpoint died: {failure.example}", where=url, hint=f"when it is back: `{again}`")
 
 
 def _check(api: str, arrivals: str | None) -> None:

@@ -9,7 +9,7 @@ from orchestrator.cli.options import HostOption, Json
 from orchestrator.core.console import note, out, out_json, say
 
 if TYPE_CHECKING:
-    from orchestrator.results.scores import Judgement, Outcome
+    from orchestrator.results import Judgement, Outcome
 
 
 def register(app: typer.Typer) -> None:

@@ -9,7 +9,7 @@ from orchestrator.cli.options import Json
 from orchestrator.core.console import note, out, warn
 
 if TYPE_CHECKING:
-    from orchestrator.report.document import Report
+    from orchestrator.report import Report
 
 PublishedOption: TypeAlias = Annotated[
     str, typer.Option("--published", metavar="NAME", help="a name below profiles/published, or a file")
@@ -35,11 +35,10 @@ def compare(
 ) -> None:
     """Set measurements side by side, and beside the published one."""
     from orchestrator.commands.report import find_results, make_report
-    from orchestrator.report.render import to_json
-    from orchestrator.report.show import comparison_text
+    from orchestrator.report import comparison_text, render_json
 
     made = make_report(find_results(results), published=published, prices=price or ())
-    out(to_json(made) if json else comparison_text(made))
+    out(render_json(made) if json else comparison_text(made))
     _warn_loudly(made)
 
 
@@ -57,7 +56,7 @@ def report(
     """Write report.html, report.md and report.json: one self-contained page, and the same as text and data."""
     from orchestrator.commands.report import find_evals, find_results, make_report, write_report
     from orchestrator.core.errors import BenchError
-    from orchestrator.report.render import to_json
+    from orchestrator.report import render_json
 
     evals = find_evals(directory, baseline or ())
     made = make_report(find_results([directory]), published=published, prices=price or (), evals=evals)
@@ -66,7 +65,7 @@ def report(
     except OSError as error:
         raise BenchError(f"the report cannot be written: {error.strerror}", where=str(error.filename)) from error
     if json:
-        out(to_json(made))
+        out(render_json(made))
     _warn_loudly(made)
     note(f"the report is `{written[0]}`, with `.md` and `.json` beside it")
 

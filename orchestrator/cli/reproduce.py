@@ -12,7 +12,7 @@ from orchestrator.core.console import note, out, out_json, table
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orchestrator.commands.reproduce import Itinerary
+    from orchestrator.commands.reproduce import ReproducePlan
 
 
 def register(app: typer.Typer) -> None:
@@ -40,52 +40,54 @@ def reproduce(
     import datetime as dt
 
     from orchestrator.commands.report import price_book
-    from orchestrator.commands.reproduce import STATE_FILE, Hands, State, may_be_there, plan_steps
+    from orchestrator.commands.reproduce import STATE_FILE, FinishedSteps, StepRunner, may_be_there, plan_steps
     from orchestrator.commands.reproduce import reproduce as run_steps
     from orchestrator.commands.servers import fleet
     from orchestrator.core import shell
     from orchestrator.core.paths import Home
-    from orchestrator.report.published import load_published
+    from orchestrator.report import load_published
 
-    def there(server: str) -> bool:
+    def is_there(server: str) -> bool:
         with fleet(Home.from_environment()) as servers:
             return may_be_there(servers, server)
 
     published = load_published(name)
     directory = output or Path("results") / published.name
-    itinerary = plan_steps(published, directory, named=name, download_mb_s=download)
-    state = State(directory / STATE_FILE, itinerary.steps)
+    planned = plan_steps(published, directory, named=name, download_mb_s=download)
+    state = FinishedSteps(directory / STATE_FILE, planned.steps)
     if dry_run:
         hourly, source = price_book(price or ()).of(published.rates_system.partition("×")[2])
-        _show(itinerary, state.done, hourly=hourly * published.gpus if hourly else None, source=source, json=json)
+        _show(planned, state.done, hourly=hourly * published.gpus if hourly else None, source=source, json=json)
         return
-    for sentence in itinerary.left_out:
+    for sentence in planned.left_out:
         note(sentence)
-    hands = Hands(
+    runner = StepRunner(
         run=lambda argv: shell.attend(shell.own("orchestrator", *argv)),
-        there=there,
+        may_be_there=is_there,
         now=lambda: dt.datetime.now(dt.UTC),
     )
-    run_steps(itinerary.steps, state, hands, keep=keep)
+    run_steps(planned.steps, state, runner, keep=keep)
     note(f"done: the report is `{directory / 'report.html'}`")
 
 
-def _show(itinerary: "Itinerary", done: "Mapping[str, str]", *, hourly: float | None, source: str, json: bool) -> None:
+def _show(
+    planned: "ReproducePlan", done: "Mapping[str, str]", *, hourly: float | None, source: str, json: bool
+) -> None:
     """What remains, with its sums; `hourly` is USD for the whole node."""
     from orchestrator.commands.reproduce import command, still_to_do
 
-    steps = still_to_do(itinerary.steps, done)
+    steps = still_to_do(planned.steps, done)
     seconds = sum(step.about for step in steps)
     cost = seconds / 3600 * hourly if hourly is not None else None
     if json:
         listed = [{"id": step.id, "argv": ["deploy", *command(step)], "about_s": round(step.about)} for step in steps]
         total = {"about_s": round(seconds), "usd_per_node_hour": hourly, "usd": cost, "price_source": source or None}
         known = {key: value for key, value in total.items() if value is not None}
-        out_json({"steps": listed, "left_out": itinerary.left_out, "total": known})
+        out_json({"steps": listed, "left_out": planned.left_out, "total": known})
         return
     rows = [(f"deploy {' '.join(command(step))}", _minutes(step.about), _usd(step.about, hourly)) for step in steps]
     out(table(("command", "about", "about USD"), [*rows, ("total", _minutes(seconds), _usd(seconds, hourly))]))
-    for sentence in itinerary.left_out:
+    for sentence in planned.left_out:
         note(sentence)
     if hourly is None:
         note("no price is known: give one with `--price`")

@@ -2,27 +2,35 @@
 
 import datetime as dt
 import ipaddress
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from orchestrator.bench.connection import Address
-from orchestrator.bench.measurement import Order, measure
-from orchestrator.bench.power import Reader, read_energy
-from orchestrator.bench.workload import Workload, load_workload, workload_name
+from orchestrator.bench import (
+    Address,
+    BenchRequest,
+    EnergyReader,
+    Workload,
+    load_workload,
+    measure,
+    read_energy,
+    workload_name,
+)
 from orchestrator.commands.runs import RunDir, load_result, read_plan
 from orchestrator.commands.servers import Fleet, api_key
 from orchestrator.core.errors import UsageError
 from orchestrator.core.secret import Secret
 from orchestrator.core.validation import faults_in
 from orchestrator.kernels import applies_to, gate_report
-from orchestrator.results.result import RESULT_FILE, Price, Provenance, Result
+from orchestrator.plan import Plan
+from orchestrator.results import RESULT_FILE, BenchResult, Price, ServerProvenance
 
 
 @dataclass(frozen=True, kw_only=True)
-class Changes:
+class WorkloadChanges:
     """What the command line changes in a workload; None leaves it as the file says."""
 
     rates_rps: tuple[float, ...] | None
@@ -33,22 +41,21 @@ class Changes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class MeasuredTarget:
     """An endpoint: its URL, its key, and what is known of what stands behind it."""
 
     url: str
     key: Secret | None
-    provenance: Provenance
+    provenance: ServerProvenance
     kernel_gate: Callable[[], dict[str, object] | None]  # what the server's log says by now of its tuned kernels
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sitting:
-    """One call of `deploy bench`."""
+class BenchOptions:
+    """What the command line says of a measurement, but for what is measured."""
 
-    target: Target
     workload: str
-    changes: Changes
+    changes: WorkloadChanges
     api: str
     usd_per_gpu_hour: float | None
     directory: Path | None
@@ -61,84 +68,84 @@ def is_url(target: str) -> bool:
     return "://" in target
 
 
-def url_target(url: str, *, gpus: int | None, api_key_env: str | None) -> Target:
+def url_target(url: str, *, gpus: int | None, api_key_env: str | None) -> MeasuredTarget:
     """Any endpoint that speaks the API. Raises UsageError for what is not its URL, or holds a password."""
-    provenance = Provenance(gpus=gpus)
-    return Target(
+    provenance = ServerProvenance(gpus=gpus)
+    return MeasuredTarget(
         url=Address.from_url(url).url, key=api_key(api_key_env), provenance=provenance, kernel_gate=lambda: None
     )
 
 
-def server_target(servers: Fleet, name: str) -> Target:
+def server_target(servers: Fleet, name: str) -> MeasuredTarget:
     """A server that `deploy up` started, with its plan, gate and host from its run directory."""
     handle = servers.one(name)
     run = RunDir(Path(handle.run_dir))
-    plan = run.read("plan.json")
-    server, hardware, layout = (_part(plan, key) for key in ("server", "hardware", "layout"))
-    key_env = server.get("api_key_env")
-    provenance = Provenance(
+    plan = read_plan(run)
+    image = run.read("image.json").get("id")
+    provenance = ServerProvenance(
         name=handle.name,
         profile=handle.profile,
-        plan=plan or None,
+        plan=json.loads(plan.to_json()) if plan else None,
         plan_digest=handle.plan_digest,
-        image_digest=_text(run.read("image.json").get("id")),
+        image_digest=image if isinstance(image, str) else None,
         patch_receipt=run.read("patches.json") or None,
         host=run.read("host.json") or None,
-        gpu=_text(hardware.get("name")),
-        gpus=_gpus(hardware, layout),
+        gpu=plan.hardware.name if plan else None,
+        gpus=_gpus(plan) if plan else None,
     )
-    known = read_plan(run)
 
     def look() -> dict[str, object] | None:
-        if known is None or not applies_to(known):
+        if plan is None or not applies_to(plan):
             return None
         return gate_report(servers.runtime(handle).logs(handle, follow=False)).to_dict()
 
-    return Target(url=handle.url, key=api_key(_text(key_env)), provenance=provenance, kernel_gate=look)
+    key = api_key(plan.server.api_key_env if plan else None)
+    return MeasuredTarget(url=handle.url, key=key, provenance=provenance, kernel_gate=look)
 
 
-def bench(sitting: Sitting, say: Callable[[str, str], None]) -> tuple[Result, Path]:
-    """Measure, and return the result with the directory it was written to. See `measurement.measure` for errors."""
-    workload, overridden = change(load_workload(sitting.workload), sitting.changes)
-    directory = sitting.directory or _default_directory(sitting.workload)
-    order = Order(
-        url=sitting.target.url,
-        api=sitting.api,
-        key=sitting.target.key,
-        workload_name=workload_name(sitting.workload),
+def _gpus(plan: Plan) -> int:
+    """GPUs the server occupies; none on a CPU."""
+    return 0 if plan.hardware.vendor == "cpu" else plan.layout.gpus
+
+
+def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str], None]) -> tuple[BenchResult, Path]:
+    """Measure, and return the result with the directory it was written to. See `bench.benchmark.measure` for errors."""
+    workload, overridden = change(load_workload(options.workload), options.changes)
+    directory = options.directory or _default_directory(options.workload)
+    request = BenchRequest(
+        url=target.url,
+        api=options.api,
+        key=target.key,
+        workload_name=workload_name(options.workload),
         workload=workload,
         overridden=overridden,
-        command=sitting.command,
-        provenance=sitting.target.provenance,
-        kernel_gate=sitting.target.kernel_gate,
-        price=_price(sitting.usd_per_gpu_hour),
-        read_energy=_energy_reader(sitting.target),
+        command=options.command,
+        provenance=target.provenance,
+        kernel_gate=target.kernel_gate,
+        price=_price(options.usd_per_gpu_hour),
+        read_energy=_energy_reader(target),
         directory=directory,
-        earlier=_earlier(directory, resume=sitting.resume),
+        earlier=_earlier(directory, resume=options.resume),
     )
-    return measure(order, say), directory
+    return measure(request, say), directory
 
 
-def change(workload: Workload, changes: Changes) -> tuple[Workload, tuple[str, ...]]:
+def change(workload: Workload, changes: WorkloadChanges) -> tuple[Workload, tuple[str, ...]]:
     """The workload as it will be run, and the options that make it another one than the file's.
 
     Which rates are measured, the arrivals and the seed do not: none of them is published. Raises UsageError for what
     does not fit.
     """
-    update: dict[str, object] = {}
-    if changes.rates_rps is not None:
-        update |= {"rates_rps": tuple(sorted(set(changes.rates_rps))), "climb": None}
-    if changes.requests is not None and changes.duration_s is not None:
-        raise UsageError("`--requests` and `--duration` both say how many requests to send: give one")
-    if workload.load == "closed" and (changes.rates_rps or changes.duration_s or changes.arrivals):
-        raise UsageError("a closed load has no rates, duration or arrivals", hint="only --requests applies to it")
+    _check_changes(workload, changes)
     plain = {
         "requests": changes.requests,
         "arrivals": changes.arrivals,
         "duration_s": changes.duration_s,
         "seed": changes.seed,
     }
-    update |= {key: value for key, value in plain.items() if value is not None}
+    update: dict[str, object] = {key: value for key, value in plain.items() if value is not None}
+    if changes.rates_rps is not None:
+        update |= {"rates_rps": tuple(sorted(set(changes.rates_rps))), "climb": None}
     changed = {key: value for key, value in update.items() if getattr(workload, key) != value}
     try:
         changed_workload = Workload.model_validate({**workload.model_dump(), **changed})
@@ -147,7 +154,14 @@ def change(workload: Workload, changes: Changes) -> tuple[Workload, tuple[str, .
     return changed_workload, tuple(sorted(changed.keys() & {"requests", "duration_s"}))
 
 
-def _earlier(directory: Path, *, resume: bool) -> Result | None:
+def _check_changes(workload: Workload, changes: WorkloadChanges) -> None:
+    if changes.requests is not None and changes.duration_s is not None:
+        raise UsageError("`--requests` and `--duration` both say how many requests to send: give one")
+    if workload.load == "closed" and (changes.rates_rps or changes.duration_s or changes.arrivals):
+        raise UsageError("a closed load has no rates, duration or arrivals", hint="only --requests applies to it")
+
+
+def _earlier(directory: Path, *, resume: bool) -> BenchResult | None:
     there = load_result(directory) if (directory / RESULT_FILE).exists() else None
     if there is not None and there.points and not resume:
         raise UsageError("there is a result already", where=str(directory), hint="continue it with --resume")
@@ -165,7 +179,7 @@ def _price(usd_per_gpu_hour: float | None) -> Price | None:
     return Price(usd_per_gpu_hour=usd_per_gpu_hour, source="given") if usd_per_gpu_hour is not None else None
 
 
-def _energy_reader(target: Target) -> Reader | None:
+def _energy_reader(target: MeasuredTarget) -> EnergyReader | None:
     """The counters of this machine, where the endpoint is on it and is not known to do without GPUs."""
     host = Address.from_url(target.url).host
     try:
@@ -173,22 +187,3 @@ def _energy_reader(target: Target) -> Reader | None:
     except ValueError:
         here = False
     return read_energy if here and target.provenance.gpus != 0 else None
-
-
-def _part(plan: dict[str, object], key: str) -> dict[str, object]:
-    part = plan.get(key)
-    return part if isinstance(part, dict) else {}
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _gpus(hardware: dict[str, object], layout: dict[str, object]) -> int | None:
-    """GPUs the layout occupies (see `plan.Layout.gpus`); 0 on a CPU, None where there is no plan."""
-    tp, dp = layout.get("tp"), layout.get("dp")
-    if not isinstance(tp, int) or not isinstance(dp, int):
-        return None
-    if hardware.get("vendor") == "cpu":
-        return 0
-    return tp if layout.get("dp_attention") else tp * dp

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.commands.bench import Target
+from orchestrator.commands.bench import MeasuredTarget
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError
 from orchestrator.core.files import write_whole
@@ -11,12 +11,12 @@ from orchestrator.core.paths import Home, data_root
 from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
 from orchestrator.evals import REQUIREMENTS, EvalRequest, evaluate, find_suite
-from orchestrator.report.published import Published, PublishedEval, load_all, of_kind
-from orchestrator.results.scores import (
+from orchestrator.report import Published, PublishedEval, load_all_published, of_kind
+from orchestrator.results import (
     Judgement,
     Outcome,
-    judge,
     judge_independent,
+    judge_outcomes,
     load_outcome,
     outcome_file,
     outcome_to_json,
@@ -24,7 +24,7 @@ from orchestrator.results.scores import (
 from orchestrator.runtimes.process.environment import ensure
 
 
-def served_model(target: Target) -> str:
+def served_model(target: MeasuredTarget) -> str:
     """The name of the model an endpoint serves. Raises BenchError where it does not answer."""
     try:
         with EngineClient(target.url, key=target.key) as server:
@@ -36,7 +36,7 @@ def served_model(target: Target) -> str:
 
 
 def run_eval(
-    target: Target,
+    target: MeasuredTarget,
     *,
     suite: str,
     limit: int | None,
@@ -79,12 +79,12 @@ def against_file(outcome: Outcome, baseline: Path) -> Judgement:
             f"this is `{outcome.suite}` scored by `{outcome.metric}`",
             where=str(baseline),
         )
-    return judge(before, outcome)
+    return judge_outcomes(before, outcome)
 
 
 def against_published(outcome: Outcome) -> tuple[tuple[str, Judgement], ...]:
     """What the outcome says beside each published score of its suite, with that score's label."""
-    lines = [line for table in of_kind(load_all(), Published) for line in table.evals]
+    lines = [line for table in of_kind(load_all_published(), Published) for line in table.evals]
     return tuple(
         (
             f"{score.label} {score.score} published",

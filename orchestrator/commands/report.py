@@ -6,12 +6,20 @@ from pathlib import Path
 from orchestrator.commands.runs import load_result
 from orchestrator.core.errors import UsageError
 from orchestrator.core.files import write_whole
-from orchestrator.report.document import Report, build
-from orchestrator.report.prices import PriceBook, parse_prices
-from orchestrator.report.published import Prices, load_all, load_published, of_kind
-from orchestrator.report.render import to_html, to_json, to_markdown
-from orchestrator.results.result import RESULT_FILE
-from orchestrator.results.scores import Outcome, load_outcome
+from orchestrator.report import (
+    PriceBook,
+    Prices,
+    Report,
+    build_report,
+    load_all_published,
+    load_published,
+    of_kind,
+    parse_prices,
+    render_html,
+    render_json,
+    render_markdown,
+)
+from orchestrator.results import RESULT_FILE, Outcome, load_outcome
 
 
 def find_results(paths: Sequence[Path]) -> tuple[Path, ...]:
@@ -44,10 +52,10 @@ def make_report(
 ) -> Report:
     """Read the results and set them beside the published figures of that name."""
     measured = tuple(load_result(path) for path in results)
-    return build(
+    return build_report(
         measured,
         published=load_published(published),
-        everything=load_all(),
+        everything=load_all_published(),
         prices=price_book(prices),
         evals=evals,
     )
@@ -55,10 +63,14 @@ def make_report(
 
 def price_book(prices: Sequence[str]) -> PriceBook:
     """The prices given on the command line, over those that were published."""
-    return PriceBook(given=parse_prices(prices), published=of_kind(load_all(), Prices))
+    return PriceBook(given=parse_prices(prices), published=of_kind(load_all_published(), Prices))
 
 
 def write_report(report: Report, directory: Path) -> tuple[Path, ...]:
     """Write report.html, report.md and report.json, each whole or not at all; the HTML's path comes first."""
-    texts = {"report.html": to_html(report), "report.md": to_markdown(report), "report.json": to_json(report)}
+    texts = {
+        "report.html": render_html(report),
+        "report.md": render_markdown(report),
+        "report.json": render_json(report),
+    }
     return tuple(write_whole(directory / name, text) for name, text in texts.items())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.bench.workload import Workload, load_workload, workload_name
+from orchestrator.bench import Workload, load_workload, workload_name
 from orchestrator.commands.planning import load
 from orchestrator.commands.runs import latest_run, read_plan
 from orchestrator.commands.servers import Fleet
@@ -21,8 +21,8 @@ from orchestrator.core.errors import DeployError, Interrupted, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.kernels import applies_to
 from orchestrator.plan import Plan
-from orchestrator.report.published import Published, ReproduceRun
-from orchestrator.results.result import RESULT_FILE
+from orchestrator.report import Published, ReproduceRun
+from orchestrator.results import RESULT_FILE
 from orchestrator.runtimes import runtime_kind
 
 STATE_FILE: Final = "reproduce.json"
@@ -60,14 +60,14 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Itinerary:
+class ReproducePlan:
     """Every step in order, and a sentence for each that a plan has no use for."""
 
     steps: tuple[Step, ...]
     left_out: tuple[str, ...]
 
 
-def plan_steps(published: Published, directory: Path, *, named: str, download_mb_s: float) -> Itinerary:
+def plan_steps(published: Published, directory: Path, *, named: str, download_mb_s: float) -> ReproducePlan:
     """First what may fail before anything is measured, then one server after the other.
 
     `named` is what the user called the published figures: a name, or a file.
@@ -80,7 +80,7 @@ def plan_steps(published: Published, directory: Path, *, named: str, download_mb
     left_out = (
         f"no step `{stage}` for `{plan.profile}`: {why}" for stage, _, plan in early if (why := _needless(stage, plan))
     )
-    return Itinerary(steps=tuple(steps), left_out=tuple(left_out))
+    return ReproducePlan(steps=tuple(steps), left_out=tuple(left_out))
 
 
 def _needless(stage: str, plan: Plan) -> str | None:
@@ -147,7 +147,7 @@ def bench_seconds(workload: Workload, *, tok_s: float) -> float:
     return sum(workload.requests_at(rate) / rate + _DRAIN for rate in rates)
 
 
-class State:
+class FinishedSteps:
     """Which steps are done, in a file that is replaced whole."""
 
     def __init__(self, file: Path, steps: Sequence[Step]) -> None:
@@ -185,16 +185,16 @@ def still_to_do(steps: Sequence[Step], done: Mapping[str, str]) -> tuple[Step, .
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hands:
+class StepRunner:
     """What the steps are done with: `run` runs one command of this tool and returns its exit code."""
 
     run: Callable[[tuple[str, ...]], int]
-    there: Callable[[str], bool]  # see `may_be_there`
+    may_be_there: Callable[[str], bool]
     now: Callable[[], dt.datetime]
 
     def take_down(self, server: str) -> int:
         """Take a server down that may be gone already; the exit code."""
-        return self.run(("down", server)) if self.there(server) else 0
+        return self.run(("down", server)) if self.may_be_there(server) else 0
 
 
 def may_be_there(servers: Fleet, name: str) -> bool:
@@ -204,7 +204,7 @@ def may_be_there(servers: Fleet, name: str) -> bool:
     return bool(found) or (plan is not None and plan.runtime in servers.silent)
 
 
-def reproduce(steps: Sequence[Step], state: State, hands: Hands, *, keep: bool) -> None:
+def reproduce(steps: Sequence[Step], state: FinishedSteps, runner: StepRunner, *, keep: bool) -> None:
     """Do what remains.
 
     A server whose step fails, or is interrupted, is taken down unless `keep`. Raises DeployError with that step's code,
@@ -215,20 +215,20 @@ def reproduce(steps: Sequence[Step], state: State, hands: Hands, *, keep: bool) 
         say(f"[{number}/{len(todo)}] deploy {' '.join(command(step))}")
         finished = False
         try:
-            _do(step, hands)
+            _do(step, runner)
             finished = True
         except KeyboardInterrupt as error:
             raise Interrupted("interrupted", hint="the same command goes on from here") from error
         finally:
             if not finished and not keep and step.stage in {"smoke", "bench", "report"}:
-                hands.take_down(step.run)
-        state.finish(step, hands.now())
+                runner.take_down(step.run)
+        state.finish(step, runner.now())
 
 
-def _do(step: Step, hands: Hands) -> None:
+def _do(step: Step, runner: StepRunner) -> None:
     """Run one step. Raises DeployError where its command fails."""
     argv = command(step)
-    code = hands.take_down(step.run) if step.stage == "down" else hands.run(argv)
+    code = runner.take_down(step.run) if step.stage == "down" else runner.run(argv)
     if code != 0:
         error = DeployError(
             f"`deploy {' '.join(argv)}` ended with exit code {code}", hint="the same command goes on from here"

@@ -20,7 +20,7 @@ from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
 from orchestrator.plan import NAME, Plan
 from orchestrator.render.artifacts import ContextFile
-from orchestrator.results.result import RESULT_FILE, Result, from_json
+from orchestrator.results import RESULT_FILE, BenchResult
 
 
 @dataclass(frozen=True)
@@ -131,11 +131,11 @@ def read_plan(run: RunDir | None) -> Plan | None:
         return None
 
 
-def load_result(path: Path) -> Result:
+def load_result(path: Path) -> BenchResult:
     """A measurement, from its file or the directory that holds it. Raises BenchError for one that cannot be read."""
     file = path / RESULT_FILE if path.is_dir() else path
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise BenchError(f"cannot read the result: {error.strerror}", where=str(file)) from error
-    return from_json(text, where=str(file))
+    return BenchResult.from_json(text, where=str(file))

@@ -13,7 +13,7 @@ from orchestrator.core.errors import BenchError
 from orchestrator.core.secret import Secret
 from orchestrator.engine import endpoints
 from orchestrator.evals.suites import Suite, local_files
-from orchestrator.results.scores import SCHEMA, Item, Outcome
+from orchestrator.results import OUTCOME_SCHEMA, Item, Outcome
 
 REQUIREMENTS: Final = "lm-eval-0.4.13.txt"  # of the environment that the harness runs in, below images/
 CONCURRENCY: Final = 32
@@ -108,7 +108,7 @@ def read_outcome(work: Path, request: EvalRequest, *, task: str) -> Outcome:
     )
     version = json.loads(results[-1].read_text(encoding="utf-8")).get("lm_eval_version", "of unknown version")
     return Outcome(
-        schema_version=SCHEMA,
+        schema_version=OUTCOME_SCHEMA,
         suite=request.suite.name,
         task=request.suite.task,
         metric=f"{request.suite.metric},{request.suite.filter}",

@@ -2,5 +2,38 @@
 
 ::
 
-    results (bench) + published (profiles/published) --compare--> Report --render--> report.html  report.md  report.json
+    results (bench) + published (profiles/published) ──compare──▶ Report ──render──▶ report.html  report.md  report.json
 """
+
+from orchestrator.report.document import Report, build_report
+from orchestrator.report.published import (
+    PriceBook,
+    Prices,
+    Published,
+    PublishedEval,
+    ReproduceRun,
+    load_all_published,
+    load_published,
+    of_kind,
+    parse_prices,
+)
+from orchestrator.report.render import render_html, render_json, render_markdown
+from orchestrator.report.show import comparison_text
+
+__all__ = [
+    "PriceBook",
+    "Prices",
+    "Published",
+    "PublishedEval",
+    "Report",
+    "ReproduceRun",
+    "build_report",
+    "comparison_text",
+    "load_all_published",
+    "load_published",
+    "of_kind",
+    "parse_prices",
+    "render_html",
+    "render_json",
+    "render_markdown",
+]

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from orchestrator.report.compare import Comparison, Row
+from orchestrator.report.compare import Comparison
 from orchestrator.report.document import LayoutRow, Report
 from orchestrator.report.plot import Bar, Chart, Limit, Line
-from orchestrator.report.prices import usd_per_million_tokens
 from orchestrator.report.published import PublishedRate
+from orchestrator.results import Figure, figures
 
 RATE = "offered rate, requests per second"
 
@@ -20,7 +20,7 @@ def line_charts(report: Report) -> tuple[Chart, ...]:
             title="Time to first token, p95",
             x_label=RATE,
             y_label="seconds, logarithmic",
-            lines=_lines(report, lambda line: line.ttft_p95_s, lambda row: row.ttft_p95_s.measured),
+            lines=_lines(report, lambda line: line.ttft_p95_s, figures.TTFT_P95),
             limits=(Limit(label=f"limit {knee.ttft_p95_limit_s:g} s", value=knee.ttft_p95_limit_s),),
             log=True,
         ),
@@ -29,7 +29,7 @@ def line_charts(report: Report) -> tuple[Chart, ...]:
             title="Time to first token, p50",
             x_label=RATE,
             y_label="seconds, logarithmic",
-            lines=_lines(report, lambda line: line.ttft_p50_s, lambda row: row.ttft_p50_s.measured),
+            lines=_lines(report, lambda line: line.ttft_p50_s, figures.TTFT_P50),
             log=True,
         ),
         Chart(
@@ -37,21 +37,21 @@ def line_charts(report: Report) -> tuple[Chart, ...]:
             title="Output throughput of the node",
             x_label=RATE,
             y_label="output tokens per second",
-            lines=_lines(report, lambda line: line.output_tok_s, lambda row: row.output_tok_s.measured),
+            lines=_lines(report, lambda line: line.output_tok_s, figures.OUTPUT),
         ),
         Chart(
             id="cost",
             title="Cost of a million output tokens",
             x_label=RATE,
             y_label="US dollars",
-            lines=_lines(report, _published_cost(report), lambda row: row.usd_per_million),
+            lines=_lines(report, _published_cost(report), figures.USD),
         ),
         Chart(
             id="energy",
             title="Energy of an output token",
             x_label=RATE,
             y_label="joules",
-            lines=_lines(report, lambda _: None, lambda row: row.joules_per_output_token),
+            lines=_lines(report, lambda _: None, figures.JOULES),
         ),
     )
 
@@ -74,9 +74,7 @@ def _bar(row: LayoutRow) -> Bar:
     )
 
 
-def _lines(
-    report: Report, published: Callable[[PublishedRate], float | None], measured: Callable[[Row], float | None]
-) -> tuple[Line, ...]:
+def _lines(report: Report, published: Callable[[PublishedRate], float | None], measured: Figure) -> tuple[Line, ...]:
     """The published series and one a result; where none measured the published workload, those of other workloads."""
     wanted = report.published.workload.name
     same = [comparison.result.run.workload_name == wanted for comparison in report.comparisons]
@@ -86,7 +84,9 @@ def _lines(
     for index, comparison in enumerate(report.comparisons):
         if any(same) and not same[index]:
             continue
-        points = tuple((row.rate_rps, figure) for row in comparison.rows if (figure := measured(row)) is not None)
+        points = tuple(
+            (row.rate_rps, figure) for row in comparison.rows if (figure := row.of(measured).measured) is not None
+        )
         series.append(Line(label=_short(comparison, report), points=points, colour=index))
     return tuple(line for line in series if line.points)
 
@@ -101,4 +101,4 @@ def _short(comparison: Comparison, report: Report) -> str:
 def _published_cost(report: Report) -> Callable[[PublishedRate], float | None]:
     """What the published throughput costs at the hourly price that the published layouts stand at."""
     hourly = report.published_usd_per_hour
-    return lambda line: usd_per_million_tokens(hourly, line.output_tok_s)
+    return lambda line: figures.usd_per_million_tokens(hourly, line.output_tok_s)

@@ -5,15 +5,15 @@ measured is None.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from orchestrator.report.prices import PriceBook, usd_per_million_tokens
-from orchestrator.report.published import Published, PublishedRate
-from orchestrator.results.result import Point, Result
+from orchestrator.report.published import PriceBook, Published, PublishedRate
+from orchestrator.results import BenchResult, Figure, Point, figures
 
 
-class Verdict(StrEnum):
+class Agreement(StrEnum):
     """What a measured figure says beside a published one."""
 
     BETTER = "better"
@@ -26,12 +26,12 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
-    """One figure, measured and published, in the unit of the field that holds it."""
+class ComparedFigure:
+    """One figure, measured and published, in its own unit."""
 
     measured: float | None
     published: float | None
-    verdict: Verdict
+    agreement: Agreement
     note: str = ""
 
     @property
@@ -52,36 +52,33 @@ class Reason:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RateRow:
     """One offered rate. `load_tok_s` is what that rate emits in a steady state: rate times output length."""
 
     rate_rps: float
     load_tok_s: float
-    output_tok_s: Figure
-    ttft_p50_s: Figure
-    ttft_p95_s: Figure
-    success_share: Figure
-    usd_per_million: float | None
-    joules_per_output_token: float | None
-    cached_share: float | None
-    accept_length: float | None
+    figures: Mapping[str, ComparedFigure]  # by the key of `results.figures`
     sustained: bool | None
     not_sustained_because: tuple[str, ...]
+
+    def of(self, figure: Figure) -> ComparedFigure:
+        """That figure, measured and published."""
+        return self.figures[figure.key]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One result beside the published measurement. `caveats` limit what the verdicts say; `reasons` forbid them."""
+    """One result beside the published measurement. `caveats` limit what the agreements say; `reasons` forbid them."""
 
     name: str  # the layout, numbered where the same one was measured several times
     system: str
     layout: str
-    result: Result
+    result: BenchResult
     reasons: tuple[Reason, ...]
     caveats: tuple[str, ...]
-    rows: tuple[Row, ...]
-    knee_rps: Figure | None
-    single_stream_tok_s: Figure | None
+    rows: tuple[RateRow, ...]
+    knee_rps: ComparedFigure | None
+    single_stream_tok_s: ComparedFigure | None
     usd_per_gpu_hour: float | None
     price_source: str
 
@@ -96,19 +93,19 @@ class Comparison:
         return not self.reasons
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> RateRow | None:
         """The row of the knee: the highest sustained rate."""
         return next((row for row in self.rows if _same_rate(row.rate_rps, self.result.knee_rps)), None)
 
 
-def compare(result: Result, published: Published, prices: PriceBook) -> Comparison:
+def compare(result: BenchResult, published: Published, prices: PriceBook) -> Comparison:
     """Set one result beside `published`, with prices from `prices` where the result brings none."""
     reasons, caveats = find_reasons(result, published), _caveats(result, published)
     price, source = _price(result, prices)
-    ruler = Ruler(tolerance=published.tolerance, judged=not reasons)
+    terms = ComparisonTerms(tolerance=published.tolerance, judged=not reasons)
     single = result.run.workload_name == published.single_stream.workload
     beside = () if caveats or result.run.workload_name != published.workload.name else published.rates
-    knee = ruler.figure(result.knee_rps, published.knee.rate_rps if beside else None, note=published.knee.caveat)
+    knee = terms.compare(result.knee_rps, published.knee.rate_rps if beside else None, note=published.knee.caveat)
     return Comparison(
         name=layout_name(result),
         system=system_name(result),
@@ -116,15 +113,15 @@ def compare(result: Result, published: Published, prices: PriceBook) -> Comparis
         result=result,
         reasons=reasons,
         caveats=caveats,
-        rows=() if single else _rows(result, published, beside, price=price, ruler=ruler),
+        rows=() if single else _rows(result, published, beside, price=price, terms=terms),
         knee_rps=None if single else knee,
-        single_stream_tok_s=_single_stream(result, published, ruler) if single else None,
+        single_stream_tok_s=_single_stream(result, published, terms) if single else None,
         usd_per_gpu_hour=price,
         price_source=source,
     )
 
 
-def _price(result: Result, prices: PriceBook) -> tuple[float | None, str]:
+def _price(result: BenchResult, prices: PriceBook) -> tuple[float | None, str]:
     """A price given now, else the one given when it was measured, else a published one."""
     price, source = prices.of(result.run.provenance.gpu)
     if source != "given" and result.run.price is not None:
@@ -132,7 +129,7 @@ def _price(result: Result, prices: PriceBook) -> tuple[float | None, str]:
     return price, source
 
 
-def find_reasons(result: Result, published: Published) -> tuple[Reason, ...]:
+def find_reasons(result: BenchResult, published: Published) -> tuple[Reason, ...]:
     """Everything that forbids the comparison: the marks of the measurement, another workload, another machine."""
     reasons = [Reason(kind=mark.kind.value, detail=mark.detail, point=mark.point) for mark in result.marks]
     wanted = (published.workload.name, published.single_stream.workload)
@@ -149,7 +146,7 @@ def find_reasons(result: Result, published: Published) -> tuple[Reason, ...]:
     return tuple(reasons)
 
 
-def system_name(result: Result) -> str:
+def system_name(result: BenchResult) -> str:
     """What it ran on, as the field writes it: `8×MI355X`."""
     where = result.run.provenance
     if where.gpu is None:
@@ -157,7 +154,7 @@ def system_name(result: Result) -> str:
     return f"{where.gpus}×{where.gpu.upper()}" if where.gpus else where.gpu.upper()
 
 
-def layout_name(result: Result) -> str:
+def layout_name(result: BenchResult) -> str:
     """The layout as the field writes it, `TP8` or `TP4×DP2`, from the plan; else the name of the server or model."""
     layout = (result.run.provenance.plan or {}).get("layout")
     if not isinstance(layout, dict):
@@ -167,56 +164,45 @@ def layout_name(result: Result) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ruler:
-    """How figures are judged: a tolerance (a share), and whether this result may be judged at all."""
+class ComparisonTerms:
+    """On which terms figures are compared: a tolerance (a share), and whether this result may be judged at all."""
 
     tolerance: float
     judged: bool
 
-    def figure(
+    def compare(
         self,
         measured: float | None,
         published: float | None,
         *,
         higher_is_better: bool = True,
-        tolerance: float | None = None,
+        exact: bool = False,
         note: str = "",
-    ) -> Figure:
+    ) -> ComparedFigure:
         """Both figures with what they say of each other."""
-        verdict = judge(
-            measured,
-            published,
-            self.tolerance if tolerance is None else tolerance,
-            higher_is_better=higher_is_better,
-        )
-        if not self.judged and verdict not in {Verdict.NOT_MEASURED, Verdict.NOT_PUBLISHED}:
-            verdict = Verdict.NOT_COMPARABLE
-        return Figure(measured=measured, published=published, verdict=verdict, note=note)
+        tolerance = 0.0 if exact else self.tolerance
+        agreement = agreement_of(measured, published, tolerance, higher_is_better=higher_is_better)
+        if not self.judged and agreement not in {Agreement.NOT_MEASURED, Agreement.NOT_PUBLISHED}:
+            agreement = Agreement.NOT_COMPARABLE
+        return ComparedFigure(measured=measured, published=published, agreement=agreement, note=note)
 
 
-def judge(
+def agreement_of(
     measured: float | None, published: float | None, tolerance: float, *, higher_is_better: bool = True
-) -> Verdict:
+) -> Agreement:
     """Whether `measured` lies within `tolerance` (a share) of `published`, or on which side of it."""
     if measured is None:
-        return Verdict.NOT_MEASURED
+        return Agreement.NOT_MEASURED
     if published is None:
-        return Verdict.NOT_PUBLISHED
+        return Agreement.NOT_PUBLISHED
     change = measured / published - 1
     if abs(change) <= tolerance + 1e-9:
-        return Verdict.WITHIN
-    return Verdict.BETTER if (change > 0) == higher_is_better else Verdict.WORSE
+        return Agreement.WITHIN
+    return Agreement.BETTER if (change > 0) == higher_is_better else Agreement.WORSE
 
 
-def cached_share(point: Point) -> float | None:
-    """The measured share of prompt tokens from cache: by the answers' own counts, else by the server's counters."""
-    if point.cache is None:
-        return None
-    return point.cache.usage_share if point.cache.usage_share is not None else point.cache.metrics_share
-
-
-def _caveats(result: Result, published: Published) -> tuple[str, ...]:
-    """Another layout than that of the published table is no fault of the measurement, and no verdict on it either."""
+def _caveats(result: BenchResult, published: Published) -> tuple[str, ...]:
+    """Another layout than that of the published table is no fault of the measurement, and nothing to judge it by."""
     main = f"{published.rates_layout} on {published.rates_system}"
     label = f"{layout_name(result)} on {system_name(result)}"
     if label == main or result.run.workload_name != published.workload.name:
@@ -225,61 +211,71 @@ def _caveats(result: Result, published: Published) -> tuple[str, ...]:
 
 
 def _rows(
-    result: Result, published: Published, beside: tuple[PublishedRate, ...], *, price: float | None, ruler: Ruler
-) -> tuple[Row, ...]:
+    result: BenchResult,
+    published: Published,
+    beside: tuple[PublishedRate, ...],
+    *,
+    price: float | None,
+    terms: ComparisonTerms,
+) -> tuple[RateRow, ...]:
     """One row for each rate that was measured, or published for this system and layout."""
-    measured = {point.offered_rps: point for point in result.points if point.offered_rps is not None}
+    gpus = result.run.provenance.gpus
+    hourly = price * gpus if price and gpus else None
+    measured = {point.offered_rps: _priced(point, hourly) for point in result.points if point.offered_rps is not None}
     table = {line.rate_rps: line for line in beside}
     stated = result.run.workload.get("output_tokens")
     output_tokens = stated if isinstance(stated, int) else published.workload.output_tokens
-    gpus = result.run.provenance.gpus
-    hourly = price * gpus if price and gpus else None
     return tuple(
-        _row(rate, measured.get(rate), table.get(rate), ruler=ruler, load=rate * output_tokens, hourly=hourly)
+        _row(rate, measured.get(rate), table.get(rate), load_tok_s=rate * output_tokens, terms=terms)
         for rate in sorted({*measured, *table})
     )
 
 
+def _priced(point: Point, usd_per_hour: float | None) -> Point:
+    """The point at the price that this comparison takes, for the throughput of the steady window."""
+    cost = figures.usd_per_million_tokens(usd_per_hour, figures.OUTPUT.of(point))
+    return replace(point, usd_per_million_output_tokens=cost)
+
+
 def _row(
-    rate: float, point: Point | None, line: PublishedRate | None, *, ruler: Ruler, load: float, hourly: float | None
-) -> Row:
-    output = point.window.output_tok_per_s if point and point.window else None
-    ttft = point.latency.ttft_from_schedule_s if point and point.latency else None
-    energy = point.energy if point and point.energy and point.energy.valid else None
-    return Row(
+    rate: float, point: Point | None, line: PublishedRate | None, *, load_tok_s: float, terms: ComparisonTerms
+) -> RateRow:
+    published = line.model_dump() if line else {}
+    found = {
+        figure.key: terms.compare(
+            figure.of(point) if point else None,
+            published.get(figure.key),
+            higher_is_better=figure.higher_is_better,
+            exact=figure.exact,
+        )
+        for figure in figures.BY_RATE
+    }
+    found[figures.OUTPUT.key] = _against_load(found[figures.OUTPUT.key], load_tok_s, terms.tolerance)
+    return RateRow(
         rate_rps=rate,
-        load_tok_s=load,
-        output_tok_s=_against_load(ruler.figure(output, line.output_tok_s if line else None), load, ruler.tolerance),
-        ttft_p50_s=ruler.figure(ttft.p50 if ttft else None, line.ttft_p50_s if line else None, higher_is_better=False),
-        ttft_p95_s=ruler.figure(ttft.p95 if ttft else None, line.ttft_p95_s if line else None, higher_is_better=False),
-        success_share=ruler.figure(
-            point.success_share if point else None, line.success_share if line else None, tolerance=0.0
-        ),
-        usd_per_million=usd_per_million_tokens(hourly, output),
-        joules_per_output_token=energy.joules_per_output_token if energy else None,
-        cached_share=cached_share(point) if point else None,
-        accept_length=point.server.accept_length if point and point.server else None,
+        load_tok_s=load_tok_s,
+        figures=found,
         sustained=point.sustained if point else None,
         not_sustained_because=point.not_sustained_because if point else (),
     )
 
 
-def _against_load(figure: Figure, load: float, tolerance: float) -> Figure:
+def _against_load(figure: ComparedFigure, load_tok_s: float, tolerance: float) -> ComparedFigure:
     """A published throughput that is not what its own load emits in a steady state cannot be repeated: say so."""
-    if figure.published is None or abs(figure.published / load - 1) <= tolerance:
+    if figure.published is None or abs(figure.published / load_tok_s - 1) <= tolerance:
         return figure
-    note = f"published {figure.published:,.0f} is {figure.published / load:.2f} times what this rate can emit"
-    judged = figure.verdict not in {Verdict.NOT_MEASURED, Verdict.NOT_COMPARABLE}
-    return replace(figure, verdict=Verdict.UNTESTABLE if judged else figure.verdict, note=note)
+    note = f"published {figure.published:,.0f} is {figure.published / load_tok_s:.2f} times what this rate can emit"
+    judged = figure.agreement not in {Agreement.NOT_MEASURED, Agreement.NOT_COMPARABLE}
+    return replace(figure, agreement=Agreement.UNTESTABLE if judged else figure.agreement, note=note)
 
 
-def _single_stream(result: Result, published: Published, ruler: Ruler) -> Figure:
+def _single_stream(result: BenchResult, published: Published, terms: ComparisonTerms) -> ComparedFigure:
     """Output tok/s of one stream while it emits: the inverse of the median TPOT."""
     target = published.single_stream
     tpot = next((point.latency.tpot_s for point in result.points if point.concurrency == 1 and point.latency), None)
     measured = 1 / tpot.p50 if tpot and tpot.p50 > 0 else None
-    allowed = replace(ruler, judged=ruler.judged and layout_name(result) == target.layout)
-    return allowed.figure(measured, target.output_tok_s, note=target.caveat)
+    allowed = replace(terms, judged=terms.judged and layout_name(result) == target.layout)
+    return allowed.compare(measured, target.output_tok_s, note=target.caveat)
 
 
 def _same_rate(rate: float, other: float | None) -> bool:

@@ -1,13 +1,20 @@
 """The report as data: everything that its three renderings show, decided once. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator.core.errors import UsageError
 from orchestrator.report.compare import Comparison, compare
-from orchestrator.report.prices import PriceBook, usd_per_million_tokens
-from orchestrator.report.published import Prices, Published, PublishedEval, PublishedLayout, Reference, of_kind
-from orchestrator.results.result import Result
-from orchestrator.results.scores import Judgement, Outcome, judge, judge_independent
+from orchestrator.report.published import (
+    PriceBook,
+    Prices,
+    Published,
+    PublishedEval,
+    PublishedLayout,
+    Reference,
+    of_kind,
+)
+from orchestrator.results import BenchResult, Judgement, Outcome, figures, judge_independent, judge_outcomes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +28,7 @@ class LayoutRow:
     rate_rps: float | None
     tok_s: float
     change: float | None  # measured over the published best of the same system and layout, minus 1
-    ttft_p95_s: float | None
-    usd_per_million: float | None
-    joules_per_output_token: float | None
+    figures: Mapping[str, float | None]  # the others at that rate, by the key of `results.figures`
     note: str
 
 
@@ -68,8 +73,8 @@ class Report:
         )
 
 
-def build(
-    results: tuple[Result, ...],
+def build_report(
+    results: tuple[BenchResult, ...],
     *,
     published: Published,
     everything: tuple[Published | Reference | Prices, ...],
@@ -108,7 +113,7 @@ def _sentence(comparison: Comparison) -> str:
         figure, unit = comparison.single_stream_tok_s, "tok/s in a single stream"
     if figure is None or figure.measured is None:
         return f"{comparison.label}: no sustained rate was found."
-    beside = f" beside {figure.published:.4g} published: {figure.verdict}" if figure.published is not None else ""
+    beside = f" beside {figure.published:.4g} published: {figure.agreement}" if figure.published is not None else ""
     return f"{comparison.label}: {figure.measured:.4g} {unit}{beside}."
 
 
@@ -145,9 +150,11 @@ def _published_layout(line: PublishedLayout, published: Published, prices: Price
         rate_rps=line.rate_rps,
         tok_s=line.output_tok_s,
         change=None,
-        ttft_p95_s=row.ttft_p95_s if row and row.output_tok_s == line.output_tok_s else None,
-        usd_per_million=usd_per_million_tokens(_hourly(line.system, prices), line.output_tok_s),
-        joules_per_output_token=None,
+        figures=dict.fromkeys(figure.key for figure in figures.BY_LAYOUT)
+        | {
+            figures.TTFT_P95.key: row.ttft_p95_s if row and row.output_tok_s == line.output_tok_s else None,
+            figures.USD.key: figures.usd_per_million_tokens(_hourly(line.system, prices), line.output_tok_s),
+        },
         note=line.caveat,
     )
 
@@ -161,9 +168,9 @@ def _hourly(system: str, prices: PriceBook) -> float | None:
 
 def _measured_layout(index: int, comparison: Comparison, published: Published) -> LayoutRow | None:
     best = comparison.best
-    if best is None or best.output_tok_s.measured is None:
+    tok_s = best.of(figures.OUTPUT).measured if best is not None else None
+    if best is None or tok_s is None:
         return None
-    tok_s = best.output_tok_s.measured
     row = LayoutRow(
         system=comparison.system,
         layout=comparison.layout,
@@ -172,9 +179,7 @@ def _measured_layout(index: int, comparison: Comparison, published: Published) -
         rate_rps=best.rate_rps,
         tok_s=tok_s,
         change=None,
-        ttft_p95_s=best.ttft_p95_s.measured,
-        usd_per_million=best.usd_per_million,
-        joules_per_output_token=best.joules_per_output_token,
+        figures={figure.key: best.of(figure).measured for figure in figures.BY_LAYOUT},
         note="" if comparison.comparable else "not comparable",
     )
     key = _match(row, published)
@@ -202,7 +207,7 @@ def _published_eval(line: PublishedEval) -> EvalRow:
 
 def _measured_eval(published: Published, baseline: Outcome | None, candidate: Outcome) -> EvalRow:
     if baseline is not None:
-        judgement, label = judge(baseline, candidate), baseline.model
+        judgement, label = judge_outcomes(baseline, candidate), baseline.model
     else:
         line = next((line for line in published.evals if line.suite == candidate.suite and line.samples), None)
         if line is None or line.samples is None:
@@ -229,7 +234,7 @@ def _price_notes(published: Published, comparisons: tuple[Comparison, ...], pric
     for line in published.layouts:
         gpu = line.system.partition("×")[2]
         price, source = prices.of(gpu)
-        cost = usd_per_million_tokens(_hourly(line.system, prices), line.output_tok_s)
+        cost = figures.usd_per_million_tokens(_hourly(line.system, prices), line.output_tok_s)
         if price is None or cost is None:
             continue
         costs[gpu] = min(cost, costs.get(gpu, cost))

@@ -1,6 +1,8 @@
-"""Published figures as data: profiles/published/<name>.yaml, each with its source, its unit and its caveats."""
+"""Published figures and prices as data: profiles/published/<name>.yaml, each with its source, unit and caveats."""
 
 import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -193,7 +195,7 @@ def parse(text: str, *, name: str) -> Published | Reference | Prices:
         raise ProfileError("published figures that cannot be read", where=name, problems=problems) from error
 
 
-def load_all(directory: Path | None = None) -> tuple[Published | Reference | Prices, ...]:
+def load_all_published(directory: Path | None = None) -> tuple[Published | Reference | Prices, ...]:
     """Every file of published figures, sorted by name."""
     root = directory or data_root() / "profiles" / "published"
     return tuple(parse(path.read_text(encoding="utf-8"), name=str(path)) for path in sorted(root.glob("*.yaml")))
@@ -208,7 +210,7 @@ def load_published(name: str, directory: Path | None = None) -> Published:
     """The published measurement of that name, or in that file. Raises UsageError with the names that exist."""
     if name.endswith((".yaml", ".yml")):
         return _in_file(Path(name))
-    found = of_kind(load_all(directory), Published)
+    found = of_kind(load_all_published(directory), Published)
     for entry in found:
         if entry.name == name:
             return entry
@@ -225,3 +227,37 @@ def _in_file(path: Path) -> Published:
     if not isinstance(found, Published):
         raise UsageError(f"this file is of kind `{found.kind}`, not `comparison`", where=str(path))
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceBook:
+    """USD per GPU-hour: what the user gave (by GPU, or "" for any), else what was published."""
+
+    given: Mapping[str, float]
+    published: tuple[Prices, ...]
+
+    def of(self, gpu: str | None) -> tuple[float | None, str]:
+        """The price of a GPU by name (upper or lower case), and where it comes from."""
+        name = (gpu or "").lower()
+        for key in (name, ""):
+            if key in self.given:
+                return self.given[key], "given"
+        for book in self.published:
+            if (price := book.of(name)) is not None:
+                return price, f"{book.title} ({book.source})"
+        return None, ""
+
+
+def parse_prices(texts: Iterable[str]) -> dict[str, float]:
+    """Read `2.10` (any GPU) and `MI355X=2.10`. Raises UsageError for anything else."""
+    given: dict[str, float] = {}
+    for text in texts:
+        gpu, _, amount = text.rpartition("=")
+        try:
+            price = float(amount)
+        except ValueError:
+            price = 0.0
+        if not 0 < price < float("inf"):
+            raise UsageError(f"not a price: `{text}`", hint="USD per GPU-hour: `--price 2.10` or `--price MI355X=2.10`")
+        given[gpu.strip().lower()] = price
+    return given

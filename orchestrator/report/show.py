@@ -1,19 +1,18 @@
 """Results side by side as plain text, for a terminal. Pure."""
 
+from collections.abc import Iterator, Mapping
+
 from orchestrator.core.console import table
-from orchestrator.report.compare import Comparison, Row
-from orchestrator.report.document import Report
-from orchestrator.report.render import ABSENT, count, plain, seconds, share, usd
+from orchestrator.report.compare import Comparison, RateRow
+from orchestrator.report.document import LayoutRow, Report
+from orchestrator.results import Figure, figures
 
 
 def comparison_text(report: Report) -> str:
-    """What is compared, each against the offered rate, then the layouts, then what each evaluation can tell."""
+    """What is compared, each figure against the offered rate, the layouts, then what each evaluation can tell."""
     parts = [f"published: {report.published.title} ({report.published.source}, {report.published.date})", ""]
     parts += [_header(index, comparison) for index, comparison in enumerate(report.comparisons)]
-    rates = sorted({row.rate_rps for comparison in report.comparisons for row in comparison.rows})
-    if rates:
-        parts += ["", _rates(report, rates)]
-    parts += ["", _layouts(report)]
+    parts += ["", *_rates(report), _layouts(report.layouts)]
     measured = [row for row in report.evals if row.measured and row.judgement is not None]
     parts += [f"{row.title}: {row.judgement.sentence}" for row in measured if row.judgement is not None]
     return "\n".join(parts) + "\n"
@@ -30,48 +29,48 @@ def _header(index: int, comparison: Comparison) -> str:
     lines += [f"   - {r.kind}{f' at {r.point}' if r.point else ''}: {r.detail}" for r in comparison.reasons]
     lines += [f"   {caveat}" for caveat in comparison.caveats]
     if (single := comparison.single_stream_tok_s) is not None:
-        lines.append(f"   {count(single.measured)} tok/s in a single stream, {count(single.published)} published")
+        measured, published = figures.OUTPUT.text(single.measured), figures.OUTPUT.text(single.published)
+        lines.append(f"   {measured} tok/s in a single stream, {published} published")
     return "\n".join(lines)
 
 
-def _rates(report: Report, rates: list[float]) -> str:
-    """One line a rate; the published figures stand in it where a result may be set beside them."""
-    measured = [(_letter(i), {row.rate_rps: row for row in c.rows}) for i, c in enumerate(report.comparisons) if c.rows]
-    beside = any(row.output_tok_s.published is not None for _, rows in measured for row in rows.values())
-    published = {line.rate_rps: line for line in report.published.rates if beside}
-    letters = [letter for letter, _ in measured]
-    header = ["rps", *(["tok/s published"] if beside else []), *(f"tok/s {letter}" for letter in letters)]
-    header += [*(["TTFT p95 published"] if beside else []), *(f"TTFT p95 {letter}" for letter in letters)]
-    header += [f"success {letter}" for letter in letters] + [f"$/M {letter}" for letter in letters]
-    lines = []
-    for rate in rates:
-        line, rows = published.get(rate), [by_rate.get(rate) for _, by_rate in measured]
-        cells = [plain(rate), *([count(line.output_tok_s if line else None)] if beside else []), *map(_tok_s, rows)]
-        cells += [*([seconds(line.ttft_p95_s if line else None)] if beside else []), *map(_ttft, rows)]
-        cells += [share(row.success_share.measured if row else None) for row in rows]
-        cells += [usd(row.usd_per_million if row else None) for row in rows]
-        lines.append(["-" if cell == ABSENT else cell for cell in cells])
-    return table(header, lines)
+def _rates(report: Report) -> Iterator[str]:
+    """A table for each figure that was measured: a line a rate, a column a result."""
+    sides = {
+        _letter(index): {row.rate_rps: row for row in comparison.rows}
+        for index, comparison in enumerate(report.comparisons)
+        if comparison.rows
+    }
+    for figure in figures.BY_RATE:
+        if any(row.of(figure).measured is not None for rows in sides.values() for row in rows.values()):
+            yield _rate_table(figure, sides) + "\n"
 
 
-def _tok_s(row: Row | None) -> str:
-    return count(row.output_tok_s.measured if row else None)
+def _rate_table(figure: Figure, sides: Mapping[str, Mapping[float, RateRow]]) -> str:
+    """One figure against the rate; what was published stands in it where a result may be set beside it."""
+    rows_by_rate = [pair for rows in sides.values() for pair in rows.items()]
+    published = {rate: value for rate, row in rows_by_rate if (value := row.of(figure).published) is not None}
+    columns: dict[str, Mapping[float, float | None]] = {"published": published} if published else {}
+    columns |= {letter: {rate: row.of(figure).measured for rate, row in rows.items()} for letter, rows in sides.items()}
+    lines = [
+        (f"{figures.plain(rate)} rps", *(figure.text(column.get(rate), "-") for column in columns.values()))
+        for rate in sorted({rate for rate, _ in rows_by_rate})
+    ]
+    return table((figure.title, *columns), lines)
 
 
-def _ttft(row: Row | None) -> str:
-    return seconds(row.ttft_p95_s.measured if row else None)
-
-
-def _layouts(report: Report) -> str:
-    rows = [
+def _layouts(rows: tuple[LayoutRow, ...]) -> str:
+    known = [figure for figure in figures.BY_LAYOUT if any(row.figures[figure.key] is not None for row in rows)]
+    lines = [
         (
             row.system,
             row.layout,
             "published" if row.comparison is None else _letter(row.comparison),
-            count(row.tok_s),
-            plain(row.rate_rps) if row.rate_rps is not None else "-",
-            usd(row.usd_per_million) if row.usd_per_million is not None else "-",
+            figures.count(row.tok_s),
+            figures.plain(row.rate_rps) if row.rate_rps is not None else "-",
+            *(figure.text(row.figures[figure.key], "-") for figure in known),
         )
-        for row in report.layouts
+        for row in rows
     ]
-    return table(("system", "layout", "whose", "output tok/s per node", "at rps", "$/M"), rows)
+    header = ("system", "layout", "whose", figures.OUTPUT.title, "at rps", *(figure.title for figure in known))
+    return table(header, lines)

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from orchestrator.core.errors import BenchError
 from orchestrator.core.validation import faults_in
 
-SCHEMA: Final = 1
+RESULT_SCHEMA: Final = 1
 RESULT_FILE: Final = "result.json"
 
 
@@ -24,6 +24,7 @@ class MarkKind(StrEnum):
     KERNEL_MISS = "kernel-miss"
     UNMET_HIT_SHARE = "unmet-hit-share"
     UNKNOWN_HIT_SHARE = "unknown-hit-share"
+    UNKNOWN_KERNELS = "unknown-kernels"  # the log that tells which kernels ran could not be read
     FAILED_REQUESTS = "failed-requests"
     WRONG_LENGTH = "wrong-length"  # prompts or answers were not of the stated token count
     CLIENT_LAGGED = "client-lagged"  # the load client did not keep its own schedule
@@ -31,7 +32,7 @@ class MarkKind(StrEnum):
     CHANGED_WORKLOAD = "changed-workload"  # rates, requests or duration were overridden on the command line
 
 
-class Ending(StrEnum):
+class BenchEnding(StrEnum):
     """How a run, or one point of it, came to its end."""
 
     COMPLETE = "complete"
@@ -86,7 +87,7 @@ class Latency:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cache:
+class CacheHits:
     """How much of the prompts came from the prefix cache."""
 
     wanted_share: float
@@ -140,7 +141,7 @@ class Point:
 
     label: str  # `2.25` (rps) or `closed-1` (concurrency)
     arrivals: str  # constant | poisson | closed
-    ending: Ending
+    ending: BenchEnding
     started_at: str  # ISO 8601, UTC
     requests: int  # that were due, and sent
     succeeded: int
@@ -159,7 +160,7 @@ class Point:
     full_run: Throughput | None = None  # first scheduled arrival to last completion, ramp and drain included
     latency: Latency | None = None
     send_lag_s: Spread | None = None  # how late the client itself began a request
-    cache: Cache | None = None
+    cache: CacheHits | None = None
     server: ServerCounts | None = None
     energy: Energy | None = None
     usd_per_million_output_tokens: float | None = None
@@ -191,7 +192,7 @@ class EndpointFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Provenance:
+class ServerProvenance:
     """What stood behind the endpoint, where this tool started it: plan, image, patches, kernel gate, host."""
 
     name: str | None = None
@@ -220,17 +221,17 @@ class Run:
     seed: int
     warmup: str  # how the prefix caches were filled, in words
     endpoint: EndpointFacts
-    provenance: Provenance
+    provenance: ServerProvenance
     price: Price | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class BenchResult:
     """A whole measurement."""
 
     schema_version: int
     run: Run
-    ending: Ending
+    ending: BenchEnding
     points: tuple[Point, ...]
     marks: tuple[Mark, ...]
     knee_rps: float | None = None  # the highest sustained rate, where one was found
@@ -240,26 +241,27 @@ class Result:
         """Whether nothing speaks against laying this beside a published figure."""
         return not self.marks
 
+    def to_json(self) -> str:
+        """The result as JSON text; what is None is left out."""
+        return _RESULT.dump_json(self, indent=2, exclude_none=True).decode() + "\n"
 
-_RESULT: Final = TypeAdapter(Result)
-
-
-def to_json(result: Result) -> str:
-    """`result` as JSON text; what is None is left out."""
-    return _RESULT.dump_json(result, indent=2, exclude_none=True).decode() + "\n"
-
-
-def from_json(text: str, *, where: str) -> Result:
-    """Read a result; `where` names its origin in messages. Raises BenchError for another schema or a damaged file."""
-    try:
-        version = TypeAdapter(dict[str, object]).validate_json(text).get("schema_version")
-        if version != SCHEMA:
+    @classmethod
+    def from_json(cls, text: str, *, where: str) -> "BenchResult":
+        """Read a result; `where` names its origin. Raises BenchError for another schema or a damaged file."""
+        try:
+            version = TypeAdapter(dict[str, object]).validate_json(text).get("schema_version")
+            if version != RESULT_SCHEMA:
+                raise BenchError(
+                    f"result has schema version `{version}`, this tool reads `{RESULT_SCHEMA}`",
+                    where=where,
+                    hint="read it with the version of `deploy` that wrote it, or measure again",
+                )
+            return _RESULT.validate_json(text)
+        except ValidationError as error:
+            problems = faults_in(error)[:10]
             raise BenchError(
-                f"result has schema version `{version}`, this tool reads `{SCHEMA}`",
-                where=where,
-                hint="read it with the version of `deploy` that wrote it, or measure again",
-            )
-        return _RESULT.validate_json(text)
-    except ValidationError as error:
-        problems = faults_in(error)[:10]
-        raise BenchError("not a result of `deploy bench`, or a damaged one", where=where, problems=problems) from error
+                "not a result of `deploy bench`, or a damaged one", where=where, problems=problems
+            ) from error
+
+
+_RESULT: Final = TypeAdapter(BenchResult)

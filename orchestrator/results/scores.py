@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from orchestrator.core.errors import BenchError
 from orchestrator.core.validation import faults_in
 
-SCHEMA: Final = 1
+OUTCOME_SCHEMA: Final = 1
 CONFIDENCE: Final = 0.95
 POWER: Final = 0.80
 
@@ -75,7 +75,7 @@ def load_outcome(file: Path) -> Outcome:
         raise BenchError(f"cannot read the outcome: {error.strerror}", where=str(file)) from error
     except ValidationError as error:
         raise BenchError("not an outcome of `deploy eval`", where=str(file), problems=faults_in(error)[:10]) from error
-    if outcome.schema_version != SCHEMA or not outcome.items:
+    if outcome.schema_version != OUTCOME_SCHEMA or not outcome.items:
         raise BenchError("an outcome of another version, or an empty one", where=str(file), hint="evaluate again")
     return outcome
 
@@ -96,7 +96,7 @@ class Judgement:
     p_value: float | None  # of the exact paired test; None where the items are not the same
     lost: int | None  # right before, wrong now
     gained: int | None
-    apart: bool
+    significant: bool
     detectable: float
     items_needed: int | None
     method: str
@@ -106,7 +106,7 @@ class Judgement:
         """The verdict as one sentence."""
         span = f"{self.difference:+.3f}, 95 % interval {self.interval.low:+.3f} to {self.interval.high:+.3f}"
         tested = f"{span}, exact McNemar p = {self.p_value:.3g}" if self.p_value is not None else span
-        if self.apart:
+        if self.significant:
             return f"{'better' if self.difference > 0 else 'worse'}: {tested}"
         needed = f", this difference needs about {self.items_needed:,} on each side" if self.items_needed else ""
         shown = f"{self.items} items show {self.detectable:.3f} or more{needed}"
@@ -180,7 +180,7 @@ def judge_independent(*, baseline: float, candidate: float, items: tuple[int, in
         p_value=None,
         lost=None,
         gained=None,
-        apart=not interval.low <= 0 <= interval.high,
+        significant=not interval.low <= 0 <= interval.high,
         detectable=detectable_difference(middle, fewer),
         items_needed=items_to_show(middle, candidate - baseline),
         method="independent samples, Newcombe's interval",
@@ -205,14 +205,14 @@ def judge_paired(baseline: Outcome, candidate: Outcome) -> Judgement:
         p_value=p_value,
         lost=lost,
         gained=gained,
-        apart=p_value < 1 - CONFIDENCE,
+        significant=p_value < 1 - CONFIDENCE,
         detectable=detectable_difference(middle, len(before)),
         items_needed=items_to_show(middle, candidate.score - baseline.score),
         method="the same items, exact McNemar test, Agresti-Min interval",
     )
 
 
-def judge(baseline: Outcome, candidate: Outcome) -> Judgement:
+def judge_outcomes(baseline: Outcome, candidate: Outcome) -> Judgement:
     """The paired test where the items are the same, else two independent samples."""
     if sorted(key for key, _ in _keyed(baseline)) == sorted(key for key, _ in _keyed(candidate)):
         return judge_paired(baseline, candidate)

@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/integration")]
 
 from scripted_server import Answer, Script, scripted  # noqa: E402
 
-from orchestrator.bench.measure import percentile  # noqa: E402
+from orchestrator.bench.aggregate import percentile  # noqa: E402
 
 INPUT, OUTPUT, TTFT_S, ITL_S = 32, 50, 0.05, 0.005
 WORKLOAD = f"""

@@ -21,13 +21,12 @@ from quiet import Quietness
 from scripted_server import Answer, Script, ScriptedServer, scripted
 from true_times import TrueTimes, assert_found, from_arrival, from_plan
 
-from orchestrator.bench.measurement import Order, UnwrittenError, measure
-from orchestrator.bench.workload import Workload, load_workload
+from orchestrator.bench import BenchRequest, UnwrittenError, Workload, load_workload, measure
 from orchestrator.commands.runs import load_result
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
-from orchestrator.results.result import Ending, MarkKind, Point, Provenance, Result, Spread
+from orchestrator.results import BenchEnding, BenchResult, MarkKind, Point, ServerProvenance, Spread
 
 TOKENS = 6
 WORKLOAD = load_workload("smoke-tiny").model_copy(
@@ -37,7 +36,7 @@ QUICK = WORKLOAD.model_copy(update={"rates_rps": (60.0,)})  # where no time is j
 IN_THE_SECOND_RATE = 2 * WORKLOAD.prefixes + WORKLOAD.requests + 10  # answers from the start of a run
 FOLLOWED = 0.2  # how far from its script the server may be
 
-Bench = Callable[..., Result]
+Bench = Callable[..., BenchResult]
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +67,7 @@ def quietness() -> Quietness:
 def timed_bench(quietness: Quietness) -> Bench:
     """As `bench`; what was measured while the machine was not quiet is measured again, twice at most."""
 
-    def timed(script: Script, directory: Path, *, workload: Workload = WORKLOAD, **changes: object) -> Result:
+    def timed(script: Script, directory: Path, *, workload: Workload = WORKLOAD, **changes: object) -> BenchResult:
         with quietness.watched():
             result = bench(script, directory, workload=workload, **changes)
         for _ in range(2):
@@ -81,15 +80,15 @@ def timed_bench(quietness: Quietness) -> Bench:
     return timed
 
 
-def bench(script: Script, directory: Path, *, workload: Workload = QUICK, **changes: object) -> Result:
+def bench(script: Script, directory: Path, *, workload: Workload = QUICK, **changes: object) -> BenchResult:
     """Measure a scripted server. Its answers are counted from 0 after the warm-up, see `after_warm_up`."""
     script.forget()
     with scripted(script) as server:
         return measure(order(server, directory, workload=workload, **changes), lambda _text, _far: None)
 
 
-def order(server: ScriptedServer, directory: Path, *, workload: Workload = QUICK, **changes: object) -> Order:
-    plain = Order(
+def order(server: ScriptedServer, directory: Path, *, workload: Workload = QUICK, **changes: object) -> BenchRequest:
+    plain = BenchRequest(
         url=server.url,
         api="completions",
         key=None,
@@ -97,7 +96,7 @@ def order(server: ScriptedServer, directory: Path, *, workload: Workload = QUICK
         workload=workload,
         overridden=(),
         command="deploy bench",
-        provenance=Provenance(gpus=8),
+        provenance=ServerProvenance(gpus=8),
         kernel_gate=lambda: None,
         price=None,
         read_energy=None,
@@ -112,7 +111,7 @@ def after_warm_up(answer: Callable[[int], Answer], workload: Workload = WORKLOAD
     return lambda index: answer(index - workload.prefixes) if index >= workload.prefixes else Answer()
 
 
-def only(result: Result) -> Point:
+def only(result: BenchResult) -> Point:
     (point,) = result.points
     return point
 
@@ -128,7 +127,7 @@ def ttft(point: Point) -> Spread:
     return point.latency.ttft_from_schedule_s
 
 
-def kinds(result: Result) -> set[MarkKind]:
+def kinds(result: BenchResult) -> set[MarkKind]:
     """Without the one that speaks of this machine and not of the endpoint."""
     return {mark.kind for mark in result.marks} - {MarkKind.CLIENT_LAGGED}
 
@@ -315,8 +314,8 @@ def test_a_server_that_dies_ends_the_run_with_what_was_measured_and_resume_goes_
     dying = Script(answer=answer)
     with scripted(dying) as server:
         result = measure(order(server, tmp_path, workload=workload), lambda _text, _far: None)
-    assert result.ending is Ending.ENDPOINT_DIED
-    assert [point.ending for point in result.points] == [Ending.COMPLETE, Ending.ENDPOINT_DIED]
+    assert result.ending is BenchEnding.ENDPOINT_DIED
+    assert [point.ending for point in result.points] == [BenchEnding.COMPLETE, BenchEnding.ENDPOINT_DIED]
     assert result.points[1].requests < 30
     assert load_result(tmp_path) == result
     with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
@@ -325,7 +324,7 @@ def test_a_server_that_dies_ends_the_run_with_what_was_measured_and_resume_goes_
         whole = measure(replace(again, earlier=earlier), lambda _text, _far: None)
     assert [point.label for point in whole.points] == ["20", "21", "22"]
     assert whole.points[0] == result.points[0]
-    assert whole.ending is Ending.COMPLETE
+    assert whole.ending is BenchEnding.COMPLETE
     assert not kinds(whole)
 
 
@@ -406,7 +405,7 @@ def test_a_closed_terminal_ends_nothing_that_runs_under_nohup(tmp_path: Path) ->
             assert asked.wait(timeout=PATIENCE)
             code, said = bench.end(signal.SIGHUP)
     assert code == 0, said
-    assert load_result(tmp_path / "out").ending is Ending.COMPLETE
+    assert load_result(tmp_path / "out").ending is BenchEnding.COMPLETE
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -433,4 +432,4 @@ def test_an_interrupted_run_keeps_and_reports_what_is_finished(tmp_path: Path, n
     assert "Traceback" not in err
     assert "--resume" in err
     assert re.search(r"NOT COMPARABLE \(.*incomplete at 11", out)
-    assert [point.ending for point in load_result(kept_in).points] == [Ending.COMPLETE, Ending.INTERRUPTED]
+    assert [point.ending for point in load_result(kept_in).points] == [BenchEnding.COMPLETE, BenchEnding.INTERRUPTED]

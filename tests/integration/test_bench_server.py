@@ -12,10 +12,9 @@ import pytest
 from cpu_server import CpuServer
 from quiet import Quietness
 
-from orchestrator.bench.measurement import Order, measure
-from orchestrator.bench.workload import Workload, load_workload
+from orchestrator.bench import BenchRequest, Workload, load_workload, measure
 from orchestrator.commands.runs import load_result
-from orchestrator.results.result import Latency, MarkKind, Point, Provenance
+from orchestrator.results import Latency, MarkKind, Point, ServerProvenance
 from orchestrator.runtimes.process.environment import Environment
 
 pytestmark = pytest.mark.engine
@@ -30,7 +29,7 @@ Medians = dict[str, float]  # seconds
 
 
 def bench(server: CpuServer, directory: Path, *, workload: Workload = WORKLOAD, api: str = "completions") -> Point:
-    order = Order(
+    order = BenchRequest(
         url=server.url,
         api=api,
         key=None,
@@ -38,7 +37,7 @@ def bench(server: CpuServer, directory: Path, *, workload: Workload = WORKLOAD, 
         workload=workload,
         overridden=(),
         command="deploy bench",
-        provenance=Provenance(),
+        provenance=ServerProvenance(),
         kernel_gate=lambda: None,
         price=None,
         read_energy=None,

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.bench import Target, url_target
+from orchestrator.commands.bench import MeasuredTarget, url_target
 from orchestrator.commands.evals import run_eval
 from orchestrator.core.errors import BenchError
 from orchestrator.core.paths import Home
-from orchestrator.results.scores import Outcome, judge
+from orchestrator.results import Outcome, judge_outcomes
 
 SUMS = [(number, 2 * number + 1) for number in range(12)]
 
 
 @contextmanager
-def adding_model(*wrong: int) -> Iterator[Target]:
+def adding_model(*wrong: int) -> Iterator[MeasuredTarget]:
     """An endpoint that answers `a + b`, and one more where `a` is in `wrong`."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -66,7 +66,7 @@ def questions(tmp_path: Path) -> Path:
 def ask(engine_home: Home, questions: Path) -> Callable[..., Outcome]:
     """Evaluate a target; the harness's environment is built at the first call."""
 
-    def evaluate(target: Target, *, limit: int | None = None) -> Outcome:
+    def evaluate(target: MeasuredTarget, *, limit: int | None = None) -> Outcome:
         return run_eval(
             target,
             suite="gsm8k",
@@ -86,9 +86,9 @@ def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(ask: Ca
     assert before.score == pytest.approx(11 / 12)
     assert after.score == pytest.approx(9 / 12)
     assert before.model == "adder"
-    judgement = judge(before, after)
+    judgement = judge_outcomes(before, after)
     assert (judgement.lost, judgement.gained, judgement.p_value) == (2, 0, 0.5)
-    assert not judgement.apart
+    assert not judgement.significant
 
 
 def test_a_limit_is_kept(ask: Callable[..., Outcome]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from measured_samples import b200, marked, save, single_stream, tp4dp2, tp8
 
 from orchestrator.commands.report import find_results, make_report, write_report
-from orchestrator.results.result import MarkKind, Result
+from orchestrator.results import BenchResult, MarkKind
 
 pytestmark = pytest.mark.browser
 
@@ -60,7 +60,7 @@ def browse(chromium: str, profile: Path, *arguments: str) -> str:
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
-def page_of(directory: Path, *results: Result) -> Path:
+def page_of(directory: Path, *results: BenchResult) -> Path:
     for index, result in enumerate(results):
         save(result, directory / str(index))
     return write_report(make_report(find_results([directory]), published="wafer-glm52", prices=()), directory)[0]

@@ -4,10 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.core.files import write_whole
-from orchestrator.results.result import (
+from orchestrator.results import (
     RESULT_FILE,
-    Cache,
-    Ending,
+    BenchEnding,
+    BenchResult,
+    CacheHits,
     EndpointFacts,
     Energy,
     Latency,
@@ -15,13 +16,11 @@ from orchestrator.results.result import (
     MarkKind,
     Point,
     Price,
-    Provenance,
-    Result,
     Run,
     ServerCounts,
+    ServerProvenance,
     Spread,
     Throughput,
-    to_json,
 )
 
 DP2 = {
@@ -41,11 +40,17 @@ def spread(p50: float, p95: float) -> Spread:
 
 def point(rate: float, p50: float, p95: float, *, joules: float | None = None, sustained: bool = True) -> Point:
     tok_s = rate * 985 if sustained else 1480.0
-    energy = Energy(valid=True, source="amd-smi", seconds=400.0, joules_per_output_token=joules)
+    energy = Energy(
+        valid=True,
+        source="amd-smi",
+        seconds=400.0,
+        joules_per_output_token=joules,
+        output_tok_per_s_per_watt=1 / joules if joules else None,
+    )
     return Point(
         label=f"{rate:g}",
         arrivals="constant",
-        ending=Ending.COMPLETE,
+        ending=BenchEnding.COMPLETE,
         started_at="2026-11-20T10:00:00Z",
         requests=200,
         succeeded=200,
@@ -65,7 +70,7 @@ def point(rate: float, p50: float, p95: float, *, joules: float | None = None, s
             e2e_from_send_s=spread(p50 + 9, p95 + 11),
             tpot_s=spread(0.009, 0.011),
         ),
-        cache=Cache(wanted_share=0.6, usage_share=0.598),
+        cache=CacheHits(wanted_share=0.6, usage_share=0.598),
         server=ServerCounts(accept_length=3.4),
         energy=energy if joules else None,
         sustained=sustained,
@@ -73,10 +78,10 @@ def point(rate: float, p50: float, p95: float, *, joules: float | None = None, s
     )
 
 
-def mi355x(*, tp: int, dp: int) -> Provenance:
+def mi355x(*, tp: int, dp: int) -> ServerProvenance:
     layout = {"tp": tp, "dp": dp, "ep": 1, "dp_attention": False}
     profile = "mi355x-tp8" if dp == 1 else "mi355x-tp4dp2"
-    return Provenance(
+    return ServerProvenance(
         name=profile,
         profile=profile,
         plan={"profile": profile, "layout": layout, "flags": [{"name": "kv-cache-dtype", "value": "fp8_e4m3"}]},
@@ -90,7 +95,7 @@ def mi355x(*, tp: int, dp: int) -> Provenance:
     )
 
 
-def run(provenance: Provenance, *, workload: str = "wafer-20k-1k") -> Run:
+def run(provenance: ServerProvenance, *, workload: str = "wafer-20k-1k") -> Run:
     return Run(
         tool_version="0.1.0",
         started_at="2026-11-20T10:00:00Z",
@@ -112,26 +117,36 @@ def run(provenance: Provenance, *, workload: str = "wafer-20k-1k") -> Run:
     )
 
 
-def tp4dp2() -> Result:
+def tp4dp2() -> BenchResult:
     """A whole and comparable measurement of the published layout."""
     points = tuple(
         point(rate, p50, p95, joules=joules)
         for (rate, (p50, p95)), joules in zip(DP2.items(), (13.1, 7.4, 5.6, 4.7, 4.4, 4.3), strict=True)
     )
-    return Result(
-        schema_version=1, run=run(mi355x(tp=4, dp=2)), ending=Ending.COMPLETE, points=points, knee_rps=2.4, marks=()
+    return BenchResult(
+        schema_version=1,
+        run=run(mi355x(tp=4, dp=2)),
+        ending=BenchEnding.COMPLETE,
+        points=points,
+        knee_rps=2.4,
+        marks=(),
     )
 
 
-def tp8() -> Result:
+def tp8() -> BenchResult:
     """Another layout, that saturates earlier; no energy counters."""
     points = tuple(point(rate, p50, p95, sustained=rate < 2) for rate, (p50, p95) in TP8.items())
-    return Result(
-        schema_version=1, run=run(mi355x(tp=8, dp=1)), ending=Ending.COMPLETE, points=points, knee_rps=1.5, marks=()
+    return BenchResult(
+        schema_version=1,
+        run=run(mi355x(tp=8, dp=1)),
+        ending=BenchEnding.COMPLETE,
+        points=points,
+        knee_rps=1.5,
+        marks=(),
     )
 
 
-def b200() -> Result:
+def b200() -> BenchResult:
     """An endpoint on the other system, with a price given when it was measured."""
     base = tp8()
     provenance = replace(base.run.provenance, gpu="b200", name="b200-tp8", profile="b200-tp8")
@@ -140,7 +155,7 @@ def b200() -> Result:
     return replace(base, run=replace(run(provenance), price=paid), points=points, knee_rps=3.0)
 
 
-def single_stream() -> Result:
+def single_stream() -> BenchResult:
     """One request at a time on TP8."""
     base = tp8()
     alone = replace(
@@ -152,11 +167,11 @@ def single_stream() -> Result:
     return replace(base, run=run(mi355x(tp=8, dp=1), workload="single-stream-10k-1.5k"), points=(alone,), knee_rps=None)
 
 
-def marked(result: Result, *kinds: MarkKind) -> Result:
+def marked(result: BenchResult, *kinds: MarkKind) -> BenchResult:
     """The same result with marks that forbid a comparison."""
     return replace(result, marks=tuple(Mark(kind=kind, detail="as the server's own log says") for kind in kinds))
 
 
-def save(result: Result, directory: Path) -> Path:
+def save(result: BenchResult, directory: Path) -> Path:
     """Write a result as `deploy bench` does."""
-    return write_whole(directory / RESULT_FILE, to_json(result))
+    return write_whole(directory / RESULT_FILE, result.to_json())

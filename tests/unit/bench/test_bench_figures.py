@@ -1,18 +1,18 @@
 """Figures by the field's definitions, from requests whose times are known."""
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
 
+from orchestrator.bench import Workload, load_workload
+from orchestrator.bench.aggregate import Observation, closed_point, open_point, spread
 from orchestrator.bench.counters import server_counts
 from orchestrator.bench.drive import Drive, Sample
-from orchestrator.bench.figures import Observed, closed_point, open_point
 from orchestrator.bench.marks import marks
-from orchestrator.bench.measure import spread
-from orchestrator.bench.steady import knee
-from orchestrator.bench.workload import Workload, load_workload
+from orchestrator.bench.steady import knee, ttft_growth
 from orchestrator.engine import read_metrics
-from orchestrator.results.result import Ending, Mark, MarkKind, Point, Price, Provenance, ServerCounts
+from orchestrator.results import BenchEnding, Mark, MarkKind, Point, Price, ServerCounts, ServerProvenance
 
 WORKLOAD = load_workload("smoke-tiny").model_copy(
     update={"input_tokens": 100, "output_tokens": 11, "cached_share": 0.6, "rates_rps": (1.0,)}
@@ -47,10 +47,10 @@ def failed(index: int, *, at: float, kind: str = "reset") -> Sample:
 
 
 def point(samples: list[Sample], *, rate: float = 1.0, gpus: int | None = 8, **changes: object) -> Point:
-    observed = Observed(
+    observed = Observation(
         label=f"{rate:g}",
         started_at="2026-07-01T00:00:00+00:00",
-        drive=Drive(samples=tuple(samples), ending=Ending.COMPLETE),
+        drive=Drive(samples=tuple(samples), ending=BenchEnding.COMPLETE),
         server=None,
         energy=None,
         reports_cache=True,
@@ -141,6 +141,21 @@ def test_a_server_that_decodes_ever_slower_shows_in_the_realised_share() -> None
     assert measured.sustained is False
 
 
+@pytest.mark.parametrize("growth", [0.0, 0.05])
+def test_the_growth_of_many_requests_is_found_in_little_memory(growth: float) -> None:
+    """6,000 requests have 4.5 million slopes between two of them; every seventh answer is late for its own reasons."""
+    samples = [
+        request(index, at=float(index), wait=0.5 + growth * index + (3.0 if index % 7 == 0 else 0.01 * (index % 3)))
+        for index in range(6000)
+    ]
+    tracemalloc.start()
+    found = ttft_growth(samples)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == pytest.approx(growth, abs=1e-4)
+    assert peak < 4 << 20
+
+
 def test_too_few_requests_cannot_be_told() -> None:
     measured = point(steady(10))
     assert measured.sustained is None
@@ -194,8 +209,8 @@ def test_a_share_from_cache_is_measured_or_absent() -> None:
 
 
 def found(samples: list[Sample], workload: Workload = WORKLOAD, **provenance: object) -> set[MarkKind]:
-    behind = Provenance(**provenance)  # type: ignore[arg-type]
-    return {mark.kind for mark in marks([point(samples)], workload, behind, ending=Ending.COMPLETE, overridden=())}
+    behind = ServerProvenance(**provenance)  # type: ignore[arg-type]
+    return {mark.kind for mark in marks([point(samples)], workload, behind, ending=BenchEnding.COMPLETE, overridden=())}
 
 
 def test_a_clean_result_has_no_mark() -> None:
@@ -214,14 +229,14 @@ def test_what_makes_a_result_not_comparable_is_marked() -> None:
     env = [{"name": "SGLANG_SIMULATE_ACC_LEN", "value": "3.61"}]
     assert found(steady(), plan={"env": env}) == {MarkKind.SIMULATED_ACCEPTANCE}
     blind = [point([replace(sample, **none) for sample in steady()], reports_cache=False)]
-    assert [mark.kind for mark in marks(blind, WORKLOAD, Provenance(), ending=Ending.COMPLETE, overridden=())] == [
-        MarkKind.UNKNOWN_HIT_SHARE
-    ]
+    assert [
+        mark.kind for mark in marks(blind, WORKLOAD, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=())
+    ] == [MarkKind.UNKNOWN_HIT_SHARE]
 
 
 def test_marks_name_their_point_and_what_was_changed() -> None:
-    cut = replace(point(steady()), ending=Ending.INTERRUPTED)
-    assert marks([cut], WORKLOAD, Provenance(), ending=Ending.INTERRUPTED, overridden=("requests",)) == (
+    cut = replace(point(steady()), ending=BenchEnding.INTERRUPTED)
+    assert marks([cut], WORKLOAD, ServerProvenance(), ending=BenchEnding.INTERRUPTED, overridden=("requests",)) == (
         Mark(kind=MarkKind.INCOMPLETE, detail="interrupted before every point was measured"),
         Mark(kind=MarkKind.CHANGED_WORKLOAD, detail="changed on the command line: `requests`"),
         Mark(kind=MarkKind.INCOMPLETE, detail="interrupted after 100 requests", point="1"),
@@ -229,10 +244,10 @@ def test_marks_name_their_point_and_what_was_changed() -> None:
 
 
 def test_a_closed_load_has_no_rate_and_is_never_judged() -> None:
-    observed = Observed(
+    observed = Observation(
         label="closed-1",
         started_at="",
-        drive=Drive(samples=(request(0, at=0.0),), ending=Ending.COMPLETE),
+        drive=Drive(samples=(request(0, at=0.0),), ending=BenchEnding.COMPLETE),
         server=None,
         energy=None,
         reports_cache=True,

@@ -6,28 +6,26 @@ from pathlib import Path
 import pytest
 from measured_samples import save
 
-from orchestrator.bench.show import result_text
 from orchestrator.commands.runs import load_result
 from orchestrator.core.errors import BenchError
-from orchestrator.results.result import (
-    SCHEMA,
-    Ending,
+from orchestrator.results import (
+    RESULT_SCHEMA,
+    BenchEnding,
+    BenchResult,
     EndpointFacts,
     FailureCount,
     Mark,
     MarkKind,
     Point,
-    Provenance,
-    Result,
     Run,
-    from_json,
-    to_json,
+    ServerProvenance,
+    result_text,
 )
 
 POINT = Point(
     label="2",
     arrivals="constant",
-    ending=Ending.COMPLETE,
+    ending=BenchEnding.COMPLETE,
     started_at="2026-07-01T00:00:00+00:00",
     requests=40,
     succeeded=39,
@@ -39,8 +37,8 @@ POINT = Point(
     sustained=False,
     not_sustained_because=("success 97.5% is under 99%",),
 )
-RESULT = Result(
-    schema_version=SCHEMA,
+RESULT = BenchResult(
+    schema_version=RESULT_SCHEMA,
     run=Run(
         tool_version="0.1.0",
         started_at="2026-07-01T00:00:00+00:00",
@@ -52,9 +50,9 @@ RESULT = Result(
         seed=1,
         warmup="none",
         endpoint=EndpointFacts(url="http://127.0.0.1:1", api="completions", served_model="tiny"),
-        provenance=Provenance(),
+        provenance=ServerProvenance(),
     ),
-    ending=Ending.COMPLETE,
+    ending=BenchEnding.COMPLETE,
     points=(POINT,),
     marks=(Mark(kind=MarkKind.FAILED_REQUESTS, detail="of 40 requests failed: 1 timeout", point="2"),),
 )
@@ -67,21 +65,21 @@ def test_written_and_read_again_it_is_the_same(tmp_path: Path) -> None:
 
 
 def test_what_was_not_measured_is_absent_and_not_zero() -> None:
-    point = json.loads(to_json(RESULT))["points"][0]
+    point = json.loads(RESULT.to_json())["points"][0]
     assert "latency" not in point
     assert "energy" not in point
     assert "usd_per_million_output_tokens" not in point
 
 
 def test_another_schema_and_a_damaged_file_are_refused() -> None:
-    data = json.loads(to_json(RESULT))
+    data = json.loads(RESULT.to_json())
     with pytest.raises(BenchError, match="schema version `99`"):
-        from_json(json.dumps({**data, "schema_version": 99}), where="r.json")
+        BenchResult.from_json(json.dumps({**data, "schema_version": 99}), where="r.json")
     with pytest.raises(BenchError) as caught:
-        from_json(json.dumps({**data, "points": [{}]}), where="r.json")
+        BenchResult.from_json(json.dumps({**data, "points": [{}]}), where="r.json")
     assert any(problem.message.startswith("`points.0.label`") for problem in caught.value.problems)
     with pytest.raises(BenchError, match="damaged"):
-        from_json("{", where="r.json")
+        BenchResult.from_json("{", where="r.json")
 
 
 def test_marks_and_reasons_are_shown_loudly() -> None:

@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 from kernel_samples import MISS
 
-from orchestrator.bench.measurement import Order
-from orchestrator.bench.workload import load_workload
-from orchestrator.commands.bench import Changes, Sitting, bench, change, is_url, server_target, url_target
+from orchestrator.bench import BenchRequest, load_workload
+from orchestrator.commands.bench import BenchOptions, WorkloadChanges, bench, change, is_url, server_target, url_target
 from orchestrator.commands.planning import load
 from orchestrator.commands.servers import Fleet
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
-from orchestrator.report.published import load_published
+from orchestrator.report import load_published
 from orchestrator.runtimes.base import Handle
 
 
@@ -46,9 +45,9 @@ def fleet_with(profile: str, folder: Path) -> Fleet:
     return Fleet(Home(folder), {plan.runtime: OneServer(handle)})  # type: ignore[dict-item]
 
 
-def changes(**given: object) -> Changes:
+def changes(**given: object) -> WorkloadChanges:
     nothing: dict[str, object] = dict.fromkeys(("rates_rps", "requests", "duration_s", "arrivals", "seed"))
-    return Changes(**{**nothing, **given})  # type: ignore[arg-type]
+    return WorkloadChanges(**{**nothing, **given})  # type: ignore[arg-type]
 
 
 def test_a_servers_result_carries_its_plan_and_the_gpus_it_occupies(tmp_path: Path) -> None:
@@ -78,12 +77,11 @@ def test_any_endpoint_can_be_measured_by_its_url() -> None:
 
 def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name decides what it is compared with, and may hold a dot: `single-stream-10k-1.5k`."""
-    ordered: list[Order] = []
+    ordered: list[BenchRequest] = []
     monkeypatch.setattr("orchestrator.commands.bench.measure", lambda order, _say: ordered.append(order))
     published = load_published("wafer-glm52")
     for name in (published.single_stream.workload, published.workload.name):
-        sitting = Sitting(
-            target=url_target("http://node:30000", gpus=8, api_key_env=None),
+        options = BenchOptions(
             workload=name,
             changes=changes(),
             api="native",
@@ -92,7 +90,8 @@ def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatc
             resume=False,
             command="deploy bench",
         )
-        bench(sitting, lambda _point, _text: None)
+        target = url_target("http://node:30000", gpus=8, api_key_env=None)
+        bench(target, options, lambda _point, _text: None)
         assert ordered[-1].workload_name == name
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.evals import evaluate
-from orchestrator.results.scores import Item, Outcome
+from orchestrator.results import Item, Outcome
 
 OUTCOME = Outcome(
     schema_version=1,

@@ -9,7 +9,7 @@ from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.secret import Secret
 from orchestrator.evals.harness import EvalRequest, argv, local_task, read_items, read_outcome
 from orchestrator.evals.suites import find_suite
-from orchestrator.results.scores import load_outcome, outcome_file, outcome_to_json
+from orchestrator.results import load_outcome, outcome_file, outcome_to_json
 
 RECORDED = Path(__file__).parent / "recorded"
 MODEL_ARGS = (

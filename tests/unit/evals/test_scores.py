@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.report.published import load_published
+from orchestrator.report import load_published
 from orchestrator.results.scores import (
     Item,
     Outcome,
     independent_interval,
     items_to_show,
-    judge,
     judge_independent,
+    judge_outcomes,
     mcnemar,
     paired_interval,
     wilson,
@@ -64,7 +64,7 @@ def test_the_published_tables_cannot_tell(suite: str) -> None:
     judgement = judge_independent(
         baseline=line.baseline.score, candidate=line.candidate.score, items=(line.samples, line.samples)
     )
-    assert not judgement.apart
+    assert not judgement.significant
     assert judgement.detectable > 0.05  # while the differences are 0.010 and 0.019
     assert judgement.items_needed is not None
     assert judgement.items_needed > 3000  # GSM8K has 1,319 questions, GPQA-Diamond 198
@@ -74,15 +74,15 @@ def test_the_published_tables_cannot_tell(suite: str) -> None:
 def test_the_same_items_are_paired() -> None:
     """Eight lost and none gained is seen in 40 paired items, while two independent samples would not show it."""
     before, after = outcome("+" * 36 + "-" * 4), outcome("-" * 8 + "+" * 28 + "-" * 4)
-    judgement = judge(before, after)
+    judgement = judge_outcomes(before, after)
     assert (judgement.lost, judgement.gained) == (8, 0)
     assert judgement.p_value == pytest.approx(2 / 256)
-    assert judgement.apart
+    assert judgement.significant
     assert judgement.sentence.startswith("worse: -0.200")
 
 
 def test_other_items_are_independent_samples() -> None:
-    judgement = judge(outcome("+" * 36 + "-" * 4), outcome("+" * 28 + "-" * 12, prefix="other"))
+    judgement = judge_outcomes(outcome("+" * 36 + "-" * 4), outcome("+" * 28 + "-" * 12, prefix="other"))
     assert judgement.p_value is None
     assert judgement.method.startswith("independent")
 
@@ -90,7 +90,7 @@ def test_other_items_are_independent_samples() -> None:
 def test_questions_asked_twice_are_paired_in_order() -> None:
     twice = outcome("++--")
     both = Outcome(**{**vars(twice), "items": tuple(Item(id="same", right=item.right) for item in twice.items)})
-    assert judge(both, both).items == 4
+    assert judge_outcomes(both, both).items == 4
 
 
 def test_no_number_of_items_shows_no_difference() -> None:

@@ -1,4 +1,4 @@
-"""What is measured beside what is published: verdicts, marks, and figures that are absent."""
+"""What is measured beside what is published: agreement, marks, and figures that are absent."""
 
 from dataclasses import replace
 
@@ -6,62 +6,72 @@ import pytest
 from measured_samples import b200, marked, point, single_stream, tp4dp2, tp8
 
 from orchestrator.core.errors import UsageError
-from orchestrator.report.compare import Comparison, Verdict, compare, judge
-from orchestrator.report.document import build
-from orchestrator.report.prices import PriceBook, parse_prices, usd_per_million_tokens
-from orchestrator.report.published import Prices, load_all, load_published, of_kind
-from orchestrator.report.show import comparison_text
-from orchestrator.results.result import MarkKind, Result
+from orchestrator.report import (
+    PriceBook,
+    Prices,
+    build_report,
+    comparison_text,
+    load_all_published,
+    load_published,
+    of_kind,
+    parse_prices,
+)
+from orchestrator.report.compare import Agreement, Comparison, agreement_of, compare
+from orchestrator.results import BenchResult, MarkKind, figures
 
 PUBLISHED = load_published("wafer-glm52")
-TCO = PriceBook(given={}, published=of_kind(load_all(), Prices))
+TCO = PriceBook(given={}, published=of_kind(load_all_published(), Prices))
 
 
-def compared(result: Result, prices: PriceBook = TCO) -> Comparison:
+def compared(result: BenchResult, prices: PriceBook = TCO) -> Comparison:
     return compare(result, PUBLISHED, prices)
 
 
 @pytest.mark.parametrize(
-    ("measured", "higher_is_better", "verdict"),
+    ("measured", "higher_is_better", "agreement"),
     [
-        (100.0, True, Verdict.WITHIN),
-        (115.0, True, Verdict.WITHIN),
-        (116.0, True, Verdict.BETTER),
-        (84.0, True, Verdict.WORSE),
-        (84.0, False, Verdict.BETTER),
-        (116.0, False, Verdict.WORSE),
-        (None, True, Verdict.NOT_MEASURED),
+        (100.0, True, Agreement.WITHIN),
+        (115.0, True, Agreement.WITHIN),
+        (116.0, True, Agreement.BETTER),
+        (84.0, True, Agreement.WORSE),
+        (84.0, False, Agreement.BETTER),
+        (116.0, False, Agreement.WORSE),
+        (None, True, Agreement.NOT_MEASURED),
     ],
 )
-def test_a_verdict_knows_which_side_is_better(measured: float | None, higher_is_better: bool, verdict: Verdict) -> None:
-    assert judge(measured, 100.0, 0.15, higher_is_better=higher_is_better) is verdict
+def test_a_agreement_knows_which_side_is_better(
+    measured: float | None, higher_is_better: bool, agreement: Agreement
+) -> None:
+    assert agreement_of(measured, 100.0, 0.15, higher_is_better=higher_is_better) is agreement
 
 
 def test_rows_meet_by_rate() -> None:
     row = next(row for row in compared(tp4dp2()).rows if row.rate_rps == 2.25)
-    assert row.ttft_p95_s.measured == 1.31
-    assert row.ttft_p95_s.published == 1.23
-    assert row.ttft_p95_s.change == pytest.approx(0.065, abs=1e-3)
-    assert row.ttft_p95_s.verdict is Verdict.WITHIN
+    assert row.of(figures.TTFT_P95).measured == 1.31
+    assert row.of(figures.TTFT_P95).published == 1.23
+    assert row.of(figures.TTFT_P95).change == pytest.approx(0.065, abs=1e-3)
+    assert row.of(figures.TTFT_P95).agreement is Agreement.WITHIN
 
 
 def test_a_published_row_above_its_own_load_cannot_be_tested() -> None:
     """1,913 tok/s at 1.5 rps of 1,000 tokens: a steady state emits 1,500."""
-    verdicts = {row.rate_rps: row.output_tok_s.verdict for row in compared(tp4dp2()).rows}
-    assert [rate for rate, verdict in verdicts.items() if verdict is Verdict.UNTESTABLE] == [1.5]
+    found = {row.rate_rps: row.of(figures.OUTPUT).agreement for row in compared(tp4dp2()).rows}
+    assert [rate for rate, agreement in found.items() if agreement is Agreement.UNTESTABLE] == [1.5]
 
 
 @pytest.mark.parametrize(
     "kind", [MarkKind.SIMULATED_ACCEPTANCE, MarkKind.UNMET_HIT_SHARE, MarkKind.KERNEL_MISS, MarkKind.FAILED_REQUESTS]
 )
-def test_a_mark_forbids_every_verdict(kind: MarkKind) -> None:
+def test_a_mark_forbids_every_agreement(kind: MarkKind) -> None:
     comparison = compared(marked(tp4dp2(), kind))
     assert not comparison.comparable
     assert [reason.kind for reason in comparison.reasons] == [kind.value]
-    verdicts = {
-        figure.verdict for row in comparison.rows for figure in (row.output_tok_s, row.ttft_p50_s, row.ttft_p95_s)
+    found = {
+        figure.agreement
+        for row in comparison.rows
+        for figure in (row.of(figures.OUTPUT), row.of(figures.TTFT_P50), row.of(figures.TTFT_P95))
     }
-    assert verdicts == {Verdict.NOT_COMPARABLE}
+    assert found == {Agreement.NOT_COMPARABLE}
 
 
 def test_another_workload_is_another_measurement() -> None:
@@ -69,19 +79,19 @@ def test_another_workload_is_another_measurement() -> None:
     other = replace(result, run=replace(result.run, workload_name="smoke-tiny"))
     comparison = compared(other)
     assert [reason.kind for reason in comparison.reasons] == ["another-workload"]
-    assert all(row.output_tok_s.published is None for row in comparison.rows)
+    assert all(row.of(figures.OUTPUT).published is None for row in comparison.rows)
 
 
 def test_a_terminal_shows_no_published_rates_beside_another_workload() -> None:
     result = tp4dp2()
     other = replace(result, run=replace(result.run, workload_name="smoke-tiny"))
-    everything = load_all()
+    everything = load_all_published()
     shown = {
-        text: comparison_text(build((text_result,), published=PUBLISHED, everything=everything, prices=TCO))
+        text: comparison_text(build_report((text_result,), published=PUBLISHED, everything=everything, prices=TCO))
         for text, text_result in (("same", result), ("other", other))
     }
-    assert "tok/s published" in shown["same"]
-    assert "tok/s published" not in shown["other"]
+    assert "output tok/s per node  published  A" in shown["same"]
+    assert "output tok/s per node  A" in shown["other"]
 
 
 def test_another_machine_is_another_measurement() -> None:
@@ -97,7 +107,7 @@ def test_another_layout_is_no_fault_and_stands_beside_no_rate() -> None:
     comparison = compared(tp8())
     assert comparison.comparable
     assert comparison.caveats
-    assert all(row.output_tok_s.verdict is Verdict.NOT_PUBLISHED for row in comparison.rows)
+    assert all(row.of(figures.OUTPUT).agreement is Agreement.NOT_PUBLISHED for row in comparison.rows)
 
 
 def test_what_was_not_measured_is_none_and_never_zero() -> None:
@@ -105,9 +115,9 @@ def test_what_was_not_measured_is_none_and_never_zero() -> None:
     bare = replace(point(0.5, 0.6, 0.7), window=None, latency=None, energy=None, cache=None, server=None)
     comparison = compared(replace(result, points=(bare,), knee_rps=None))
     row = next(row for row in comparison.rows if row.rate_rps == 0.5)
-    assert row.output_tok_s.measured is None
-    assert row.output_tok_s.verdict is Verdict.NOT_MEASURED
-    assert (row.joules_per_output_token, row.cached_share, row.accept_length, row.usd_per_million) == (None,) * 4
+    assert row.of(figures.OUTPUT).measured is None
+    assert row.of(figures.OUTPUT).agreement is Agreement.NOT_MEASURED
+    assert [key for key, figure in row.figures.items() if figure.measured is not None] == ["success_share"]
     assert comparison.best is None
 
 
@@ -116,21 +126,21 @@ def test_energy_that_is_not_valid_is_not_measured() -> None:
     energy = result.points[0].energy
     assert energy is not None
     doubted = replace(result.points[0], energy=replace(energy, valid=False))
-    assert compared(replace(result, points=(doubted,))).rows[0].joules_per_output_token is None
+    assert compared(replace(result, points=(doubted,))).rows[0].of(figures.JOULES).measured is None
 
 
 def test_a_single_stream_is_the_inverse_of_its_median_tpot() -> None:
     figure = compared(single_stream()).single_stream_tok_s
     assert figure is not None
     assert figure.measured == pytest.approx(208)
-    assert figure.verdict is Verdict.WITHIN
+    assert figure.agreement is Agreement.WITHIN
 
 
 def test_the_price_of_a_token() -> None:
     """8 GPUs at $1.48 for an hour that emits 2,626 tok/s."""
-    assert usd_per_million_tokens(8 * 1.48, 2626) == pytest.approx(1.2525, abs=1e-4)
-    assert usd_per_million_tokens(None, 2626) is None
-    assert usd_per_million_tokens(11.84, None) is None
+    assert figures.usd_per_million_tokens(8 * 1.48, 2626) == pytest.approx(1.2525, abs=1e-4)
+    assert figures.usd_per_million_tokens(None, 2626) is None
+    assert figures.usd_per_million_tokens(11.84, None) is None
 
 
 def test_a_price_given_now_wins_over_one_given_then_and_both_over_the_published() -> None:

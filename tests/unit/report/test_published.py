@@ -4,10 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bench.workload import load_workload
+from orchestrator.bench import load_workload
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.paths import data_root
-from orchestrator.report.published import Prices, Published, Reference, load_all, load_published, of_kind, parse
+from orchestrator.report.published import (
+    Prices,
+    Published,
+    Reference,
+    load_all_published,
+    load_published,
+    of_kind,
+    parse,
+)
 
 WAFER = load_published("wafer-glm52")
 
@@ -39,7 +47,7 @@ def test_the_published_workload_is_the_one_that_is_measured() -> None:
 
 
 def test_every_file_names_its_source_and_its_unit() -> None:
-    everything = load_all()
+    everything = load_all_published()
     assert len(of_kind(everything, Published)) == 1
     assert len(of_kind(everything, Reference)) == 3
     assert all(entry.source and entry.unit and entry.caveats for entry in everything)
@@ -48,7 +56,7 @@ def test_every_file_names_its_source_and_its_unit() -> None:
 
 
 def test_prices_are_found_by_any_case_of_the_gpu_s_name() -> None:
-    (prices,) = of_kind(load_all(), Prices)
+    (prices,) = of_kind(load_all_published(), Prices)
     assert (prices.of("mi355x"), prices.of("B200"), prices.of("h100")) == (1.48, 1.95, None)
 
 

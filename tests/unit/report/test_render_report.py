@@ -8,20 +8,29 @@ from html.parser import HTMLParser
 import pytest
 from measured_samples import b200, marked, single_stream, tp4dp2, tp8
 
+from orchestrator.report import (
+    PriceBook,
+    Prices,
+    Report,
+    build_report,
+    comparison_text,
+    load_all_published,
+    load_published,
+    of_kind,
+    render_html,
+    render_json,
+    render_markdown,
+)
 from orchestrator.report.charts import line_charts
-from orchestrator.report.document import Report, build
-from orchestrator.report.prices import PriceBook
-from orchestrator.report.published import Prices, load_all, load_published, of_kind
-from orchestrator.report.render import seconds, share, to_html, to_json, to_markdown
-from orchestrator.report.show import comparison_text
-from orchestrator.results.result import MarkKind, Result
-from orchestrator.results.scores import Item, Outcome
+from orchestrator.results import BenchResult, Item, MarkKind, Outcome, figures, result_text
 
 
-def report(*results: Result, evals: tuple[tuple[Outcome | None, Outcome], ...] = ()) -> Report:
-    everything = load_all()
+def report(*results: BenchResult, evals: tuple[tuple[Outcome | None, Outcome], ...] = ()) -> Report:
+    everything = load_all_published()
     book = PriceBook(given={}, published=of_kind(everything, Prices))
-    return build(results, published=load_published("wafer-glm52"), everything=everything, prices=book, evals=evals)
+    return build_report(
+        results, published=load_published("wafer-glm52"), everything=everything, prices=book, evals=evals
+    )
 
 
 class _Links(HTMLParser):
@@ -36,7 +45,7 @@ class _Links(HTMLParser):
 
 
 def test_the_page_asks_for_nothing_and_runs_nothing() -> None:
-    page = to_html(report(tp4dp2()))
+    page = render_html(report(tp4dp2()))
     links = _Links()
     links.feed(page)
     assert links.found == ["data:,"]
@@ -46,17 +55,17 @@ def test_the_page_asks_for_nothing_and_runs_nothing() -> None:
 
 
 def test_the_same_report_is_the_same_bytes() -> None:
-    assert to_html(report(tp4dp2(), tp8())) == to_html(report(tp4dp2(), tp8()))
+    assert render_html(report(tp4dp2(), tp8())) == render_html(report(tp4dp2(), tp8()))
 
 
 @pytest.mark.parametrize("kind", list(MarkKind))
 def test_every_mark_is_loud_in_every_rendering(kind: MarkKind) -> None:
     made = report(marked(tp4dp2(), kind))
-    assert 'role="alert"><strong>Not comparable' in to_html(made)
-    assert "TP4×DP2 †</text>" in to_html(made)  # in the plots as well
-    assert "**NOT COMPARABLE: TP4×DP2 on 8×MI355X" in to_markdown(made)
+    assert 'role="alert"><strong>Not comparable' in render_html(made)
+    assert "TP4×DP2 †</text>" in render_html(made)  # in the plots as well
+    assert "**NOT COMPARABLE: TP4×DP2 on 8×MI355X" in render_markdown(made)
     assert "NOT COMPARABLE" in comparison_text(made)
-    assert json.loads(to_json(made))["comparisons"][0]["reasons"][0]["kind"] == kind.value
+    assert json.loads(render_json(made))["comparisons"][0]["reasons"][0]["kind"] == kind.value
 
 
 def test_the_headline_judges_what_may_be_judged() -> None:
@@ -68,21 +77,47 @@ def test_the_headline_judges_what_may_be_judged() -> None:
 
 def test_a_comparable_result_carries_no_alarm() -> None:
     made = report(tp4dp2())
-    assert "alert" not in to_html(made)
-    assert "†" not in to_html(made)
-    assert "NOT COMPARABLE" not in to_markdown(made) + comparison_text(made)
+    assert "alert" not in render_html(made)
+    assert "†" not in render_html(made)
+    assert "NOT COMPARABLE" not in render_markdown(made) + comparison_text(made)
 
 
 def test_what_was_not_measured_is_said_and_never_zero() -> None:
     result = tp4dp2()
     bare = replace(result, points=(replace(result.points[0], window=None, energy=None, latency=None),), knee_rps=None)
-    page, text = to_html(report(bare)), to_markdown(report(bare))
+    page, text = render_html(report(bare)), render_markdown(report(bare))
     assert "no figure was measured" in page  # the plot of energy
     assert "| 0.5 | not measured / 449 | not measured / 0.59 |" in text
     assert not re.search(r"[| ]0(\.0+)? /", text)
-    row = json.loads(to_json(report(bare)))["comparisons"][0]["rows"][0]
-    assert "measured" not in row["output_tok_s"]
-    assert "joules_per_output_token" not in row
+    found = json.loads(render_json(report(bare)))["comparisons"][0]["rows"][0]["figures"]
+    assert "measured" not in found["output_tok_s"]
+    assert found["joules_per_output_token"] == {"agreement": figures.ABSENT, "note": ""}
+
+
+def test_every_figure_of_the_table_is_in_every_rendering() -> None:
+    made = report(tp4dp2())
+    terminal, text, page, data = comparison_text(made), render_markdown(made), render_html(made), render_json(made)
+    row = json.loads(data)["comparisons"][0]["rows"][0]
+    for figure in figures.BY_RATE:
+        assert f"\n{figure.title}  " in terminal
+        assert f" {figure.title} |" in text
+        assert f"{figure.name[1:]}{f'<small>{figure.unit}</small>' if figure.unit else ''}</th>" in page
+        assert "measured" in row["figures"][figure.key]
+    for figure in figures.BY_LAYOUT:
+        assert f"  {figure.title}" in terminal.split("whose")[1]
+        assert f" {figure.title} |" in text.split("against published")[1]
+    paid = tuple(replace(point, usd_per_million_output_tokens=1.25) for point in tp4dp2().points)
+    measured = result_text(replace(tp4dp2(), points=paid))
+    assert all(f"  {figure.name}" in measured for figure in figures.FIGURES)
+
+
+def test_tokens_a_second_and_watt_are_shown() -> None:
+    """The point at 0.5 rps took 13.1 J a token: 0.0763 tok/s for each watt."""
+    made = report(tp4dp2())
+    assert re.search(r"output tok/s per watt +A\n0.5 rps +0.0763", comparison_text(made))
+    assert re.search(r"\n\| 0.5 \|.* 13.1 \| 0.0763 \|", render_markdown(made))
+    assert re.search(r"<td>13.1\s*</td>\s*<td>0.0763\s*</td>", render_html(made))
+    assert re.search(r"\n0.5 .* 13.1 +0.0763 +yes", result_text(tp4dp2()))
 
 
 def test_another_workload_is_not_drawn_beside_the_published_one() -> None:
@@ -123,13 +158,13 @@ def test_two_runs_of_one_layout_can_be_told_apart() -> None:
 def test_text_from_a_result_cannot_become_markup() -> None:
     result = tp4dp2()
     sly = replace(result, run=replace(result.run, command="deploy bench <script>alert(1)</script>"))
-    page = to_html(report(sly))
+    page = render_html(report(sly))
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
 
 
 def test_everything_to_judge_and_repeat_it_stands_at_the_end() -> None:
-    page = to_html(report(tp4dp2()))
+    page = render_html(report(tp4dp2()))
     tail = page[page.index('id="provenance"') :]
     for fact in (
         "deploy bench mi355x-tp4dp2",
@@ -147,9 +182,9 @@ def test_the_published_evaluations_cannot_tell() -> None:
     rows = {row.title: row for row in report(tp4dp2()).evals}
     gsm8k = rows["GSM8K, 5-shot, greedy"].judgement
     assert gsm8k is not None
-    assert not gsm8k.apart
+    assert not gsm8k.significant
     assert rows["tau2, macro average"].judgement is None
-    assert to_html(report(tp4dp2())).count("cannot tell apart at this sample size") == 2
+    assert render_html(report(tp4dp2())).count("cannot tell apart at this sample size") == 2
 
 
 def test_a_measured_evaluation_without_a_baseline_stands_beside_the_published_one() -> None:
@@ -165,12 +200,10 @@ def test_a_measured_evaluation_without_a_baseline_stands_beside_the_published_on
     assert row.judgement.items == 200
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(1.0, "100 %"), (0.9996, "99.9 %"), (0.598, "59.8 %"), (None, "not measured")]
-)
-def test_a_share_says_100_only_when_it_is(value: float | None, text: str) -> None:
-    assert share(value) == text
+@pytest.mark.parametrize(("value", "text"), [(1.0, "100 %"), (0.9996, "99.9 %"), (0.598, "59.8 %")])
+def test_a_share_says_100_only_when_it_is(value: float, text: str) -> None:
+    assert figures.share(value) == text
 
 
 def test_short_times_keep_their_digits() -> None:
-    assert (seconds(0.034), seconds(0.81), seconds(14.8)) == ("0.034", "0.81", "14.80")
+    assert (figures.seconds(0.034), figures.seconds(0.81), figures.seconds(14.8)) == ("0.034", "0.81", "14.80")

@@ -9,8 +9,7 @@ from measured_samples import marked, save, single_stream, tp4dp2, tp8
 from orchestrator.cli.report import compare, report
 from orchestrator.cli.reproduce import reproduce
 from orchestrator.core.errors import BenchError, UsageError
-from orchestrator.results.result import MarkKind
-from orchestrator.results.scores import Item, Outcome, outcome_to_json
+from orchestrator.results import Item, MarkKind, Outcome, outcome_to_json
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def results(tmp_path: Path) -> Path:
 def test_compare_sets_results_side_by_side(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compare([results])
     shown = capsys.readouterr()
-    assert "2.4   2,626            2,364" in shown.out
+    assert "2.4 rps                2,626      2,364" in shown.out
     assert "warning: NOT COMPARABLE: TP8 on 8×MI355X, wafer-20k-1k: kernel-miss" in shown.err
 
 
@@ -53,7 +52,7 @@ def test_report_finds_evaluations_and_their_baseline(results: Path, capsys: pyte
     report(results, baseline=[results / "base" / "eval-gsm8k.json"], json=True)
     (row,) = [row for row in json.loads(capsys.readouterr().out)["evals"] if row["measured"]]
     assert (row["baseline_label"], row["candidate_label"]) == ("fp8", "mxfp4")
-    assert (row["judgement"]["lost"], row["judgement"]["gained"], row["judgement"]["apart"]) == (10, 0, True)
+    assert (row["judgement"]["lost"], row["judgement"]["gained"], row["judgement"]["significant"]) == (10, 0, True)
 
 
 def test_a_directory_without_results_is_an_error(tmp_path: Path) -> None:

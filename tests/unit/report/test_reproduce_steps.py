@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bench.workload import load_workload
+from orchestrator.bench import load_workload
 from orchestrator.commands.planning import load
 from orchestrator.commands.reproduce import (
     STATE_FILE,
-    Hands,
-    State,
+    FinishedSteps,
     Step,
+    StepRunner,
     bench_seconds,
     command,
     may_be_there,
@@ -23,7 +23,7 @@ from orchestrator.commands.runs import open_run
 from orchestrator.commands.servers import Fleet
 from orchestrator.core.errors import DeployError, HostError, Interrupted, UsageError
 from orchestrator.core.paths import Home, data_root
-from orchestrator.report.published import Published, ReproduceRun, load_published
+from orchestrator.report import Published, ReproduceRun, load_published
 from orchestrator.runtimes.base import Handle
 
 NOW = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
@@ -64,8 +64,8 @@ class Machine:
 
 def go(directory: Path, machine: Machine, *, keep: bool = False) -> None:
     planned = steps(directory)
-    hands = Hands(run=machine, there=machine.servers.__contains__, now=lambda: NOW)
-    reproduce(planned, State(directory / STATE_FILE, planned), hands, keep=keep)
+    runner = StepRunner(run=machine, may_be_there=machine.servers.__contains__, now=lambda: NOW)
+    reproduce(planned, FinishedSteps(directory / STATE_FILE, planned), runner, keep=keep)
 
 
 def test_everything_that_can_fail_early_comes_before_the_first_server(tmp_path: Path) -> None:
@@ -83,16 +83,16 @@ def test_the_tuned_table_is_built_for_the_image_that_is_built_next(tmp_path: Pat
 
 def test_a_plan_has_only_the_steps_that_it_needs_and_says_so(tmp_path: Path) -> None:
     published = runs_of(("cpu-tiny", "smoke-tiny"), ("b200-tp8", "wafer-20k-1k"))
-    itinerary = plan_steps(published, tmp_path, named="mine.yaml", download_mb_s=400)
-    early = [step.id for step in itinerary.steps if step.stage in {"stage", "kernels", "build"}]
+    planned = plan_steps(published, tmp_path, named="mine.yaml", download_mb_s=400)
+    early = [step.id for step in planned.steps if step.stage in {"stage", "kernels", "build"}]
     assert early == ["b200-tp8/stage", "b200-tp8/build"]
-    assert itinerary.left_out == (
+    assert planned.left_out == (
         "no step `stage` for `cpu-tiny`: its checkpoint is made on the way up",
         "no step `kernels` for `cpu-tiny`: its server asks aiter for no MXFP4 experts",
         "no step `kernels` for `b200-tp8`: its server asks aiter for no MXFP4 experts",
         "no step `build` for `cpu-tiny`: it runs in no container",
     )
-    assert ("report", str(tmp_path), "--published", "mine.yaml") in [step.argv for step in itinerary.steps]
+    assert ("report", str(tmp_path), "--published", "mine.yaml") in [step.argv for step in planned.steps]
 
 
 def test_each_measurement_is_kept_under_its_own_name(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_what_two_layouts_share_is_downloaded_once(tmp_path: Path) -> None:
 
 
 def test_a_server_takes_as_long_as_its_weights_to_load(tmp_path: Path) -> None:
-    itinerary = plan_steps(runs_of(("cpu-tiny", "smoke-tiny")), tmp_path, named="x", download_mb_s=400)
-    tiny = next(step.about for step in itinerary.steps if step.stage == "up")
+    planned = plan_steps(runs_of(("cpu-tiny", "smoke-tiny")), tmp_path, named="x", download_mb_s=400)
+    tiny = next(step.about for step in planned.steps if step.stage == "up")
     large = next(step.about for step in steps(tmp_path) if step.stage == "up")
     assert large - tiny == pytest.approx(13 * 60, rel=0.01)
 
@@ -214,7 +214,7 @@ def test_a_server_with_nothing_left_to_measure_is_not_brought_up(tmp_path: Path)
 def test_a_state_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / STATE_FILE).write_text(text)
     with pytest.raises(UsageError):
-        State(tmp_path / STATE_FILE, steps(tmp_path))
+        FinishedSteps(tmp_path / STATE_FILE, steps(tmp_path))
 
 
 def test_how_long_a_measurement_takes() -> None:

@@ -1,18 +1,18 @@
 """Energy of the GPUs, from counters that the devices keep themselves: amd-smi, or NVML (what nvidia-smi reads).
 
-nvidia-smi 580 has no query for the counter, so NVML's C function is called; amd-smi prints it as JSON. A difference of
-two counter readings needs no sampling and cannot miss a peak.
+nvidia-smi 580 has no query for the counter, so NVML is asked through nvidia-ml-py; amd-smi prints it as JSON. A
+difference of two counter readings needs no sampling and cannot miss a peak.
 """
 
-import ctypes
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Final
 
-from orchestrator.core.shell import ProgramMissingError, ProgramResult, run
-from orchestrator.results.result import Energy
+from orchestrator.core import shell
+from orchestrator.results import Energy
 
 _AMD_SMI: Final = ("amd-smi", "metric", "--energy", "--json")
 
@@ -22,7 +22,7 @@ class EnergyUnavailableError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class EnergyReading:
     """The energy counter of each GPU in joules, at `at_s` on a monotonic clock."""
 
     source: str
@@ -30,18 +30,19 @@ class Reading:
     at_s: float
 
 
-Reader = Callable[[], Reading]
+EnergyReader = Callable[[], EnergyReading]
 
 
-def read_energy() -> Reading:
+def read_energy() -> EnergyReading:
     """Read the counters of all GPUs of this machine. Raises EnergyUnavailableError."""
     try:
-        return Reading(source="amd-smi", joules=parse_amd_smi(run(_AMD_SMI, timeout=30)), at_s=time.monotonic())
-    except ProgramMissingError:
-        return Reading(source="nvml", joules=tuple(_nvml()), at_s=time.monotonic())
+        source, joules = "amd-smi", parse_amd_smi(shell.run(_AMD_SMI, timeout=30))
+    except shell.ProgramMissingError:
+        source, joules = "nvml", _read_nvml()
+    return EnergyReading(source=source, joules=joules, at_s=time.monotonic())
 
 
-def parse_amd_smi(done: ProgramResult) -> tuple[float, ...]:
+def parse_amd_smi(done: shell.ProgramResult) -> tuple[float, ...]:
     """The counters in amd-smi's JSON: a list of GPUs, from ROCm 6.4 on inside `gpu_data`."""
     try:
         data = json.loads(done.stdout)
@@ -56,29 +57,22 @@ def parse_amd_smi(done: ProgramResult) -> tuple[float, ...]:
         ) from error
 
 
-def _nvml() -> Iterator[float]:
+def _read_nvml() -> tuple[float, ...]:
+    nvml = import_module("pynvml")  # 50 ms that only a machine without amd-smi pays
     try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError as error:
+        nvml.nvmlInit()
+        try:
+            gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+            return tuple(nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000 for gpu in gpus)  # from millijoules
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError_LibraryNotFound as error:
         raise EnergyUnavailableError("neither amd-smi nor NVML is on this machine") from error
-    count, device, millijoules = ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_ulonglong()
-    _check(nvml.nvmlInit_v2())
-    try:
-        _check(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)))
-        for index in range(count.value):
-            _check(nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)))
-            _check(nvml.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules)))
-            yield millijoules.value / 1000
-    finally:
-        nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        raise EnergyUnavailableError(f"NVML gives no energy counter: {error}") from error
 
 
-def _check(code: int) -> None:
-    if code:
-        raise EnergyUnavailableError(f"NVML answers with error {code}")
-
-
-def energy_between(before: Reading, after: Reading, *, output_tokens: int) -> Energy:
+def energy_between(before: EnergyReading, after: EnergyReading, *, output_tokens: int) -> Energy:
     """What the GPUs used between two readings, per token that was put out in between.
 
     Not valid where a GPU is missing from one reading, a counter went backwards (driver reset) or did not move.

@@ -1,0 +1,67 @@
+"""How a measurement ends before its time: what is finished is on disk, and a sentence says what happened."""
+
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+from scripted_server import Answer, Script, scripted
+
+from orchestrator.bench import BenchRequest, load_workload, measure
+from orchestrator.commands.runs import load_result
+from orchestrator.core.errors import HostError
+from orchestrator.core.paths import Home
+from orchestrator.results import MarkKind, ServerProvenance
+
+WORKLOAD = load_workload("smoke-tiny").model_copy(
+    update={"output_tokens": 6, "requests": 4, "rates_rps": (20.0, 21.0), "prefixes": 1, "timeout_s": 5.0}
+)
+
+
+def test_a_log_that_cannot_be_read_loses_no_point(tmp_path: Path) -> None:
+    """The kernel gate is looked at when a point is on disk; what it cannot tell forbids the comparison."""
+    on_disk: list[int] = []
+
+    def unreadable() -> dict[str, object]:
+        on_disk.append(len(load_result(tmp_path).points))
+        raise HostError("the Docker daemon does not answer")
+
+    with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
+        request = BenchRequest(
+            url=server.url,
+            api="completions",
+            key=None,
+            workload_name="scripted",
+            workload=WORKLOAD,
+            overridden=(),
+            command="deploy bench",
+            provenance=ServerProvenance(gpus=8),
+            kernel_gate=unreadable,
+            price=None,
+            read_energy=None,
+            directory=tmp_path,
+            earlier=None,
+        )
+        result = measure(request, lambda _text, _far: None)
+    assert on_disk[:2] == [1, 2]
+    assert len(result.points) == 2
+    assert load_result(tmp_path) == result
+    (mark,) = (mark for mark in result.marks if mark.kind is MarkKind.UNKNOWN_KERNELS)
+    assert "the Docker daemon does not answer" in mark.detail
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupted_while_the_endpoint_is_asked_what_it_is(tmp_path: Path, number: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        words = ("bench", url, "--workload", "smoke-tiny", "--output", str(tmp_path / "out"))
+        with CommandLine(Home(tmp_path / "home")).running(*words) as bench:
+            connection, _ = silent.accept()
+            with connection:
+                assert connection.recv(1 << 16)
+                code, said = bench.end(number)
+    assert code == 130
+    assert "Traceback" not in said
+    assert "error: interrupted before anything was measured" in said
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,104 @@
+"""Energy: what the counters say, and when they cannot be trusted."""
+
+import json
+
+import pynvml
+import pytest
+
+from orchestrator.bench.energy import (
+    EnergyReading,
+    EnergyUnavailableError,
+    energy_between,
+    parse_amd_smi,
+    read_energy,
+)
+from orchestrator.core import shell
+
+
+def reading(*joules: float, at: float) -> EnergyReading:
+    return EnergyReading(source="amd-smi", joules=joules, at_s=at)
+
+
+def printed(data: object) -> shell.ProgramResult:
+    return shell.ProgramResult(argv=("amd-smi",), code=0, stdout=json.dumps(data), stderr="")
+
+
+def gpu(value: object, unit: str = "J") -> dict[str, object]:
+    return {"gpu": 0, "energy": {"total_energy_consumption": {"value": value, "unit": unit}}}
+
+
+def test_joules_per_token_and_tokens_per_joule() -> None:
+    energy = energy_between(reading(100.0, 200.0, at=0.0), reading(1100.0, 1200.0, at=10.0), output_tokens=500)
+    assert energy.valid
+    assert (energy.joules, energy.seconds, energy.mean_watts) == (2000.0, 10.0, 200.0)
+    assert energy.joules_per_output_token == 4.0
+    assert energy.output_tok_per_s_per_watt == 0.25  # 50 tok/s at 200 W
+
+
+@pytest.mark.parametrize(
+    ("after", "reason"),
+    [
+        (reading(50.0, 300.0, at=1.0), "went backwards"),
+        (reading(100.0, 300.0, at=1.0), "did not move"),
+        (reading(200.0, at=1.0), "not of the same GPUs"),
+    ],
+)
+def test_a_counter_that_cannot_be_trusted_gives_no_figure(after: EnergyReading, reason: str) -> None:
+    energy = energy_between(reading(100.0, 200.0, at=0.0), after, output_tokens=500)
+    assert not energy.valid
+    assert reason in energy.reason
+    assert energy.joules is None
+
+
+def test_both_shapes_of_amd_smi() -> None:
+    assert parse_amd_smi(printed([gpu(1.5), gpu(2.5)])) == (1.5, 2.5)
+    assert parse_amd_smi(printed({"gpu_data": [gpu(1.5)]})) == (1.5,)
+
+
+@pytest.mark.parametrize("data", [[gpu("N/A")], [gpu(1.0, "kWh")], [], [{"gpu": 0, "energy": "N/A"}], "no"])
+def test_no_counter_is_said_and_is_not_zero(data: object) -> None:
+    with pytest.raises(EnergyUnavailableError):
+        parse_amd_smi(printed(data))
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A machine with NVML, two GPUs and no amd-smi; every call that opens or closes NVML."""
+
+    def missing(*_: object, **__: object) -> shell.ProgramResult:
+        raise shell.ProgramMissingError("amd-smi")
+
+    calls: list[str] = []
+    monkeypatch.setattr(shell, "run", missing)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: calls.append("init"))
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: calls.append("shutdown"))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda gpu: 1_500 + 1_000 * gpu)
+    return calls
+
+
+def test_without_amd_smi_nvml_is_asked_for_millijoules(nvml: list[str]) -> None:
+    found = read_energy()
+    assert (found.source, found.joules) == ("nvml", (1.5, 2.5))
+    assert nvml == ["init", "shutdown"]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        ("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "neither amd-smi nor NVML"),
+        ("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "no energy counter: Driver Not Loaded"),
+        ("nvmlDeviceGetTotalEnergyConsumption", pynvml.NVML_ERROR_NOT_SUPPORTED, "no energy counter: Not Supported"),
+    ],
+)
+def test_what_nvml_cannot_say_is_no_figure(
+    nvml: list[str], monkeypatch: pytest.MonkeyPatch, call: str, error: int, said: str
+) -> None:
+    def fails(*_: object) -> None:
+        raise pynvml.NVMLError(error)
+
+    monkeypatch.setattr(pynvml, call, fails)
+    with pytest.raises(EnergyUnavailableError, match=said):
+        read_energy()
+    assert nvml in ([], ["init", "shutdown"])
