@@ -5,36 +5,31 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from orchestrator.core.document import read_document
-from orchestrator.core.errors import BenchError, Problem, ProfileError, UsageError
-from orchestrator.core.paths import data_root
-from orchestrator.core.validation import faults_in
+from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.errors import BenchError, UsageError
+from orchestrator.core.validation import StrictModel, read_model
 
 Rate = Annotated[float, Field(gt=0, le=10_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Climb(_Part):
+class Climb(StrictModel):
     """Rates beyond the listed ones: up from the last in steps while the load is sustained."""
 
     step_rps: Rate
     up_to_rps: Rate
 
 
-class SustainedLimits(_Part):
+class SustainedLimits(StrictModel):
     """What a sustained rate must meet."""
 
     ttft_p95_s: Annotated[float, Field(gt=0)]
     success_share: Share
 
 
-class Workload(_Part):
+class Workload(StrictModel):
     """One workload. Tokens are the model's own; shares are parts of 1."""
 
     description: str
@@ -95,36 +90,14 @@ def workload_name(name_or_file: str) -> str:
     return Path(name_or_file).stem if name_or_file.endswith(_FILES) else name_or_file
 
 
-def load_workload(name_or_file: str, *, directory: Path | None = None) -> Workload:
-    """The workload of that name under profiles/workloads/, or in a file.
+def load_workload(name_or_file: str, *, catalogue: Catalogue | None = None) -> Workload:
+    """The workload of that name in the catalogue, or in a file.
 
-    Raises UsageError for an unknown name, BenchError with file:line for every fault of a file.
+    Raises UsageError for an unknown name or a file that is not there, BenchError with file:line for every fault of one.
     """
-    directory = directory or data_root() / "profiles" / "workloads"
-    path = Path(name_or_file) if name_or_file.endswith(_FILES) else directory / f"{name_or_file}.yaml"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        known = ", ".join(f"`{file.stem}`" for file in sorted(directory.glob("*.yaml")))
-        raise UsageError(
-            f"cannot read workload `{name_or_file}`", where=str(path), hint=f"known workloads: {known}, or a .yaml file"
-        ) from error
-    return parse_workload(text, name=str(path))
-
-
-def parse_workload(text: str, *, name: str) -> Workload:
-    """Read a workload from YAML text; `name` is the file's name in messages. Raises BenchError."""
-    try:
-        document = read_document(text, name)
-    except ProfileError as error:
-        raise BenchError(
-            "the workload cannot be read", where=error.where, problems=error.problems or _only(error)
-        ) from error
-    try:
-        return Workload.model_validate_json(json.dumps(document.data))
-    except ValidationError as error:
-        raise BenchError("the workload is not valid", where=name, problems=faults_in(error, document.place)) from error
-
-
-def _only(error: ProfileError) -> tuple[Problem, ...]:
-    return (Problem(error.message, error.where, error.hint),)
+    catalogue = catalogue or Catalogue.from_environment()
+    path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalogue.find(Kind.WORKLOAD, name_or_file)
+    if path is None or not path.is_file():
+        known = ", ".join(f"`{name}`" for name in catalogue.names(Kind.WORKLOAD))
+        raise UsageError(f"there is no workload `{name_or_file}`", hint=f"known workloads: {known}, or a .yaml file")
+    return read_model(path, Workload, catalogue.shown(path), fault=BenchError)

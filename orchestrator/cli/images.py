@@ -43,7 +43,7 @@ def build(
     from dataclasses import asdict
 
     from orchestrator.commands.artifacts import render_artifacts
-    from orchestrator.commands.kernels import planned
+    from orchestrator.commands.planning import planned
     from orchestrator.core.paths import Home
     from orchestrator.images import build_image, find_docker, on_base, push_image, tag_image, write_metadata
 

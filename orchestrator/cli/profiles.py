@@ -1,37 +1,58 @@
-"""`deploy profiles`, `deploy show`, `deploy render`."""
+"""`deploy profiles`, `deploy show`, `deploy render`, `deploy schema`, `deploy flags`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
 from orchestrator.cli.options import GiveOption, Json, ProfileOption, SetOption, named_files
 from orchestrator.core.console import out, out_json, say
 
-if TYPE_CHECKING:
-    from orchestrator.plan import Plan
-
 ProfileArgument: TypeAlias = Annotated[str, typer.Argument(metavar="PROFILE", help="a profile's name, or a file")]
 
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    app.command()(profiles)
-    app.command()(show)
-    app.command()(render)
+    for command in (profiles, show, render, schema, flags):
+        app.command()(command)
 
 
 def profiles(*, json: Json = False) -> None:
-    """List the profiles that ship with the tool."""
-    from orchestrator.commands.planning import load, profile_names
+    """List profiles and what they are made of: hardware, models, engines."""
+    from orchestrator.commands.listing import listing, tables
+    from orchestrator.core.catalogue import Catalogue
     from orchestrator.core.console import table
 
-    plans = [load(name).plan for name in profile_names()]
+    found = listing(Catalogue.from_environment())
     if json:
-        out_json([_summary(plan) for plan in plans])
-        return
-    rows = [[str(value) for value in _summary(plan).values()] for plan in plans]
-    out(table(list(_summary(plans[0])), rows))
+        out_json(found)
+    else:
+        out("\n\n".join(table(header, rows) for header, rows in tables(found)))
+
+
+def schema(kind: Annotated[str, typer.Argument(help="profile, hardware, model or engine")] = "profile") -> None:
+    """Print the JSON Schema of a profile, or of a file it names; editors complete and check with it."""
+    from orchestrator.core.errors import UsageError
+    from orchestrator.core.nearest import did_you_mean
+    from orchestrator.profile.json_schema import KINDS, json_schema
+
+    if kind not in KINDS:
+        raise UsageError(f"there is no schema of `{kind}`", hint=did_you_mean(kind, KINDS))
+    out(json_schema(kind))
+
+
+def flags(
+    version: Annotated[str, typer.Argument(help="a version of sglang, such as 0.5.17")],
+    *,
+    python: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="an interpreter with sglang's dependencies; default: our own")
+    ] = None,
+) -> None:
+    """Write the table of options that a version of sglang knows; a profile's engine needs its version's."""
+    from orchestrator.commands.flag_tables import write_flag_table
+    from orchestrator.core.paths import Home
+
+    out(str(write_flag_table(version, Home.from_environment(), python=python)))
 
 
 def show(
@@ -73,7 +94,8 @@ def render(
 
     Files come from the profile and the options alone: a table that this machine holds is named with `--give`.
     """
-    from orchestrator.commands.artifacts import plan_given, render_artifacts, rendered_files
+    from orchestrator.commands.artifacts import render_artifacts, rendered_files
+    from orchestrator.commands.planning import plan_given
     from orchestrator.commands.runs import write_files
 
     files = rendered_files(render_artifacts(*plan_given(profile, set_ or (), named_files("--give", give))))
@@ -84,16 +106,3 @@ def render(
     write_files(output, files)
     for file in files:
         say(f"wrote {output / file.path}")
-
-
-def _summary(plan: "Plan") -> dict[str, object]:
-    layout = plan.layout
-    return {
-        "profile": plan.profile,
-        "hardware": plan.hardware.name,
-        "model": plan.model.name,
-        "engine": plan.engine.name,
-        "layout": f"tp{layout.tp}" + (f" dp{layout.dp}" if layout.dp > 1 else ""),
-        "runtime": plan.runtime,
-        "description": plan.description,
-    }

@@ -1,20 +1,11 @@
 """Everything that is rendered from one plan."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
-from orchestrator.commands.planning import load
-from orchestrator.images import input_digests, read_inputs
 from orchestrator.plan import Plan
 from orchestrator.render.artifacts import Artifacts, ContextFile
 from orchestrator.render.files import files
 from orchestrator.runtimes import runtime_kind
-
-
-def plan_given(profile: str, overrides: Sequence[str], files: Mapping[str, Path]) -> tuple[Plan, dict[str, bytes]]:
-    """A profile's plan, decided with files that its patches are given, and their contents; both by input name."""
-    inputs = read_inputs(files)
-    return load(profile, overrides=overrides, inputs=input_digests(inputs)).plan, inputs
 
 
 def render_artifacts(plan: Plan, inputs: Mapping[str, bytes] | None = None) -> Artifacts:

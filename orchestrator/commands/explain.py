@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from orchestrator.commands.planning import Loaded
 from orchestrator.core.console import table
 from orchestrator.core.document import Data, KeyPath
+from orchestrator.core.origin import Origin
+from orchestrator.profile import PARTS, is_setting
 
 _WIDEST = 64  # characters of a value in the table
 
@@ -37,25 +39,30 @@ def explained_table(rows: Sequence[Explained]) -> str:
 
 
 def _walk(value: Data, path: KeyPath, loaded: Loaded) -> Iterator[Explained]:
-    if isinstance(value, dict) and "value" not in value:
+    if isinstance(value, dict) and not is_setting(path):
         for key, inner in value.items():
-            if key != "source":  # it stands beside every fact of its file
+            if (*path, key) not in {(part, "source") for part in PARTS}:  # it stands beside every fact of its file
                 yield from _walk(inner, (*path, key), loaded)
         return
-    setting = value if isinstance(value, dict) else {"source": _source_of_file(path, loaded)}
+    if is_setting(path):
+        setting = value if isinstance(value, dict) else {"value": value, "origin": Origin.USER.value}
+    else:
+        setting = {"value": value, **_source_of_fact(path, loaded)}
     yield Explained(
         key=".".join(str(step) for step in path),
-        value=_text(setting.get("value", value)),
-        origin=str(setting.get("origin", "user" if path[0] in {"flags", "env", "layout"} else "")),
+        value=_text(setting.get("value")),
+        origin=str(setting.get("origin", "")),
         source="; ".join(str(setting[key]) for key in ("source", "note") if setting.get(key)),
         place=loaded.composed.place(path),
     )
 
 
-def _source_of_file(path: KeyPath, loaded: Loaded) -> Data:
-    """The source that a part's file names for all its facts."""
+def _source_of_fact(path: KeyPath, loaded: Loaded) -> dict[str, Data]:
+    """The source that a part's file names for all its facts; what was set on the command line is the user's own."""
+    if loaded.composed.given(path):
+        return {"origin": Origin.USER.value, "source": loaded.composed.place(path)}
     part = loaded.composed.data[str(path[0])]
-    return part.get("source") if isinstance(part, dict) else None
+    return {"source": part.get("source")} if path[0] in PARTS and isinstance(part, dict) else {}
 
 
 def _short(value: str) -> str:

@@ -1,11 +1,9 @@
 """Tuned kernels of a plan: are they covered, the table its server gets, and whether its log says they were used."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.commands.artifacts import plan_given
-from orchestrator.commands.planning import load
 from orchestrator.commands.runs import RunDir
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import DeployError, KernelsError
@@ -37,22 +35,6 @@ from orchestrator.kernels.disk import (
 from orchestrator.plan import Plan
 from orchestrator.render.dockerfile import base_reference
 from orchestrator.weights import checkpoint_directory
-
-_IMAGE_INPUT = "moe-table"  # as patches/aiter-fp4-moe-table asks for it
-
-
-def planned(
-    profile: str, overrides: Sequence[str], home: Home, *, given: Mapping[str, Path] | None = None
-) -> tuple[Plan, dict[str, bytes]]:
-    """A profile's plan and what its image is given, by input name: what `build` and `up` agree on.
-
-    That is what the user gives, and the table that `deploy kernels table` built for the profile, where it did and the
-    user gives none.
-    """
-    plan = load(profile, overrides=overrides).plan
-    table = Store.of(home, plan).table(plan)
-    built = {_IMAGE_INPUT: table} if applies_to(plan) and table.is_file() else {}
-    return plan_given(profile, overrides, {**built, **(given or {})})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,24 +1,53 @@
-"""Profiles and their parts, read from disk and put together."""
+"""From the catalogue to a plan: a profile and its parts are read, composed, validated, and then decided, each once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.core.document import Document, read_document
+from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.console import note
+from orchestrator.core.document import Document
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.nearest import did_you_mean
-from orchestrator.core.paths import data_root
+from orchestrator.core.paths import Home
+from orchestrator.core.validation import checked, read_file
 from orchestrator.engine.flags import read_flags
+from orchestrator.images import input_digests, read_inputs
+from orchestrator.kernels.disk import Store
 from orchestrator.patches import read_ledger
 from orchestrator.plan import NAME, Plan
 from orchestrator.plan.decide import Knowledge, decide
-from orchestrator.plan.known_bad import KnownBad, parse_known_bad
-from orchestrator.profile.compose import Composed, Override, compose, part_names
-from orchestrator.profile.schema import Profile
-from orchestrator.profile.validate import validate
+from orchestrator.plan.known_bad import read_known_bad
+from orchestrator.profile import PARTS, Composed, Override, Profile, compose, part_names
 from orchestrator.runtimes import REGISTRY
 
-_FOLDERS = {"hardware": "hardware", "model": "models", "engine": "engines"}
+_KINDS: Mapping[str, Kind] = {"hardware": Kind.HARDWARE, "model": Kind.MODEL, "engine": Kind.ENGINE}
+_MOE_TABLE = "moe-table"  # as patches/aiter-fp4-moe-table asks for it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Valid:
+    """A profile that is composed and valid, and of which nothing has been decided."""
+
+    name: str
+    composed: Composed
+    profile: Profile
+    catalogue: Catalogue
+
+    def decide(self, inputs: Mapping[str, str]) -> Plan:
+        """The plan, with files given to patches: name -> sha256. Raises ProfileError with all that its rules refuse."""
+        version = self.profile.engine.version
+        knowledge = Knowledge(
+            table=read_flags(version, self.catalogue, place=self.composed.place(("engine", "version"))),
+            ledger=read_ledger(self.catalogue),
+            known_bad=read_known_bad(self.catalogue),
+            runtimes={name: kind().rules for name, kind in REGISTRY.items()},
+            inputs=inputs,
+        )
+        plan = decide(self.name, profile=self.profile, composed=self.composed, knowledge=knowledge)
+        for name in knowledge.table.deprecated(flag.name for flag in plan.flags):
+            note(f"`--{name}` is deprecated in sglang {version} ({self.composed.place(('flags', name))})")
+        return plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,83 +60,91 @@ class Loaded:
     plan: Plan
 
 
-def profile_names(root: Path | None = None) -> tuple[str, ...]:
-    """The profiles that ship with the tool, sorted."""
-    folder = (root or data_root()) / "profiles"
-    return tuple(sorted(path.stem for path in folder.glob("*.yaml") if _is_profile(path)))
+def profile_names(catalogue: Catalogue | None = None) -> tuple[str, ...]:
+    """The profiles of the catalogue, sorted; by default the user's own and those that are shipped."""
+    return (catalogue or Catalogue.from_environment()).names(Kind.PROFILE)
 
 
 def load(
-    name: str, *, overrides: Sequence[str] = (), inputs: Mapping[str, str] | None = None, root: Path | None = None
+    name: str,
+    *,
+    overrides: Sequence[str] = (),
+    inputs: Mapping[str, str] | None = None,
+    catalogue: Catalogue | None = None,
 ) -> Loaded:
     """The profile of that name, or in that file, with `--set` overrides applied and everything decided.
 
     `inputs` are files given to patches, name -> sha256. Raises ProfileError with every fault and its place.
     """
-    root = root or data_root()
+    valid = read_profile(name, overrides=overrides, catalogue=catalogue)
+    plan = valid.decide(inputs or {})
+    return Loaded(name=valid.name, composed=valid.composed, profile=valid.profile, plan=plan)
+
+
+def planned(
+    profile: str, overrides: Sequence[str], home: Home, *, given: Mapping[str, Path] | None = None
+) -> tuple[Plan, dict[str, bytes]]:
+    """A profile's plan and what its image is given, by input name: what `build` and `up` agree on.
+
+    That is what the user gives, and the table that `deploy kernels table` built for the profile, where it did and the
+    user gives none.
+    """
+    valid = read_profile(profile, overrides=overrides, catalogue=Catalogue.of(home))
+    table = Store.at(home, valid.profile.engine.aiter_commit).table_of(valid.name)
+    built = {_MOE_TABLE: table} if table.is_file() else {}
+    return _decided(valid, {**built, **(given or {})})
+
+
+def plan_given(profile: str, overrides: Sequence[str], files: Mapping[str, Path]) -> tuple[Plan, dict[str, bytes]]:
+    """A profile's plan, decided with files that its patches are given, and their contents; both by input name."""
+    return _decided(read_profile(profile, overrides=overrides), files)
+
+
+def _decided(valid: Valid, files: Mapping[str, Path]) -> tuple[Plan, dict[str, bytes]]:
+    inputs = read_inputs(files)
+    return valid.decide(input_digests(inputs)), inputs
+
+
+def read_profile(name: str, *, overrides: Sequence[str] = (), catalogue: Catalogue | None = None) -> Valid:
+    """The profile of that name, or in that file, with `--set` overrides applied, valid and undecided.
+
+    Raises ProfileError with every fault and its place.
+    """
+    catalogue = catalogue or Catalogue.from_environment()
     given = tuple(Override.parse(text) for text in overrides)
-    path = _profile_path(name, root)
+    path = _profile_path(name, catalogue)
     if not NAME.match(path.stem):
         hint = "rename it: lower-case letters and digits, with single `.`, `_` or `-` between them"
         raise ProfileError(f"a profile cannot be called `{path.stem}`", where=str(path), hint=hint)
-    document = _read(path, root)
+    document = read_file(path, catalogue.shown(path))
     names = part_names(document, given)
-    parts = _read_parts(names, document, root)
+    parts = _read_parts(names, document, catalogue)
     composed = compose(parts, names=names, profile=document, overrides=given)
-    profile = validate(composed, path.stem)
-    knowledge = Knowledge(
-        table=read_flags(profile.engine.version, root, place=composed.place(("engine", "version"))),
-        ledger=read_ledger(root),
-        known_bad=_read_known_bad(root),
-        runtimes={name: kind().rules for name, kind in REGISTRY.items()},
-        inputs=inputs or {},
-    )
-    plan = decide(path.stem, profile=profile, composed=composed, knowledge=knowledge)
-    return Loaded(name=path.stem, composed=composed, profile=profile, plan=plan)
+    message = f"profile `{path.stem}` is not valid"
+    profile = checked(composed.data, Profile, place=composed.place, message=message)
+    return Valid(name=path.stem, composed=composed, profile=profile, catalogue=catalogue)
 
 
-def _read_known_bad(root: Path) -> tuple[KnownBad, ...]:
-    return parse_known_bad(_read(root / "profiles" / "known-bad.yaml", root))
-
-
-def _is_profile(path: Path) -> bool:
-    """A profile names its parts; other files of the folder (known-bad layouts, say) do not."""
-    return any(line.startswith("hardware:") for line in path.read_text().splitlines())
-
-
-def _profile_path(name: str, root: Path) -> Path:
+def _profile_path(name: str, catalogue: Catalogue) -> Path:
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = Path(name)
         if path.is_file():
             return path
         raise ProfileError(f"there is no file `{name}`", hint="a name without `/` is one of `deploy profiles`")
-    path = root / "profiles" / f"{name}.yaml"
-    names = profile_names(root)
-    if name in names:
-        return path
-    raise ProfileError(f"there is no profile `{name}`", hint=did_you_mean(name, names))
+    return catalogue.path(Kind.PROFILE, name)
 
 
-def _read_parts(names: Mapping[str, str], profile: Document, root: Path) -> dict[str, Document]:
-    paths = {part: root / "profiles" / _FOLDERS[part] / f"{name}.yaml" for part, name in names.items()}
+def _read_parts(names: Mapping[str, str], profile: Document, catalogue: Catalogue) -> dict[str, Document]:
+    paths = {part: catalogue.find(_KINDS[part], names[part]) for part in PARTS}
     problems = tuple(
         Problem(
             f"there is no {part} `{names[part]}`",
             profile.place((part,)),
-            did_you_mean(names[part], [file.stem for file in path.parent.glob("*.yaml")]),
+            did_you_mean(names[part], catalogue.names(_KINDS[part])),
         )
         for part, path in paths.items()
-        if not path.is_file()
+        if path is None
     )
     if problems:
         raise ProfileError(f"`{profile.name}` names parts that do not exist", problems=problems)
-    return {part: _read(path, root) for part, path in paths.items()}
-
-
-def _read(path: Path, root: Path) -> Document:
-    """Read a file; one that ships with the tool is shown by its path below the tool's root."""
-    name = str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
-    try:
-        return read_document(path.read_text(encoding="utf-8"), name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(f"`{name}` cannot be read: {error}", where=name) from error
+    return {part: read_file(path, catalogue.shown(path)) for part, path in paths.items() if path}

@@ -21,6 +21,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,19 @@ class Problem:
     message: str
     where: str = ""
     hint: str = ""
+
+
+_MOST: Final = 100  # problems that one message shows
+
+
+def first_of(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """The first hundred of what is wrong, each once, and a word where there is more; the rest is not looked for."""
+    found: dict[Problem, None] = {}
+    for problem in problems:
+        if len(found) == _MOST:
+            return (*found, Problem(f"there is more: these are the first {_MOST}"))
+        found[problem] = None
+    return tuple(found)
 
 
 class DeployError(Exception):
@@ -56,6 +70,10 @@ class DeployError(Exception):
         self.hint = hint
         self.problems = tuple(problems)
         self.details = details
+
+    def each(self) -> tuple[Problem, ...]:
+        """What is wrong, one by one: the problems, or the message itself where it stands alone."""
+        return self.problems or (Problem(self.message, self.where, self.hint),)
 
 
 class UsageError(DeployError):

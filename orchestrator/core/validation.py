@@ -1,30 +1,154 @@
-"""What pydantic finds wrong with data, as problems with their places."""
+"""From a file to a value that its schema has checked; otherwise what is wrong with it, each fault at file and line."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
-from orchestrator.core.errors import Problem
+from orchestrator.core.document import Data, Document, KeyPath, read_document
+from orchestrator.core.errors import DeployError, Problem, ProfileError, first_of
+from orchestrator.core.nearest import did_you_mean
+
+_EXPECTED: Final[Mapping[str, str]] = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "`true` or `false`",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+_SHOWN: Final = 60  # characters of a value in a message
 
 
 class StrictModel(BaseModel):
-    """What a file of ours says: an unknown key is an error, and nothing is changed once it is read."""
+    """What a file of ours says: frozen, strict about types, and closed to keys it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_file(path: Path, name: str, *, fault: type[DeployError] = ProfileError) -> Document:
+    """The YAML file at `path`; `name` is what messages call it. Raises `fault` with every problem and its line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: bytes that are no UTF-8, a name with a NUL
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise fault(f"`{name}` cannot be read: {reason}", where=name) from error
+    return read_document(text, name, fault=fault)
+
+
+def read_model(path: Path, kind: type[Model], name: str, *, fault: type[DeployError] = ProfileError) -> Model:
+    """The YAML file at `path` as a `kind`. Raises `fault` with every problem and its line."""
+    return model_of(read_file(path, name, fault=fault), kind, fault=fault)
+
+
+def model_of(document: Document, kind: type[Model], *, fault: type[DeployError] = ProfileError) -> Model:
+    """A document as a `kind`. Raises `fault` with every problem and its line."""
+    message = f"`{document.name}` is not valid"
+    return checked(document.data, kind, place=document.place, message=message, fault=fault)
+
+
+def checked(
+    data: Mapping[str, Data],
+    kind: type[Model],
+    *,
+    place: Callable[[KeyPath], str],
+    message: str,
+    fault: type[DeployError] = ProfileError,
+) -> Model:
+    """`data` as a `kind`. Raises `fault` with `message` and every problem at its `place`."""
+    try:
+        return kind.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        problems = faults_in(error, place, data=data, kind=kind)
+    raise fault(message, problems=problems)
 
 
 def faults_in(
-    error: ValidationError, place: Callable[[tuple[int | str, ...]], str] = lambda _: "", *, skip: int = 0
+    error: ValidationError,
+    place: Callable[[KeyPath], str] = lambda _: "",
+    *,
+    data: Any = None,  # noqa: ANN401 - data of any shape is looked into
+    kind: type[BaseModel] | None = None,
 ) -> tuple[Problem, ...]:
     """One problem a fault: the key and what is wrong with it, at its `place` (by key path).
 
-    `skip` steps at the beginning of each path name the member of a union, and are no keys.
+    With the `data` that was looked at, the path is the one a user wrote: pydantic names the members of a union as well,
+    and those are no keys. With the `kind`, a key that is not known leads to the nearest one that is.
     """
-    return tuple(_problem(details["msg"], details["loc"][skip:], place) for details in error.errors(include_url=False))
+    return first_of(_problems(error, place, data, kind))
 
 
-def _problem(message: str, path: tuple[int | str, ...], place: Callable[[tuple[int | str, ...]], str]) -> Problem:
-    text = message.removeprefix("Value error, ")
-    text = text[:1].lower() + text[1:]
+def _problems(
+    error: ValidationError,
+    place: Callable[[KeyPath], str],
+    data: Any,  # noqa: ANN401
+    kind: type[BaseModel] | None,
+) -> Iterator[Problem]:
+    for details in error.errors(include_url=False):
+        path = details["loc"] if data is None else _written(details, data)
+        yield Problem(_message(details, path), place(path), _hint(details, kind))
+
+
+def _written(details: ErrorDetails, data: Any) -> KeyPath:  # noqa: ANN401
+    """The steps of an error's location that are keys of `data`, and the key that is missing there."""
+    path: KeyPath = ()
+    for step in details["loc"]:
+        inside = isinstance(data, dict) and step in data
+        inside = inside or (isinstance(data, list) and isinstance(step, int) and step < len(data))
+        if inside:
+            path, data = (*path, step), data[step]
+    return (*path, details["loc"][-1]) if details["type"] == "missing" else path
+
+
+def _message(details: ErrorDetails, path: KeyPath) -> str:
     key = ".".join(str(step) for step in path)
-    return Problem(f"`{key}`: {text}" if key else text, place(path))
+    kind = details["type"]
+    if kind == "missing":
+        return f"`{key}` is missing"
+    if kind == "extra_forbidden":
+        return f"unknown key `{key}`"
+    found = _show(details["input"])
+    if kind in _EXPECTED:
+        return f"`{key}` must be {_EXPECTED[kind]}, found {found}"
+    text = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    text = text[:1].lower() + text[1:]
+    return f"`{key}`: {text}, found {found}" if key else text
+
+
+def _hint(details: ErrorDetails, kind: type[BaseModel] | None) -> str:
+    if details["type"] != "extra_forbidden" or kind is None:
+        return ""
+    *parents, key = details["loc"]
+    return did_you_mean(str(key), _known_keys(kind, parents))
+
+
+def _known_keys(kind: type[BaseModel], parents: Sequence[int | str]) -> set[str]:
+    """The keys that may stand below `parents`; a step that is no field is an index, or names the member of a union."""
+    kinds = {kind}
+    for step in parents:
+        fields = [field for each in kinds if (field := each.model_fields.get(str(step)))]
+        if fields:
+            kinds = {inner for field in fields for inner in _models_in(field.annotation)}
+    return {name for each in kinds for name in each.model_fields}
+
+
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _show(value: object) -> str:
+    text = "nothing" if value is None else f"`{value}`" if isinstance(value, str) else repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

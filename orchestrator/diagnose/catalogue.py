@@ -6,8 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field
+
+from orchestrator.core.validation import StrictModel, read_model
 
 CATALOGUE: Final = Path(__file__).with_name("signatures.yaml")
 
@@ -21,13 +22,11 @@ class Effect(StrEnum):
     CONSEQUENCE = "consequence"  # says that something failed, and not why
 
 
-class Clause(BaseModel):
+class Clause(StrictModel):
     """A line: it holds `text`, the pattern `regex` is found in it, and none of `unless` is.
 
     `text` is required for speed: a gigabyte is searched for literals, and only the lines around them are matched.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     text: str = Field(min_length=4)
     regex: re.Pattern[str] | None = Field(default=None)
@@ -42,10 +41,8 @@ class Clause(BaseModel):
         )
 
 
-class Signature(BaseModel):
+class Signature(StrictModel):
     """One failure that is known: any of `lines`, and where given any of `near` at most `within` lines before it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     effect: Effect
@@ -57,9 +54,11 @@ class Signature(BaseModel):
     source: str
 
 
+class _Signatures(StrictModel):
+    signatures: tuple[Signature, ...]
+
+
 @cache
 def load_catalogue() -> tuple[Signature, ...]:
     """Every signature, in the order of the file."""
-    return TypeAdapter(tuple[Signature, ...]).validate_python(
-        tuple(yaml.safe_load(CATALOGUE.read_text(encoding="utf-8")))
-    )
+    return read_model(CATALOGUE, _Signatures, CATALOGUE.name).signatures

@@ -1,15 +1,15 @@
 """The options one version of sglang knows, and what is wrong with a setting of one."""
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal, TypeAlias
 
+from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import Problem, ProfileError
-from orchestrator.core.nearest import did_you_mean, nearest
-
-GENERATOR: Final = "profiles/engines/flags/generate.py"
+from orchestrator.core.nearest import nearest
 
 # Decided by other parts of a profile, so that one fact is written once.
 RESERVED: Mapping[str, str] = {
@@ -49,6 +49,9 @@ class FlagSpec:
     """One option as that version's own argparse defines it."""
 
     takes_value: bool
+    several: bool  # takes a list
+    optional: bool  # takes a value, or none
+    number: Literal["int", "float"] | None  # what each value must be read as
     choices: tuple[str, ...]
     deprecated: bool
 
@@ -60,31 +63,59 @@ class FlagTable:
     version: str
     flags: Mapping[str, FlagSpec]
 
+    def deprecated(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of `names` that this version hides from its help, or warns about."""
+        return tuple(name for name in names if name in self.flags and self.flags[name].deprecated)
 
-def read_flags(version: str, root: Path, *, place: str = "") -> FlagTable:
+
+def read_flags(version: str, catalogue: Catalogue, *, place: str = "") -> FlagTable:
     """The options of one sglang version. Raises ProfileError for a version whose table was not generated."""
-    folder = root / "profiles" / "engines" / "flags"
-    path = folder / f"{version}.json"
-    if not path.is_file():
-        known = [table.stem for table in folder.glob("*.json")]
+    path = catalogue.find(Kind.FLAGS, version)
+    if path is None:
+        known = ", ".join(f"`{name}`" for name in catalogue.names(Kind.FLAGS))
         raise ProfileError(
             f"there is no flag table for sglang {version}",
             where=place,
-            hint=f"{did_you_mean(version, known)}; generate it with `python {GENERATOR} {version}`",
+            hint=f"there are tables for {known}; `deploy flags {version}` makes this one",
         )
-    table = json.loads(path.read_text())
-    flags = {
-        name: FlagSpec(
-            takes_value=spec["takes_value"],
-            choices=tuple(str(choice) for choice in spec.get("choices", ())),
-            deprecated=spec.get("deprecated", False),
-        )
-        for name, spec in table["flags"].items()
-    }
-    return FlagTable(version=version, flags=flags)
+    try:
+        return parse_flags(version, path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        hint = f"`deploy flags {version}` writes it anew"
+        raise ProfileError("this is no flag table", where=catalogue.shown(path), hint=hint) from error
 
 
-def flag_problems(name: str, value: object, table: FlagTable, where: str) -> Iterator[Problem]:
+def parse_flags(version: str, text: str) -> FlagTable:
+    """A table from what the generator printed. Raises ValueError, KeyError or TypeError for anything else."""
+    table = json.loads(text)
+    if table["sglang"] != version:
+        raise ValueError(f"the table is for sglang {table['sglang']}")
+    return FlagTable(version=version, flags={name: _spec(entry) for name, entry in table["flags"].items()})
+
+
+def _spec(entry: Mapping[str, Any]) -> FlagSpec:
+    nargs = entry.get("nargs")
+    return FlagSpec(
+        takes_value=entry["takes_value"],
+        several=nargs in {"+", "*"},
+        optional=nargs in {"?", "*"},
+        number=entry.get("type"),
+        choices=tuple(str(choice) for choice in entry.get("choices", ())),
+        deprecated=entry.get("deprecated", False),
+    )
+
+
+FlagValue: TypeAlias = "bool | int | float | str | Sequence[int | float | str]"
+
+
+def words(value: FlagValue) -> tuple[str, ...]:
+    """A value as it stands in an argv; nothing for a switch."""
+    if isinstance(value, bool):
+        return ()
+    return (str(value),) if isinstance(value, str | int | float) else tuple(str(item) for item in value)
+
+
+def flag_problems(name: str, value: FlagValue, table: FlagTable, where: str) -> Iterator[Problem]:
     """What sglang's own parser would refuse, and what another part of the profile decides."""
     if name in RESERVED:
         yield Problem(f"`{name}` is not set as a flag", where, f"it follows from `{RESERVED[name]}`: set that")
@@ -93,15 +124,45 @@ def flag_problems(name: str, value: object, table: FlagTable, where: str) -> Ite
     if spec is None:
         yield Problem(f"sglang {table.version} has no option `--{name}`", where, _near(name, table))
         return
-    if isinstance(value, bool) == spec.takes_value:
-        expected = "a value" if spec.takes_value else "no value: write `true` or `false`"
-        yield Problem(f"`--{name}` of sglang {table.version} takes {expected}, found `{value}`", where)
-    elif spec.choices and str(value) not in spec.choices:
-        yield Problem(
-            f"`--{name}` of sglang {table.version} does not take `{value}`",
-            where,
-            f"one of {', '.join(f'`{choice}`' for choice in spec.choices)}",
-        )
+    option = f"`--{name}` of sglang {table.version}"
+    if expected := _expected(value, spec):
+        shown = str(list(words(value))) if isinstance(value, list | tuple) else str(value)
+        yield Problem(f"{option} takes {expected}, found `{shown}`", where)
+        return
+    for word in words(value):
+        if not _is_number(word, spec.number):
+            yield Problem(f"{option} takes {_NUMBERS[spec.number or '']}, found `{word}`", where)
+        elif word.startswith("-") and not _INTEGER.match(word) and spec.number is None:
+            yield Problem(f"{option}: `{word}` begins with `-` and would be taken for an option", where)
+        elif spec.choices and word not in spec.choices:
+            choices = ", ".join(f"`{choice}`" for choice in spec.choices)
+            yield Problem(f"{option} does not take `{word}`", where, f"one of {choices}")
+
+
+_NUMBERS: Final[Mapping[str, str]] = {"int": "a whole number", "float": "a number"}
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,18}\Z")
+
+
+def _expected(value: FlagValue, spec: FlagSpec) -> str:
+    """What the option takes, where `value` is something else."""
+    if isinstance(value, bool):
+        return "a value" if spec.takes_value and not spec.optional else ""
+    if not spec.takes_value:
+        return "no value: write `true` or `false`"
+    if isinstance(value, list | tuple) and not spec.several:
+        return "one value"
+    return "" if words(value) or spec.optional else "at least one value"
+
+
+def _is_number(word: str, kind: str | None) -> bool:
+    if kind is None:
+        return True
+    if kind == "int":
+        return _INTEGER.match(word) is not None
+    try:
+        return math.isfinite(float(word))
+    except ValueError:
+        return False
 
 
 def _near(name: str, table: FlagTable) -> str:

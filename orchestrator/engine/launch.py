@@ -9,7 +9,7 @@ MODULE: Final = "sglang.launch_server"
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One start of sglang. `flags` are option names without dashes and their values, None for a bare switch."""
+    """One start of sglang. `flags` are option names without dashes and their values, none for a bare switch."""
 
     model_path: str
     served_name: str
@@ -19,7 +19,7 @@ class Launch:
     dp: int
     ep: int
     dp_attention: bool
-    flags: Sequence[tuple[str, str | None]] = ()
+    flags: Sequence[tuple[str, Sequence[str]]] = ()
 
 
 def launch_argv(launch: Launch, *, python: str) -> tuple[str, ...]:
@@ -32,8 +32,8 @@ def launch_argv(launch: Launch, *, python: str) -> tuple[str, ...]:
     argv += ["--model-path", launch.model_path, "--served-model-name", launch.served_name]
     argv += ["--host", launch.host, "--port", str(launch.port)]
     argv += _spread(launch)
-    for name, value in launch.flags:
-        argv += [f"--{name}"] if value is None else [f"--{name}", value]
+    for name, values in launch.flags:
+        argv += [f"--{name}", *values]
     return tuple(argv)
 
 

@@ -27,7 +27,10 @@ def plan_ports(plan: Plan) -> tuple[tuple[str, int], ...]:
     """Every port the plan fixes, by what it is for. (The others sglang picks among the free ones at start.)"""
     named = [("server", str(plan.server.port))]
     named += [
-        (flag.name, flag.value.rpartition(":")[2]) for flag in plan.flags if flag.name in _PORT_FLAGS and flag.value
+        (flag.name, value.rpartition(":")[2])
+        for flag in plan.flags
+        if flag.name in _PORT_FLAGS
+        for value in flag.values
     ]
     return tuple((purpose, int(port)) for purpose, port in named if port.isdigit())
 

@@ -5,6 +5,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.core.paths import data_root
 from orchestrator.patches import read_diffs, read_ledger
@@ -14,27 +15,29 @@ from orchestrator.render.dockerfile import ImageSources
 PROGRAMS: Final = ("apply_patches.py", "read_sources.py")  # what runs inside an image; the first imports the other
 
 
-def image_sources(plan: Plan, *, inputs: Mapping[str, bytes] | None = None, root: Path | None = None) -> ImageSources:
+def image_sources(
+    plan: Plan, *, inputs: Mapping[str, bytes] | None = None, catalogue: Catalogue | None = None
+) -> ImageSources:
     """The template, the patches the plan carries, and every file the template copies.
 
     `inputs` are the files given to patches, by input name. Raises BuildError for a template that does not exist.
     """
-    root = root or data_root()
+    catalogue = catalogue or Catalogue.from_environment()
     carried = {use.id for use in plan.patches}
-    patches = tuple(patch for patch in read_ledger(root) if patch.id in carried)
+    patches = tuple(patch for patch in read_ledger(catalogue) if patch.id in carried)
     return ImageSources(
-        template=_template(plan, root),
-        programs={path.name: path.read_bytes() for path in program_paths(root)},
+        template=_template(plan, catalogue),
+        programs={path.name: path.read_bytes() for path in program_paths()},
         patches=patches,
-        diffs=read_diffs(patches, root),
+        diffs=read_diffs(patches, catalogue),
         inputs=inputs or {},
-        files=_copied(plan, root),
+        files=_copied(plan, catalogue),
     )
 
 
-def program_paths(root: Path | None = None) -> tuple[Path, ...]:
+def program_paths() -> tuple[Path, ...]:
     """The program that runs inside an image, and that `deploy patches check` runs on other sources; what it imports."""
-    return tuple((root or data_root()) / "images" / name for name in PROGRAMS)
+    return tuple(data_root() / "images" / name for name in PROGRAMS)
 
 
 def read_inputs(paths: Mapping[str, Path]) -> dict[str, bytes]:
@@ -50,19 +53,21 @@ def input_digests(inputs: Mapping[str, bytes]) -> dict[str, str]:
     return {name: sha256(content).hexdigest() for name, content in inputs.items()}
 
 
-def _template(plan: Plan, root: Path) -> str:
-    path = root / "images" / f"{plan.engine.template}.Dockerfile.j2"
-    if not path.is_file():
-        raise BuildError(
-            f"there is no image template `{plan.engine.template}`", where=f"profiles/engines/{plan.engine.name}.yaml"
-        )
+def _template(plan: Plan, catalogue: Catalogue) -> str:
+    path = catalogue.find(Kind.IMAGE, f"{plan.engine.template}.Dockerfile.j2")
+    if path is None:
+        raise BuildError(f"there is no image template `{plan.engine.template}`", where=f"engine {plan.engine.name}")
     return path.read_text(encoding="utf-8")
 
 
-def _copied(plan: Plan, root: Path) -> dict[str, bytes]:
+def _copied(plan: Plan, catalogue: Catalogue) -> dict[str, bytes]:
     """The requirement file of an engine that is installed in the build, with the shim it starts through."""
     if plan.engine.requirements is None:
         return {}
-    images = root / "images"
-    paths = [images / plan.engine.requirements, *sorted(images.glob("cpu_shim/*.p*"))]
-    return {path.relative_to(images).as_posix(): path.read_bytes() for path in paths}
+    requirements = catalogue.find(Kind.IMAGE, plan.engine.requirements)
+    if requirements is None:
+        message = f"there is no requirement file `{plan.engine.requirements}`"
+        raise BuildError(message, where=f"engine {plan.engine.name}")
+    images = data_root() / "images"
+    shim = {path.relative_to(images).as_posix(): path.read_bytes() for path in sorted(images.glob("cpu_shim/*.p*"))}
+    return {plan.engine.requirements: requirements.read_bytes(), **shim}

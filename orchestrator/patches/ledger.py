@@ -4,41 +4,42 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from orchestrator.core.document import Document, read_document
+from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.document import Document
 from orchestrator.core.errors import Problem, ProfileError
-from orchestrator.core.paths import data_root
-from orchestrator.core.validation import faults_in
+from orchestrator.core.validation import model_of, read_file
 from orchestrator.patches.schema import Diff, Patch
 
 
-def read_ledger(root: Path | None = None) -> tuple[Patch, ...]:
-    """Every patch, sorted by id. Raises ProfileError with all that is wrong in any patch.yaml, each at its line."""
-    root = root or data_root()
-    documents = [_read(path, root) for path in sorted((root / "patches").glob("*/patch.yaml"))]
+def read_ledger(catalogue: Catalogue | None = None) -> tuple[Patch, ...]:
+    """Every patch of the catalogue, sorted by id; by default the user's own and those that are shipped.
+
+    Raises ProfileError with all that is wrong in any patch.yaml, each at its line.
+    """
+    catalogue = catalogue or Catalogue.from_environment()
     patches: list[Patch] = []
     problems: list[Problem] = []
     places: dict[str, str] = {}
-    for document in documents:
+    for path in catalogue.all(Kind.PATCH):
         try:
-            patch = Patch.model_validate_json(json.dumps(document.data))
-        except ValidationError as error:
-            problems += faults_in(error, document.place)
+            document = read_file(path, catalogue.shown(path))
+            patch = model_of(document, Patch)
+        except ProfileError as error:
+            problems += error.each()
             continue
         patches.append(patch)
-        problems += _misplaced(patch, document, places, root)
+        problems += _misplaced(patch, document, places, path.parent)
         places.setdefault(patch.id, document.place(("id",)))
     if problems:
         raise ProfileError("the ledger of patches is not valid", problems=problems)
     return tuple(sorted(patches, key=lambda patch: patch.id))
 
 
-def read_diffs(ledger: Sequence[Patch], root: Path | None = None) -> dict[str, str]:
+def read_diffs(ledger: Sequence[Patch], catalogue: Catalogue | None = None) -> dict[str, str]:
     """The texts of the diffs among these patches, by patch id."""
-    folder = (root or data_root()) / "patches"
+    catalogue = catalogue or Catalogue.from_environment()
     return {
-        patch.id: (folder / patch.id / patch.apply.file).read_text(encoding="utf-8")
+        patch.id: (catalogue.path(Kind.PATCH, patch.id).parent / patch.apply.file).read_text(encoding="utf-8")
         for patch in ledger
         if isinstance(patch.apply, Diff)
     }
@@ -63,17 +64,13 @@ def _entry(patch: Patch, diffs: Mapping[str, str]) -> dict[str, object]:
     return {**entry, "diff": diffs[patch.id]} if patch.apply.kind == "diff" else entry
 
 
-def _read(path: Path, root: Path) -> Document:
-    return read_document(path.read_text(encoding="utf-8"), str(path.relative_to(root)))
-
-
-def _misplaced(patch: Patch, document: Document, places: Mapping[str, str], root: Path) -> Iterator[Problem]:
+def _misplaced(patch: Patch, document: Document, places: Mapping[str, str], folder: Path) -> Iterator[Problem]:
     """What the schema cannot see: another patch of that id, the folder's name, the diff beside the file."""
     place = document.place(("id",))
-    folder = Path(document.name).parent
     if patch.id in places:
         yield Problem(f"patch `{patch.id}` stands twice: here and at {places[patch.id]}", place, "rename one")
     elif folder.name != patch.id:
         yield Problem(f"patch `{patch.id}` stands in a folder of another name", place, f"call the folder `{patch.id}`")
-    if isinstance(patch.apply, Diff) and not (root / folder / patch.apply.file).is_file():
-        yield Problem(f"patch `{patch.id}` names a diff that does not exist", str(folder / patch.apply.file))
+    if isinstance(patch.apply, Diff) and not (folder / patch.apply.file).is_file():
+        shown = document.name.removesuffix("patch.yaml") + patch.apply.file
+        yield Problem(f"patch `{patch.id}` names a diff that does not exist", shown)

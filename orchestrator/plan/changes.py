@@ -26,5 +26,8 @@ def _flat(value: object, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _named(item: Mapping[str, object]) -> object:
-    """A flag or variable by its value alone; anything else whole."""
-    return item["value"] if "value" in item else {key: inner for key, inner in item.items() if key != "id"}
+    """A flag or variable by its values alone; anything else whole."""
+    for key in ("value", "values"):
+        if key in item:
+            return item[key]
+    return {key: inner for key, inner in item.items() if key != "id"}

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.core.errors import Problem, ProfileError
-from orchestrator.engine.flags import FlagTable
+from orchestrator.core.errors import Problem, ProfileError, first_of
+from orchestrator.engine.flags import FlagTable, words
 from orchestrator.patches import Patch
 from orchestrator.plan.known_bad import KnownBad, known_bad
 from orchestrator.plan.patches import PatchFacts, environment, select
@@ -25,8 +25,7 @@ from orchestrator.plan.plan import (
     Waiting,
 )
 from orchestrator.plan.rules import RULES, Case, Rule
-from orchestrator.profile import schema
-from orchestrator.profile.compose import Composed
+from orchestrator.profile import Composed, ContainerSection, Profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,7 @@ class Knowledge:
     inputs: Mapping[str, str]  # files a user gave to patches, name -> sha256 in hex
 
 
-def decide(name: str, *, profile: schema.Profile, composed: Composed, knowledge: Knowledge) -> Plan:
+def decide(name: str, *, profile: Profile, composed: Composed, knowledge: Knowledge) -> Plan:
     """The plan of profile `name`. Raises ProfileError with everything that its rules refuse."""
     case = Case(
         profile=profile,
@@ -48,6 +47,7 @@ def decide(name: str, *, profile: schema.Profile, composed: Composed, knowledge:
         table=knowledge.table,
         ledger=knowledge.ledger,
         runtimes=knowledge.runtimes,
+        known_bad=knowledge.known_bad,
     )
     _refuse(name, (problem for rule in RULES for problem in rule(case)))
     plan = _plan(name, profile=profile, composed=composed, knowledge=knowledge)
@@ -56,11 +56,11 @@ def decide(name: str, *, profile: schema.Profile, composed: Composed, knowledge:
 
 
 def _refuse(name: str, problems: Iterable[Problem]) -> None:
-    if found := tuple(problems):
+    if found := first_of(problems):
         raise ProfileError(f"profile `{name}` cannot be planned", problems=found)
 
 
-def _plan(name: str, *, profile: schema.Profile, composed: Composed, knowledge: Knowledge) -> Plan:
+def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowledge) -> Plan:
     uses = _patches(profile, knowledge)
     return Plan(
         profile=name,
@@ -83,33 +83,28 @@ def _plan(name: str, *, profile: schema.Profile, composed: Composed, knowledge: 
     )
 
 
-def _patches(profile: schema.Profile, knowledge: Knowledge) -> tuple[PatchUse, ...]:
+def _patches(profile: Profile, knowledge: Knowledge) -> tuple[PatchUse, ...]:
     steps = profile.flags.get("speculative-num-steps")
     facts = PatchFacts(
         engine_version=profile.engine.version,
         platform=profile.engine.platform,
         quantisation=profile.model.quantisation,
         mtp_layer=profile.model.mtp_layer,
-        speculative_steps=int(steps.value) if steps else None,
+        speculative_steps=int(words(steps.value)[0]) if steps and steps.value is not False else None,
         inputs=knowledge.inputs,
     )
     return tuple(use for use in select(knowledge.ledger, facts) if use.id not in profile.without_patches)
 
 
-def _flags(profile: schema.Profile) -> tuple[Flag, ...]:
+def _flags(profile: Profile) -> tuple[Flag, ...]:
     settings = {name: setting for name, setting in profile.flags.items() if setting.value is not False}
     return tuple(
-        Flag(name=name, value=_text(setting.value), origin=setting.origin, source=setting.source)
+        Flag(name=name, values=words(setting.value), origin=setting.origin, source=setting.source)
         for name, setting in sorted(settings.items())
     )
 
 
-def _text(value: bool | float | str) -> str | None:  # noqa: FBT001 - it is the value
-    """A flag's value as it stands in an argv; None for a bare switch."""
-    return None if value is True else str(value)
-
-
-def _env(profile: schema.Profile, of_patches: Iterable[EnvVar]) -> tuple[EnvVar, ...]:
+def _env(profile: Profile, of_patches: Iterable[EnvVar]) -> tuple[EnvVar, ...]:
     """The profile's variables; those of patches where the profile does not set them itself."""
     variables = {variable.name: variable for variable in of_patches}
     for name, setting in profile.env.items():
@@ -118,7 +113,7 @@ def _env(profile: schema.Profile, of_patches: Iterable[EnvVar]) -> tuple[EnvVar,
     return tuple(variables[name] for name in sorted(variables))
 
 
-def _hardware(profile: schema.Profile, composed: Composed) -> Hardware:
+def _hardware(profile: Profile, composed: Composed) -> Hardware:
     hardware = profile.hardware
     return Hardware(
         name=composed.names["hardware"],
@@ -127,12 +122,11 @@ def _hardware(profile: schema.Profile, composed: Composed) -> Hardware:
         gpus=hardware.gpus,
         compute_units=hardware.compute_units,
         vram_bytes=hardware.vram,
-        watts=hardware.watts,
         container=_container(hardware.container),
     )
 
 
-def _container(container: schema.Container) -> ContainerNeeds:
+def _container(container: ContainerSection) -> ContainerNeeds:
     limits = sorted(container.ulimits.items())
     return ContainerNeeds(
         devices=tuple(container.devices),
@@ -146,7 +140,7 @@ def _container(container: schema.Container) -> ContainerNeeds:
     )
 
 
-def _model(profile: schema.Profile, composed: Composed) -> Model:
+def _model(profile: Profile, composed: Composed) -> Model:
     model = profile.model
     return Model(
         name=composed.names["model"],
@@ -162,5 +156,5 @@ def _model(profile: schema.Profile, composed: Composed) -> Model:
     )
 
 
-def _engine(profile: schema.Profile, composed: Composed) -> Engine:
+def _engine(profile: Profile, composed: Composed) -> Engine:
     return Engine(name=composed.names["engine"], **profile.engine.model_dump(exclude={"source"}))

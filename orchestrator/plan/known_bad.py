@@ -1,24 +1,20 @@
-"""Layouts that are reported broken: data (profiles/known-bad.yaml), matched against a plan."""
+"""Layouts that are reported broken: data (profiles/reports/known-bad.yaml), matched against a plan."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatch
 
 from packaging.specifiers import SpecifierSet
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from orchestrator.core.document import Document
-from orchestrator.core.errors import Problem, ProfileError
-from orchestrator.core.validation import faults_in
+from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.errors import Problem
+from orchestrator.core.validation import StrictModel, read_model
 from orchestrator.patches import VersionRange
 from orchestrator.plan.plan import Plan
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class When(_Strict):
+class When(StrictModel):
     """What a plan must show; what is left out is no condition, and all that is given must hold."""
 
     engine: VersionRange | None = Field(default=None, description="PEP 440 range of sglang versions")
@@ -32,27 +28,26 @@ class When(_Strict):
     env_not: Mapping[str, str] = Field(default={}, description="variable -> the value that makes it good")
 
 
-class KnownBad(_Strict):
-    """One report: what breaks, where it was reported, what to do instead."""
+class KnownBad(StrictModel):
+    """One report: what breaks, where it was reported, what mends it."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     what: str = Field(description="what happens, as a user sees it")
     source: str = Field(description="repository and number, or the public file that says so")
-    instead: str = Field(description="what to do instead")
+    hint: str = Field(description="what to do instead")
     when: When
 
 
-class _Reports(_Strict):
+class Reports(StrictModel):
+    """A file of reports."""
+
     known_bad: tuple[KnownBad, ...]
 
 
-def parse_known_bad(document: Document) -> tuple[KnownBad, ...]:
-    """The reports in a document, `{known_bad: [...]}`. Raises ProfileError with every fault at its line."""
-    try:
-        return _Reports.model_validate(document.data).known_bad
-    except ValidationError as error:
-        problems = faults_in(error, document.place)
-        raise ProfileError(f"`{document.name}` is not a list of known-bad layouts", problems=problems) from error
+def read_known_bad(catalogue: Catalogue) -> tuple[KnownBad, ...]:
+    """Every report of the catalogue. Raises ProfileError with every fault of a file at its line."""
+    files = [read_model(path, Reports, catalogue.shown(path)) for path in catalogue.all(Kind.REPORTS)]
+    return tuple(entry for file in files for entry in file.known_bad)
 
 
 def known_bad(entries: Sequence[KnownBad], plan: Plan, *, accepted: Collection[str] = ()) -> tuple[Problem, ...]:
@@ -60,7 +55,7 @@ def known_bad(entries: Sequence[KnownBad], plan: Plan, *, accepted: Collection[s
     return tuple(
         Problem(
             f"this layout is reported broken: {entry.what} ({entry.source})",
-            hint=f"{entry.instead}; if you know better: `--set accept_known_bad=[{entry.id}]`",
+            hint=f"{entry.hint}; if you know better: `--set accept_known_bad=[{entry.id}]`",
         )
         for entry in entries
         if entry.id not in accepted and matches(entry.when, plan)

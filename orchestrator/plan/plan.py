@@ -1,7 +1,7 @@
 """The plan: everything that has been decided about one server, and nothing that has not.
 
-Frozen, without default values: a planner that forgets a decision does not construct. Sizes are bytes, power is watts,
-durations are seconds; sequences are tuples sorted where their order carries no meaning, so equal plans are equal bytes.
+Frozen, without default values: a planner that forgets a decision does not construct. Sizes are bytes, durations
+are seconds; sequences are tuples sorted where their order carries no meaning, so equal plans are equal bytes.
 """
 
 import dataclasses
@@ -19,12 +19,17 @@ NAME: Final = re.compile(r"(?=.{1,63}\Z)[a-z0-9]+(?:[._-][a-z0-9]+)*\Z")
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """One option of the server: `name` is the long form without dashes, `value` is None for a bare switch."""
+    """One option of the server: `name` is the long form without dashes, `values` are empty for a bare switch."""
 
     name: str
-    value: str | None
+    values: tuple[str, ...]
     origin: Origin
     source: str
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The option as it stands in an argv."""
+        return (f"--{self.name}", *self.values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +75,6 @@ class Hardware:
     gpus: int
     compute_units: int  # of one GPU
     vram_bytes: int  # of one GPU
-    watts: int  # of one GPU
     container: ContainerNeeds
 
 
@@ -198,11 +202,8 @@ class Plan:
     waiting: Waiting
 
     def flag(self, name: str) -> str | None:
-        """The value of an option, `""` for a bare switch, None where the plan does not set it."""
-        for flag in self.flags:
-            if flag.name == name:
-                return flag.value if flag.value is not None else ""
-        return None
+        """The value of an option, `""` for a bare switch, None where the plan does not set it; several by spaces."""
+        return next((" ".join(flag.values) for flag in self.flags if flag.name == name), None)
 
     def to_dict(self) -> dict[str, object]:
         """The plan as plain JSON-able data."""

@@ -11,8 +11,8 @@ from orchestrator.core.errors import Problem
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.engine.flags import FlagTable, flag_problems
 from orchestrator.patches import Patch
-from orchestrator.profile.compose import Composed
-from orchestrator.profile.schema import Profile
+from orchestrator.plan.known_bad import KnownBad
+from orchestrator.profile import Composed, Profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,7 @@ class Case:
     table: FlagTable
     ledger: Sequence[Patch]
     runtimes: "Mapping[str, Sequence[Rule]]"  # by name, with the rules of each
+    known_bad: Sequence[KnownBad]
 
     def place(self, *path: str | int) -> str:
         """`file:line` of a key path."""
@@ -33,7 +34,7 @@ class Case:
     def number(self, flag: str) -> float | None:
         """The value of a numeric flag, None where it is not set."""
         setting = self.profile.flags.get(flag)
-        return float(setting.value) if setting and re.match(r"-?\d+(\.\d+)?\Z", str(setting.value)) else None
+        return float(str(setting.value)) if setting and _NUMBER.match(str(setting.value)) else None
 
 
 Rule = Callable[[Case], Iterator[Problem]]
@@ -41,7 +42,13 @@ Rule = Callable[[Case], Iterator[Problem]]
 _VENDOR_OF: Final = {"rocm": "amd", "cuda": "nvidia", "cpu": "cpu"}
 # The suffix of a dated ROCm image names the GPU family it was compiled for (sglang docker/rocm.Dockerfile, GPU_ARCH).
 _ARCH_OF_IMAGE: Final = {"mi30x": "gfx942", "mi35x": "gfx950"}
-_SECRET_NAME: Final = re.compile(r"(TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL)", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?\Z")
+# A word of a name that says the value is a secret. `TOKEN` and the like also end a word that runs together (`HFTOKEN`);
+# what only begins so is another word (`TOKENIZERS_PARALLELISM`), and so is the plural that is counted (`MAX_TOKENS`).
+_SECRET_WORD: Final = re.compile(
+    r"\w*(TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEYS?|ACCESSKEY|PRIVATEKEY|SECRETKEY)\Z"
+)
+_SECRET_KEY: Final = re.compile(r"(^|_)(API|ACCESS|PRIVATE|SECRET|AUTH|SIGNING|ENCRYPTION)_KEYS?(_|\Z)")
 _MEMORY_FRACTION: Final = 0.9  # without `mem-fraction-static`, the most that sglang plans with on a GPU
 
 
@@ -61,6 +68,27 @@ def layout_fits(case: Case) -> Iterator[Problem]:
         yield Problem(f"ep {ep} does not divide tp {tp}", case.place("layout", "ep"))
     if layout.dp_attention.value and tp % dp:
         yield Problem(f"with dp-attention dp {dp} must divide tp {tp}", case.place("layout", "dp"))
+
+
+def heads_divide(case: Case) -> Iterator[Problem]:
+    """Each rank of a replica has as many attention heads as the others; with dp-attention a replica has tp / dp ranks.
+
+    sglang asserts both (0.5.14: srt/models/llama.py `total_num_heads % tp_size`, srt/models/deepseek_v2.py
+    `num_heads % attn_tp_size`). Key and value heads that are fewer than the ranks are copied, and then divide them.
+    """
+    layout, model = case.profile.layout, case.profile.model
+    shared = layout.dp_attention.value and layout.tp.value % layout.dp.value == 0
+    ranks = layout.tp.value // layout.dp.value if shared else layout.tp.value
+    for heads, what in ((model.attention_heads, "attention heads"), (model.kv_heads, "key and value heads")):
+        if heads is None or heads % ranks == 0 or (what != "attention heads" and ranks % heads == 0):
+            continue
+        fitting = ", ".join(str(count) for count in range(1, min(heads, ranks, 1024) + 1) if heads % count == 0)
+        per = f"tp {ranks}" if ranks == layout.tp.value else f"tp {layout.tp.value} over dp {layout.dp.value}"
+        yield Problem(
+            f"{heads} {what} do not divide by {per}",
+            case.place("layout", "tp"),
+            f"they divide by {fitting}",
+        )
 
 
 def weights_fit(case: Case) -> Iterator[Problem]:
@@ -130,12 +158,18 @@ def speculation_has_a_draft(case: Case) -> Iterator[Problem]:
 def secrets_stay_out(case: Case) -> Iterator[Problem]:
     """No secret stands in a profile: it would be rendered, labelled and hashed."""
     for name in case.profile.env:
-        if _SECRET_NAME.search(name):
+        if _is_secret(name):
             yield Problem(
                 f"`{name}` looks like a secret and is not written into a profile",
                 case.place("env", name),
                 "export it in your shell: HF_TOKEN is taken from there, an API key is named by `server.api_key_env`",
             )
+
+
+def _is_secret(name: str) -> bool:
+    """Whether a word of a variable's name says so: `HF_TOKEN`, `hfToken`, `AWS_SECRET_ACCESS_KEY`."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
+    return any(_SECRET_WORD.match(word) for word in words.split("_")) or _SECRET_KEY.search(words) is not None
 
 
 def address_is_meant(case: Case) -> Iterator[Problem]:
@@ -166,9 +200,19 @@ def patches_exist(case: Case) -> Iterator[Problem]:
             yield Problem(f"the ledger has no patch `{name}`", place, did_you_mean(name, known))
 
 
+def reports_exist(case: Case) -> Iterator[Problem]:
+    """A report that is accepted is one that was made."""
+    known = [report.id for report in case.known_bad]
+    for index, name in enumerate(case.profile.accept_known_bad):
+        if name not in known:
+            place = case.place("accept_known_bad", index)
+            yield Problem(f"there is no report `{name}` of a layout known as bad", place, did_you_mean(name, known))
+
+
 RULES: Final[Sequence[Rule]] = (
     engine_fits_hardware,
     layout_fits,
+    heads_divide,
     weights_fit,
     runtime_can_start,
     flags_are_known,
@@ -176,4 +220,5 @@ RULES: Final[Sequence[Rule]] = (
     secrets_stay_out,
     address_is_meant,
     patches_exist,
+    reports_exist,
 )

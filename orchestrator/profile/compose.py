@@ -1,19 +1,27 @@
 """Layers become one document: hardware, model, engine, profile, `--set`; nothing else has precedence.
 
-Scalars replace, mappings merge by key, lists replace, `null` removes. A setting (a mapping that holds `value`) replaces
-as a whole, so a value never keeps the origin of the value it replaced. Every key remembers the file and line it came
-from.
+Scalars replace, mappings merge by key, lists replace, `null` removes. A setting (an entry of `flags`, `env` or
+`layout`) replaces as a whole, so a value never keeps the origin of the value it replaced; and whatever of it `--set`
+names, it is the user's from then on. Every key remembers the file and line it came from.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.core.document import Data, Document, KeyPath, read_scalar
+from orchestrator.core.document import DEEPEST, Data, Document, KeyPath, read_scalar
 from orchestrator.core.errors import Problem, ProfileError
+from orchestrator.core.origin import Origin
 
 PARTS: Final = ("hardware", "model", "engine")
 SHARED: Final = ("flags", "env")  # keys of a part that speak for the whole profile
+SETTINGS: Final = (*SHARED, "layout")  # keys whose entries are settings
+_OPTION: Final = "--set "
+
+
+def is_setting(path: KeyPath) -> bool:
+    """Whether a key path is that of a value with an origin of its own."""
+    return len(path) == 2 and path[0] in SETTINGS
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,10 @@ class Composed:
             path = path[:-1]
         return self.places.get(path, "")
 
+    def given(self, path: KeyPath) -> bool:
+        """Whether an option of the command line says so, and no file."""
+        return self.place(path).startswith(_OPTION)
+
 
 @dataclass(frozen=True)
 class Override:
@@ -45,6 +57,8 @@ class Override:
         path = tuple(key.strip().split("."))
         if not equals or not all(path):
             raise ProfileError(f"`--set {text}` has no key and value", hint="write it as `--set layout.tp=4`")
+        if len(path) > DEEPEST:
+            raise ProfileError(f"`--set {key[:60]}…` names no key of a profile")
         if value.startswith("[") and value.endswith("]"):
             return cls(path, [read_scalar(item.strip()) for item in value[1:-1].split(",") if item.strip()])
         return cls(path, read_scalar(value))
@@ -119,21 +133,18 @@ class _Placer:
 def _merge(data: dict[str, Data], places: dict[KeyPath, str], path: KeyPath, value: Data, place: "_Placer") -> None:
     parent = _parent(data, path)
     key = str(path[-1])
-    if value is None:
-        parent.pop(key, None)
-        _forget(places, path)
-        return
-    if isinstance(value, dict) and not _is_setting(value):
+    if isinstance(value, dict) and not is_setting(path):
         if not isinstance(parent.get(key), dict):
-            _forget(places, path)
+            _forget(places, path, parent.get(key))
             parent[key] = {}
         places.setdefault(path, place(path))
         for name, item in value.items():
             _merge(data, places, (*path, name), item, place)
         return
-    _forget(places, path)
-    parent[key] = value
-    _remember(places, path, value, place)
+    _forget(places, path, parent.pop(key, None))
+    if value is not None:
+        parent[key] = value
+        _remember(places, path, value, place)
 
 
 def _parent(data: dict[str, Data], path: KeyPath) -> dict[str, Data]:
@@ -145,32 +156,50 @@ def _parent(data: dict[str, Data], path: KeyPath) -> dict[str, Data]:
     return data
 
 
-def _is_setting(value: Mapping[str, Data]) -> bool:
-    return "value" in value
-
-
 def _remember(places: dict[KeyPath, str], path: KeyPath, value: Data, place: "_Placer") -> None:
     places[path] = place(path)
+    for step, item in _items(value):
+        _remember(places, (*path, step), item, place)
+
+
+def _forget(places: dict[KeyPath, str], path: KeyPath, value: Data) -> None:
+    """Drop the places of `value`, which stood at `path`, and of all it held."""
+    places.pop(path, None)
+    for step, item in _items(value):
+        _forget(places, (*path, step), item)
+
+
+def _items(value: Data) -> Iterable[tuple[str | int, Data]]:
     if isinstance(value, dict):
-        for name, item in value.items():
-            _remember(places, (*path, name), item, place)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _remember(places, (*path, index), item, place)
-
-
-def _forget(places: dict[KeyPath, str], path: KeyPath) -> None:
-    for known in [known for known in places if known[: len(path)] == path]:
-        del places[known]
+        return value.items()
+    return enumerate(value) if isinstance(value, list) else ()
 
 
 def _apply_override(data: dict[str, Data], places: dict[KeyPath, str], override: Override) -> None:
     path: KeyPath = override.path
-    if override.path[0] in PARTS and len(override.path) == 1:
+    if path[0] in PARTS and len(path) == 1:
         return  # it chose the file, see part_names
-    text = f"--set {'.'.join(override.path)}"
-    document = Document(text, {}, {})
-    _merge(data, places, path, override.value, _Placer(document, len(path), ()))
+    place = f"{_OPTION}{'.'.join(override.path)}"
+    if path[0] in PARTS and path[1:] == ("source",):
+        hint = "what `--set` says is yours, and is shown as yours"
+        raise ProfileError("the source of a file's facts is not set", where=place, hint=hint)
+    value = override.value
+    if is_setting(path[:2]) and (value is not None or len(path) > 2):
+        value = _of_user(data, override)
+        path = path[:2]
+    _merge(data, places, path, value, _Placer(Document(place, {}, {}), len(path), ()))
+
+
+def _of_user(data: Mapping[str, Data], override: Override) -> Data:
+    """The setting that an override names or reaches into, as the user's own: nobody else stands behind it any more."""
+    section, key, *leaf = override.path
+    holder = data.get(section)
+    old = holder.get(key) if isinstance(holder, dict) else None
+    setting: dict[str, Data] = dict(old) if isinstance(old, dict) else {} if old is None else {"value": old}
+    for name in ("source", "note"):
+        setting.pop(name, None)
+    setting[".".join(leaf) or "value"] = override.value
+    return {**setting, "origin": Origin.USER.value, "source": f"{_OPTION}{section}.{key}"}
 
 
 def _show(value: Data) -> str:

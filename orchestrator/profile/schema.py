@@ -2,22 +2,29 @@
 
 Sizes are written as people write them (`288GiB`, `438033728823`); settings (`flags`, `env`, `layout`) say where their
 value comes from: `published`, somebody's `recipe`, or our `inferred`, the first two with a source. A bare value is the
-author's own and has the origin `user`.
+author's own and has the origin `user`. Texts are one line each: they end up in scripts, labels and comments.
 """
 
 import re
-from typing import Annotated, Final, Literal
+from decimal import Decimal
+from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from orchestrator.core.origin import Origin
+from orchestrator.core.validation import StrictModel
 
-_SIZE: Final = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)?\Z")
+_SIZE: Final = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(?P<unit>B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)?\Z")
 _UNITS: Final = {
     "B": 1,
     **{f"{prefix}B": 1000**power for power, prefix in enumerate(("k", "M", "G", "T"), 1)},
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate(("K", "M", "G", "T"), 1)},
 }
+# Control characters, the line ends that Unicode adds, and bytes of an argument that are no UTF-8.
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_FLAGS: Final = "sglang's options, long names without dashes"
+_ENV: Final = "the server's environment"
+_WEEK: Final = 7 * 86_400  # seconds
 
 
 def _bytes(value: object) -> object:
@@ -26,7 +33,27 @@ def _bytes(value: object) -> object:
     match = _SIZE.match(value) if isinstance(value, str) else None
     if not match:
         raise ValueError("expected a size such as `288GiB`, `1.5TB` or a number of bytes")
-    return int(float(match["number"]) * _UNITS[match["unit"] or "B"])
+    return int(Decimal(match["number"]) * _UNITS[match["unit"] or "B"])
+
+
+def _one_line(text: str) -> str:
+    if found := _UNPRINTABLE.search(text):
+        raise ValueError(f"a text of one line holds no {found[0]!r}")
+    return text
+
+
+def _scalar_or_list(value: object) -> object:
+    """Refuse what is neither: the members of the union would each say so in their own words."""
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, bool | int | float | str) for item in items):
+        raise ValueError("expected a value or a list of values")
+    return value
+
+
+def _one_scalar(value: object) -> object:
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError("expected one value")  # noqa: TRY004 - pydantic takes no TypeError
+    return value
 
 
 def _setting(value: object) -> object:
@@ -35,22 +62,21 @@ def _setting(value: object) -> object:
     return {"value": value, "origin": "user", "source": "the profile's author"}
 
 
-Size = Annotated[int, BeforeValidator(_bytes), Field(ge=0)]
+Text: TypeAlias = Annotated[str, AfterValidator(_one_line)]
+VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Size: TypeAlias = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str), Field(ge=0)]
+Scalar: TypeAlias = bool | int | float | Text
 
 
-class Strict(BaseModel):
-    """Frozen, strict about types, and closed to keys it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Setting(Strict):
+class Setting(StrictModel):
     """A value with its origin."""
 
-    value: bool | int | float | str = Field(description="the value; `true` is a bare switch, `false` leaves it out")
-    origin: Annotated[Origin, Field(strict=False)] = Field(description="published, recipe, inferred or user")
-    source: str = Field(default="", description="where it is published or whose recipe it is")
-    note: str = Field(default="", description="why, where that is not plain")
+    value: Annotated[Scalar | list[Scalar], BeforeValidator(_scalar_or_list, Scalar | list[Scalar])] = Field(
+        description="the value; `true` is a bare switch, `false` leaves it out; a list where an option takes several"
+    )
+    origin: Origin = Field(description="published, recipe, inferred or user")
+    source: Text = Field(default="", description="where it is published or whose recipe it is")
+    note: Text = Field(default="", description="why, where that is not plain")
 
     @model_validator(mode="after")
     def _has_source(self) -> "Setting":
@@ -59,7 +85,10 @@ class Setting(Strict):
         return self
 
 
-SettingField = Annotated[Setting, BeforeValidator(_setting)]
+class EnvSetting(Setting):
+    """A variable of the server's environment."""
+
+    value: Annotated[Scalar, BeforeValidator(_one_scalar, Scalar)] = Field(description="the value, as text")
 
 
 class CountSetting(Setting):
@@ -74,52 +103,56 @@ class SwitchSetting(Setting):
     value: bool = Field(description="true or false")
 
 
-CountField = Annotated[CountSetting, BeforeValidator(_setting)]
-SwitchField = Annotated[SwitchSetting, BeforeValidator(_setting)]
+# A bare value may stand in the place of a setting; `null` takes away what a lower layer says.
+FlagField: TypeAlias = Annotated[Setting, BeforeValidator(_setting, Setting | Scalar | list[Scalar] | None)]
+EnvField: TypeAlias = Annotated[EnvSetting, BeforeValidator(_setting, EnvSetting | Scalar | None)]
+CountField: TypeAlias = Annotated[CountSetting, BeforeValidator(_setting, CountSetting | int)]
+SwitchField: TypeAlias = Annotated[SwitchSetting, BeforeValidator(_setting, SwitchSetting | bool)]
 
 
-class Ulimit(Strict):
+class UlimitSection(StrictModel):
     """A resource limit; -1 is unlimited."""
 
     soft: int = Field(ge=-1, description="soft limit")
     hard: int = Field(ge=-1, description="hard limit")
 
 
-class Container(Strict):
+class ContainerSection(StrictModel):
     """What a container on this hardware has to be given."""
 
-    devices: list[str] = Field(default=[], description="device nodes, such as /dev/kfd")
+    devices: list[Text] = Field(default=[], description="device nodes, such as /dev/kfd")
     all_gpus: bool = Field(default=False, description="the NVIDIA device request (`--gpus all`)")
-    groups: list[str] = Field(default=[], description="groups that own the device nodes, by name; resolved on the host")
-    ipc: str | None = Field(default=None, description="IPC namespace, such as `host`")
+    groups: list[Text] = Field(
+        default=[], description="groups that own the device nodes, by name; resolved on the host"
+    )
+    ipc: Text | None = Field(default=None, description="IPC namespace, such as `host`")
     shm: Size | None = Field(default=None, description="size of /dev/shm")
-    ulimits: dict[str, Ulimit] = Field(default={}, description="resource limits by name")
-    security_opt: list[str] = Field(default=[], description="security options, such as seccomp=unconfined")
-    cap_add: list[str] = Field(default=[], description="capabilities, such as SYS_PTRACE")
+    ulimits: dict[Text, UlimitSection] = Field(default={}, description="resource limits by name")
+    security_opt: list[Text] = Field(default=[], description="security options, such as seccomp=unconfined")
+    cap_add: list[Text] = Field(default=[], description="capabilities, such as SYS_PTRACE")
 
 
-class Hardware(Strict):
+class HardwareSection(StrictModel):
     """One node."""
 
     vendor: Literal["amd", "nvidia", "cpu"] = Field(description="amd, nvidia or cpu")
-    arch: str = Field(description="what the compiler calls the GPU: gfx950, sm100; or the machine, x86_64")
+    arch: Text = Field(description="what the compiler calls the GPU: gfx950, sm100; or the machine, x86_64")
     gpus: int = Field(ge=0, description="GPUs in the node")
     compute_units: int = Field(ge=0, description="compute units (CUs, SMs) of one GPU")
     vram: Size = Field(description="memory of one GPU")
-    watts: int = Field(ge=0, description="board power of one GPU, W")
-    container: Container = Field(default=Container(), description="what a container is given")
-    source: str = Field(default="", description="where these facts are published")
+    container: ContainerSection = Field(default=ContainerSection(), description="what a container is given")
+    source: Text = Field(default="", description="where these facts are published")
 
 
-class ModelOrigin(Strict):
+class ModelOrigin(StrictModel):
     """Where the checkpoint comes from."""
 
     kind: Literal["hub", "generated", "directory"] = Field(description="hub, generated or directory")
-    location: str = Field(description="repository id, generator script under images/, or an absolute directory")
-    revision: str | None = Field(default=None, description="commit of the repository")
+    location: Text = Field(description="repository id, generator script under images/, or an absolute directory")
+    revision: Text | None = Field(default=None, description="commit of the repository")
 
 
-class Moe(Strict):
+class MoeSection(StrictModel):
     """The routed experts of the whole model."""
 
     hidden_size: int = Field(ge=1, description="model dimension")
@@ -129,44 +162,69 @@ class Moe(Strict):
     experts_per_token: int = Field(ge=1, description="routed experts a token takes")
 
 
-class Model(Strict):
+class ModelSection(StrictModel):
     """The checkpoint."""
 
     origin: ModelOrigin = Field(description="where it comes from")
-    served_name: str = Field(description="the name clients ask for")
+    served_name: Text = Field(description="the name clients ask for")
     weights: Size = Field(description="size of all weights")
-    quantisation: str = Field(description="quark-mxfp4, nvfp4, fp8, bf16 …")
+    quantisation: Text = Field(description="quark-mxfp4, nvfp4, fp8, bf16 …")
     context_length: int = Field(ge=1, description="tokens of prompt and answer together")
     layers: int = Field(ge=1, description="transformer layers, without the MTP layer")
+    attention_heads: int | None = Field(default=None, ge=1, description="query heads; tensor parallelism divides them")
+    kv_heads: int | None = Field(
+        default=None, ge=1, description="key and value heads, where fewer than queries; none with latent attention"
+    )
     mtp_layer: int | None = Field(
         default=None, description="index of the next-token-prediction layer in the checkpoint"
     )
     gated: bool = Field(default=False, description="needs a token to download")
-    moe: Moe | None = Field(default=None, description="the routed experts")
-    source: str = Field(default="", description="where these facts are published")
+    moe: MoeSection | None = Field(default=None, description="the routed experts")
+    source: Text = Field(default="", description="where these facts are published")
 
 
-class Engine(Strict):
+class EngineSection(StrictModel):
     """One pinned build of sglang."""
 
-    version: str = Field(pattern=r"^\d+\.\d+\.\d+(\.post\d+)?$", description="sglang's version")
+    version: Text = Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+)?$", description="sglang's version")
     platform: Literal["rocm", "cuda", "cpu"] = Field(description="rocm, cuda or cpu")
-    image: str | None = Field(default=None, description="base image, without digest")
-    image_digest: str | None = Field(
+    image: Text | None = Field(default=None, description="base image, without digest")
+    image_digest: Text | None = Field(
         default=None, pattern=r"^sha256:[0-9a-f]{64}$", description="its digest, where one is known"
     )
-    template: str = Field(description="Dockerfile template under images/")
-    requirements: str | None = Field(default=None, description="pinned requirement file under images/")
-    python: str | None = Field(default=None, description="an interpreter that already has the engine")
-    source_dir: str = Field(
+    template: Text = Field(description="Dockerfile template under images/")
+    requirements: Text | None = Field(default=None, description="pinned requirement file under images/")
+    python: Text | None = Field(default=None, description="an interpreter that already has the engine")
+    source_dir: Text = Field(
         default="/sgl-workspace/sglang/python/sglang", description="where the image keeps the package"
     )
-    aiter_dir: str | None = Field(default=None, description="where the image keeps aiter")
-    aiter_commit: str | None = Field(default=None, description="the aiter commit the image was built with")
-    source: str = Field(default="", description="where these facts are published")
+    aiter_dir: Text | None = Field(default=None, description="where the image keeps aiter")
+    aiter_commit: Text | None = Field(default=None, description="the aiter commit the image was built with")
+    source: Text = Field(default="", description="where these facts are published")
 
 
-class Layout(Strict):
+class HardwareFile(HardwareSection):
+    """A file under profiles/hardware: one node, and the settings that follow from it."""
+
+    flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
+    env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
+
+
+class ModelFile(ModelSection):
+    """A file under profiles/models: one checkpoint, and the settings that follow from it."""
+
+    flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
+    env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
+
+
+class EngineFile(EngineSection):
+    """A file under profiles/engines: one build of sglang, and the settings that follow from it."""
+
+    flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
+    env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
+
+
+class LayoutSection(StrictModel):
     """How the model is spread over the GPUs."""
 
     tp: CountField = Field(description="GPUs that share one replica's weights")
@@ -177,38 +235,40 @@ class Layout(Strict):
     )
 
 
-class Server(Strict):
+class ServerSection(StrictModel):
     """The HTTP side."""
 
-    host: str = Field(default="127.0.0.1", description="address to listen on")
+    host: Text = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=30000, ge=1, le=65535, description="port to listen on")
     allow_public: bool = Field(default=False, description="listen beyond this machine without an API key")
-    api_key_env: str | None = Field(
+    api_key_env: Text | None = Field(
         default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="variable of your shell that holds the API key"
     )
 
 
-class Waiting(Strict):
+class WaitingSection(StrictModel):
     """When to give up."""
 
-    silence: int = Field(default=900, ge=1, description="seconds without any progress after which a start has failed")
-    grace: int = Field(default=120, ge=0, description="seconds a stop waits for running requests")
+    silence: int = Field(
+        default=900, ge=1, le=_WEEK, description="seconds without any progress after which a start has failed"
+    )
+    grace: int = Field(default=120, ge=0, le=_WEEK, description="seconds a stop waits for running requests")
 
 
-class Profile(Strict):
+class Profile(StrictModel):
     """A whole profile, after its layers were put together."""
 
-    description: str = Field(default="", description="what it is for, one line")
-    runtime: str = Field(default="docker", description="docker or process")
-    hardware: Hardware = Field(description="the node")
-    model: Model = Field(description="the checkpoint")
-    engine: Engine = Field(description="the build of sglang")
-    layout: Layout = Field(description="how the model is spread")
-    server: Server = Field(default=Server(), description="the HTTP side")
-    flags: dict[str, SettingField] = Field(default={}, description="sglang's options, long names without dashes")
-    env: dict[str, SettingField] = Field(default={}, description="the server's environment")
-    without_patches: list[str] = Field(
+    description: Text = Field(default="", description="what it is for, one line")
+    runtime: Text = Field(default="docker", description="docker or process")
+    hardware: HardwareSection = Field(description="the node")
+    model: ModelSection = Field(description="the checkpoint")
+    engine: EngineSection = Field(description="the build of sglang")
+    layout: LayoutSection = Field(description="how the model is spread")
+    server: ServerSection = Field(default=ServerSection(), description="the HTTP side")
+    flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
+    env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)
+    without_patches: list[Text] = Field(
         default=[], description="patches to leave out although the ledger calls for them"
     )
-    waiting: Waiting = Field(default=Waiting(), description="when to give up")
-    accept_known_bad: list[str] = Field(default=[], description="known-bad layouts to run in spite of the reports")
+    waiting: WaitingSection = Field(default=WaitingSection(), description="when to give up")
+    accept_known_bad: list[Text] = Field(default=[], description="known-bad layouts to run in spite of the reports")

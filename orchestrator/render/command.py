@@ -19,7 +19,7 @@ def server_command(plan: Plan, *, model_path: str, host: str, in_home: bool = Fa
         dp=plan.layout.dp,
         ep=plan.layout.ep,
         dp_attention=plan.layout.dp_attention,
-        flags=tuple((flag.name, flag.value) for flag in plan.flags),
+        flags=tuple((flag.name, flag.values) for flag in plan.flags),
     )
     env = tuple((variable.name, variable.value) for variable in plan.env)
     return Command(argv=launch_argv(launch, python="python3"), env=env, in_home=in_home)

@@ -45,7 +45,7 @@ def server_script(artifacts: Artifacts) -> str:
 def origin_lines(plan: Plan) -> Iterator[str]:
     """One comment a setting: its origin, the setting, who says so."""
     settings: list[tuple[str, Flag | EnvVar]] = [
-        *((f"--{flag.name}" + ("" if flag.value is None else f" {flag.value}"), flag) for flag in plan.flags),
+        *((" ".join(flag.argv), flag) for flag in plan.flags),
         *((f"{variable.name}={variable.value}", variable) for variable in plan.env),
     ]
     width = max((len(text) for text, _ in settings), default=0)

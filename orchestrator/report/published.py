@@ -1,27 +1,22 @@
 """Published figures and prices as data: profiles/published/<name>.yaml, each with its source, unit and caveats."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, RootModel
 
-from orchestrator.core.document import read_document
-from orchestrator.core.errors import ProfileError, UsageError
-from orchestrator.core.paths import data_root
-from orchestrator.core.validation import faults_in
+from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.errors import UsageError
+from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.validation import StrictModel, read_model
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Positive = Annotated[float, Field(gt=0)]
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class WorkloadShape(_Data):
+class WorkloadShape(StrictModel):
     """What was sent: tokens a request, and the share of the prompt that came from the prefix cache."""
 
     name: str
@@ -30,7 +25,7 @@ class WorkloadShape(_Data):
     cached_share: _Share
 
 
-class PublishedKnee(_Data):
+class PublishedKnee(StrictModel):
     """The highest published rate that met the limits."""
 
     rate_rps: _Positive
@@ -39,7 +34,7 @@ class PublishedKnee(_Data):
     caveat: str = ""
 
 
-class PublishedRate(_Data):
+class PublishedRate(StrictModel):
     """One row of a published table; throughput in the unit of the file."""
 
     rate_rps: _Positive
@@ -49,7 +44,7 @@ class PublishedRate(_Data):
     success_share: _Share
 
 
-class PublishedLayout(_Data):
+class PublishedLayout(StrictModel):
     """The best published throughput of one layout; `rate_rps` is None where it was not given."""
 
     system: str
@@ -60,7 +55,7 @@ class PublishedLayout(_Data):
     caveat: str = ""
 
 
-class SingleStream(_Data):
+class SingleStream(StrictModel):
     """One request at a time: output tok/s of that stream."""
 
     workload: str
@@ -71,7 +66,7 @@ class SingleStream(_Data):
     caveat: str = ""
 
 
-class EvalScore(_Data):
+class EvalScore(StrictModel):
     """A published score with its ±, whatever kind of ± it is (the row's caveat says)."""
 
     label: str
@@ -79,7 +74,7 @@ class EvalScore(_Data):
     plus_minus: float | None = None
 
 
-class PublishedEval(_Data):
+class PublishedEval(StrictModel):
     """Two published scores of one suite. `items` are questions, `samples` answers (seeds × questions)."""
 
     suite: str
@@ -91,28 +86,28 @@ class PublishedEval(_Data):
     caveat: str
 
 
-class BoardPower(_Data):
+class BoardPower(StrictModel):
     """Rated power of one GPU."""
 
     gpu: str
     watts: int
 
 
-class ReproduceRun(_Data):
+class ReproduceRun(StrictModel):
     """One server to bring up, and the workloads to put on it."""
 
     profile: str
     workloads: tuple[str, ...]
 
 
-class Reproduce(_Data):
+class Reproduce(StrictModel):
     """What `deploy reproduce` runs."""
 
     summary: str
     runs: tuple[ReproduceRun, ...]
 
 
-class Published(_Data):
+class Published(StrictModel):
     """A published measurement that ours is set beside. Throughput is output tok/s per node."""
 
     kind: Literal["comparison"]
@@ -137,14 +132,14 @@ class Published(_Data):
     reproduce: Reproduce
 
 
-class ReferenceRow(_Data):
+class ReferenceRow(StrictModel):
     """One published line; its values follow the columns of the file."""
 
     label: str
     values: tuple[float, ...]
 
 
-class Reference(_Data):
+class Reference(StrictModel):
     """Figures in another unit or on another workload: shown apart, never beside ours."""
 
     kind: Literal["reference"]
@@ -157,14 +152,14 @@ class Reference(_Data):
     caveats: tuple[str, ...]
 
 
-class GpuPrice(_Data):
+class GpuPrice(StrictModel):
     """The price of one GPU for one hour."""
 
     gpu: str
     usd_per_gpu_hour: _Positive
 
 
-class Prices(_Data):
+class Prices(StrictModel):
     """A published price list."""
 
     kind: Literal["prices"]
@@ -180,50 +175,44 @@ class Prices(_Data):
         return next((entry.usd_per_gpu_hour for entry in self.prices if entry.gpu.lower() == gpu.lower()), None)
 
 
-AnyPublished = Annotated[Published | Reference | Prices, Field(discriminator="kind")]
+AnyPublished = Published | Reference | Prices
 _Kind = TypeVar("_Kind", Published, Reference, Prices)
-_ADAPTER: TypeAdapter[Published | Reference | Prices] = TypeAdapter(AnyPublished)
 
 
-def parse(text: str, *, name: str) -> Published | Reference | Prices:
-    """Read one file's text; `name` is its name in messages. Raises ProfileError with every problem and its line."""
-    document = read_document(text, name)
-    try:
-        return _ADAPTER.validate_json(json.dumps(document.data))
-    except ValidationError as error:
-        problems = faults_in(error, document.place, skip=1)
-        raise ProfileError("published figures that cannot be read", where=name, problems=problems) from error
+class _File(RootModel[Annotated[AnyPublished, Field(discriminator="kind")]]):
+    """One file, of any kind."""
 
 
-def load_all_published(directory: Path | None = None) -> tuple[Published | Reference | Prices, ...]:
-    """Every file of published figures, sorted by name."""
-    root = directory or data_root() / "profiles" / "published"
-    return tuple(parse(path.read_text(encoding="utf-8"), name=str(path)) for path in sorted(root.glob("*.yaml")))
+def load_all_published(catalogue: Catalogue | None = None) -> tuple[AnyPublished, ...]:
+    """Every file of published figures, sorted by name. Raises ProfileError with every fault of one and its line."""
+    catalogue = catalogue or Catalogue.from_environment()
+    return tuple(read_published(path, catalogue.shown(path)) for path in catalogue.all(Kind.PUBLISHED))
 
 
-def of_kind(everything: tuple[Published | Reference | Prices, ...], kind: type[_Kind]) -> tuple[_Kind, ...]:
+def read_published(path: Path, name: str) -> AnyPublished:
+    """The published figures in one file; `name` is its name in messages."""
+    return read_model(path, _File, name).root
+
+
+def of_kind(everything: tuple[AnyPublished, ...], kind: type[_Kind]) -> tuple[_Kind, ...]:
     """Those of one kind."""
     return tuple(entry for entry in everything if isinstance(entry, kind))
 
 
-def load_published(name: str, directory: Path | None = None) -> Published:
+def load_published(name: str, catalogue: Catalogue | None = None) -> Published:
     """The published measurement of that name, or in that file. Raises UsageError with the names that exist."""
     if name.endswith((".yaml", ".yml")):
         return _in_file(Path(name))
-    found = of_kind(load_all_published(directory), Published)
-    for entry in found:
-        if entry.name == name:
-            return entry
-    raise UsageError(
-        f"no published figures named `{name}`", hint=f"one of {', '.join(f'`{entry.name}`' for entry in found)}"
-    )
+    found = {entry.name: entry for entry in of_kind(load_all_published(catalogue), Published)}
+    if name not in found:
+        raise UsageError(f"no published figures named `{name}`", hint=did_you_mean(name, found))
+    return found[name]
 
 
 def _in_file(path: Path) -> Published:
-    try:
-        found = parse(path.read_text(encoding="utf-8"), name=str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the published figures cannot be read: {error}", where=str(path)) from error
+    if not path.is_file():
+        raise UsageError(f"there is no file `{path}`", hint="a name without `.yaml` is one that ships with the tool")
+    found = read_published(path, str(path))
     if not isinstance(found, Published):
         raise UsageError(f"this file is of kind `{found.kind}`, not `comparison`", where=str(path))
     return found

@@ -10,11 +10,12 @@ import pytest
 
 from orchestrator.commands.artifacts import render_artifacts, rendered_files
 from orchestrator.commands.planning import load, profile_names
+from orchestrator.core.catalogue import Catalogue
 
 GOLDEN = Path(__file__).parent
 NEWER = "engine=sglang-0.5.16-rocm"
 CASES = {
-    **{name: (name, ()) for name in profile_names()},
+    **{name: (name, ()) for name in profile_names(Catalogue.shipped())},
     **{f"{name}@0.5.16": (name, (NEWER,)) for name in ("mi355x-tp8", "mi355x-tp4dp2")},
 }
 # Copied as they are from images/; a golden copy would only have to be kept in step.

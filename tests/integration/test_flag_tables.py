@@ -5,21 +5,26 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import pytest
-from wheels import unpack
+from wheels import unpack, wheel
 
+from orchestrator.commands import flag_tables
 from orchestrator.commands.artifacts import render_artifacts
 from orchestrator.commands.planning import load, profile_names
-from orchestrator.core.paths import data_root
+from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.paths import Home, data_root
 from orchestrator.runtimes.process.environment import Environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels]
 
 FLAGS = data_root() / "profiles/engines/flags"
 VERSIONS = sorted(path.stem for path in FLAGS.glob("*.json"))
-COMMANDS = [(name, ()) for name in profile_names()]
-COMMANDS += [(name, ("engine=sglang-0.5.16-rocm",)) for name in profile_names() if name.startswith("mi355x")]
+PROFILES = profile_names(Catalogue.shipped())
+COMMANDS = [(name, ()) for name in PROFILES]
+COMMANDS += [("mi355x-tp8", ("flags.cuda-graph-bs-decode=[1,2,4]", "flags.context-length=4096"))]
+COMMANDS += [(name, ("engine=sglang-0.5.16-rocm",)) for name in PROFILES if name.startswith("mi355x")]
 OLD_OPTION = ("--model-path", "m", "--nsa-prefill-backend", "tilelang")
 
 # Importing a parser takes seconds: each version is asked everything at once.
@@ -90,6 +95,14 @@ def ask(cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_table_is_what_the_parser_says(version: str, ask: Callable[[str], Answers]) -> None:
     assert ask(version).table == (FLAGS / f"{version}.json").read_text()
+
+
+def test_the_command_writes_the_table_that_ships(
+    cpu_environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flag_tables, "fetch_wheel", lambda version, _: wheel(version))
+    path = flag_tables.write_flag_table("0.5.16", Home(tmp_path), python=cpu_environment.python)
+    assert path.read_text() == (FLAGS / "0.5.16.json").read_text()
 
 
 @pytest.mark.parametrize(("profile", "overrides"), COMMANDS)

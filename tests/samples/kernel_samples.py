@@ -46,7 +46,6 @@ def glm_plan(
             gpus=8,
             compute_units=256,
             vram_bytes=288 << 30,
-            watts=1400,
             container=ContainerNeeds(
                 devices=("/dev/kfd", "/dev/dri"),
                 all_gpus=False,
@@ -86,7 +85,7 @@ def glm_plan(
         layout=Layout(tp=tp, dp=dp, ep=ep, dp_attention=False),
         server=Server(host="127.0.0.1", port=30000, allow_public=False, api_key_env=None),
         flags=tuple(
-            Flag(name=name.replace("_", "-"), value=value, origin=Origin.USER, source="")
+            Flag(name=name.replace("_", "-"), values=() if value is None else (value,), origin=Origin.USER, source="")
             for name, value in flags.items()
         ),
         env=(),

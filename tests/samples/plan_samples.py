@@ -13,7 +13,7 @@ def plan_of(profile: str, *overrides: str, **parts: object) -> Plan:
 
 def flag(name: str, value: str | None) -> Flag:
     """A flag that a user gave."""
-    return Flag(name=name, value=value, origin=Origin.USER, source="")
+    return Flag(name=name, values=() if value is None else (value,), origin=Origin.USER, source="")
 
 
 def model(location: str, *, kind: str = "directory", revision: str | None = None, mtp_layer: int | None = 3) -> Model:

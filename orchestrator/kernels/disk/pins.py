@@ -2,14 +2,10 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
-from pydantic import ValidationError
-
-from orchestrator.core.document import read_document
+from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import KernelsError
-from orchestrator.core.paths import data_root
-from orchestrator.core.validation import StrictModel, faults_in
+from orchestrator.core.validation import StrictModel, read_model
 from orchestrator.kernels.keys import Shape
 from orchestrator.kernels.table import KernelNames, ShapeBound
 
@@ -66,14 +62,11 @@ class Pins:
         return next((names for names in self.names if names.commit.startswith(commit)), None)
 
 
-def read_pins(root: Path | None = None) -> Pins:
-    """The file that ships with the tool, or the one below `root`. Raises KernelsError for a file it cannot use."""
-    path = (root or data_root()) / "profiles" / "kernels" / "aiter.yaml"
-    document = read_document(path.read_text(encoding="utf-8"), path.name)
-    try:
-        raw = _Pins.model_validate(document.data)
-    except ValidationError as error:
-        raise KernelsError(f"`{path.name}` is malformed", problems=faults_in(error, document.place)) from error
+def read_pins(catalogue: Catalogue | None = None) -> Pins:
+    """The catalogue's file of pins. Raises KernelsError for a file it cannot use."""
+    catalogue = catalogue or Catalogue.from_environment()
+    path = catalogue.path(Kind.KERNELS, "aiter")
+    raw = read_model(path, _Pins, catalogue.shown(path), fault=KernelsError)
     bound = tuple(
         ShapeBound(prefix=one.prefix, shapes=tuple(Shape(**shape.model_dump()) for shape in one.shapes))
         for one in raw.shape_bound

@@ -43,11 +43,20 @@ class Store:
     @classmethod
     def of(cls, home: Home, plan: Plan) -> "Store":
         """The store for the aiter that the plan's image pins."""
-        return cls(home.kernels / (plan.engine.aiter_commit or "unknown")[:12])
+        return cls.at(home, plan.engine.aiter_commit)
+
+    @classmethod
+    def at(cls, home: Home, aiter_commit: str | None) -> "Store":
+        """The store for an aiter commit."""
+        return cls(home.kernels / (aiter_commit or "unknown")[:12])
 
     def table(self, plan: Plan) -> Path:
         """Where the table of a plan's profile lies once it is built."""
-        return self.folder / f"{plan.profile}.csv"
+        return self.table_of(plan.profile)
+
+    def table_of(self, profile: str) -> Path:
+        """Where the table of a profile lies once it is built."""
+        return self.folder / f"{profile}.csv"
 
     def tuning(self, plan: Plan) -> Path:
         """Where the tuner works for a plan's profile."""

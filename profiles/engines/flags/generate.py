@@ -1,13 +1,17 @@
-"""Write the options one sglang version knows: `python generate.py UNPACKED_WHEEL VERSION > VERSION.json`.
+"""Print the options one sglang version knows, as JSON: `python generate.py UNPACKED_WHEEL VERSION`.
 
-The wheel's own argument parser is asked (`ServerArgs.add_cli_args`, sglang/srt/server_args.py), so run it with a Python
-that has torch and sglang's pure dependencies: the environment of `images/sglang-cpu-0.5.14.txt`, for every version.
-What is missing there (compiled GPU packages) is replaced by empty modules: the parser is made of names and types alone.
+`deploy flags VERSION` runs this and keeps what it prints. The wheel's own argument parser is asked
+(`ServerArgs.add_cli_args`, sglang/srt/server_args.py), so it takes a Python that has torch and sglang's pure
+dependencies: the environment of `images/sglang-cpu-0.5.14.txt`, for every version. What is missing there (compiled GPU
+packages) is replaced by empty modules: the parser is made of names and types alone.
 
-An option is `deprecated` when the parser hides it or warns about it; `takes_value` is false for a bare switch.
+An option is `deprecated` when the parser hides it or warns about it; `takes_value` is false for a bare switch. `nargs`
+is argparse's own, for an option that takes several values (`+`, `*`) or may go without one (`?`); `type` is that of
+numbers.
 """
 
 import argparse
+import contextlib
 import importlib.abc
 import importlib.machinery
 import json
@@ -19,6 +23,9 @@ from unittest.mock import MagicMock
 
 # Imported at the top of modules the parser needs, absent from a CPU environment.
 COMPILED = {"flashinfer", "sgl_kernel", "triton", "tvm_ffi", "xgrammar"}
+
+# Types of numbers by the name of argparse's `type`. sglang's `human_readable_int` also reads `4k`; the table does not.
+_NUMBERS = {"int": "int", "human_readable_int": "int", "float": "float"}
 
 
 class _Empty(types.ModuleType):
@@ -82,6 +89,10 @@ def options(parser: argparse.ArgumentParser) -> dict[str, dict[str, object]]:
 
 def _describe(action: argparse.Action) -> dict[str, object]:
     described: dict[str, object] = {"takes_value": action.nargs != 0}
+    if action.nargs not in (None, 0):
+        described["nargs"] = action.nargs
+    if kind := _NUMBERS.get(getattr(action.type, "__name__", "")):
+        described["type"] = kind
     if action.choices is not None:
         described["choices"] = sorted(str(choice) for choice in action.choices)  # some are sets
     if action.help == argparse.SUPPRESS or "deprecated" in type(action).__name__.lower():
@@ -97,5 +108,7 @@ def write(version: str, table: dict[str, dict[str, object]]) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        sys.exit("usage: generate.py UNPACKED_WHEEL VERSION > VERSION.json")
-    sys.stdout.write(write(sys.argv[2], options(server_parser(Path(sys.argv[1]).absolute()))))
+        sys.exit("usage: generate.py UNPACKED_WHEEL VERSION")
+    with contextlib.redirect_stdout(sys.stderr):  # what modules print while they are imported
+        table = options(server_parser(Path(sys.argv[1]).absolute()))
+    sys.stdout.write(write(sys.argv[2], table))

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(cd "$(dirname "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --label deploy.name=mi355x-tp4dp2 \
-  --label deploy.plan=fd7ecfb2663b4aea9db274374bbc4d6dbcb455395b094cc0a78ab39378e2e07f \
+  --label deploy.plan=b6760dbbfad1f05970d7755c8ff9a437f410593ae45b0b3e76ddde056591c8da \
   --label deploy.profile=mi355x-tp4dp2 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -13,7 +13,7 @@
 # recipe     --max-running-requests 80          sglang cookbook GLM-5.2.mdx, balanced cell
 # recipe     --mem-fraction-static 0.85         sglang cookbook GLM-5.2.mdx, balanced cell
 # recipe     --reasoning-parser glm45           sglang cookbook GLM-5.2.mdx
-# published  --speculative-algorithm EAGLE      wafer.ai/blog/glm52-amd
+# inferred   --speculative-algorithm EAGLE
 # published  --speculative-eagle-topk 1         wafer.ai/blog/glm52-amd
 # published  --speculative-num-draft-tokens 6   wafer.ai/blog/glm52-amd
 # published  --speculative-num-steps 5          wafer.ai/blog/glm52-amd

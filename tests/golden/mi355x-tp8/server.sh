@@ -12,7 +12,7 @@
 # inferred   --max-running-requests 16
 # recipe     --mem-fraction-static 0.8         sglang cookbook GLM-5.2.mdx, low-latency cell
 # recipe     --reasoning-parser glm45          sglang cookbook GLM-5.2.mdx
-# published  --speculative-algorithm EAGLE     wafer.ai/blog/glm52-amd
+# inferred   --speculative-algorithm EAGLE
 # published  --speculative-eagle-topk 1        wafer.ai/blog/glm52-amd
 # published  --speculative-num-draft-tokens 6  wafer.ai/blog/glm52-amd
 # published  --speculative-num-steps 5         wafer.ai/blog/glm52-amd

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench.prompts import arrival_times, prompts, warmup_prompts
-from orchestrator.bench.workload import Workload, load_workload, parse_workload, workload_name
+from orchestrator.bench.workload import Workload, load_workload, workload_name
+from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.paths import data_root
 
@@ -42,13 +43,13 @@ def test_every_shipped_workload_is_valid() -> None:
 @pytest.mark.parametrize(
     ("was", "is_", "message", "line"),
     [
-        ("requests: 40", "requests: forty", "`requests`: input should be a valid integer", 13),
-        ("requests: 40", "request: 40", "`request`: extra inputs are not permitted", 13),
-        ("cached_share: 0.60", "cached_share: 1.0", "`cached_share`: input should be less than 1", 6),
+        ("requests: 40", "requests: forty", "`requests` must be a whole number, found `forty`", 13),
+        ("requests: 40", "request: 40", "unknown key `request`", 13),
+        ("cached_share: 0.60", "cached_share: 1.0", "`cached_share`: should be less than 1, found 1.0", 6),
         (
             "rates_rps: [1.0, 2.0, 4.0]",
             "rates_rps: [1.0, -2.0, 4.0]",
-            "`rates_rps.1`: input should be greater than 0",
+            "`rates_rps.1`: should be greater than 0, found -2.0",
             12,
         ),
         ("seed: 20260701", "seed: 1\nseed: 2", "`seed` stands here twice", 15),
@@ -56,18 +57,22 @@ def test_every_shipped_workload_is_valid() -> None:
         ("load: open", "load: closed", "a closed load needs `concurrency`", 2),
     ],
 )
-def test_a_fault_is_named_with_its_line(was: str, is_: str, message: str, line: int) -> None:
+def test_a_fault_is_named_with_its_line(was: str, is_: str, message: str, line: int, tmp_path: Path) -> None:
     assert was in TEXT
+    path = tmp_path / "w.yaml"
+    path.write_text(TEXT.replace(was, is_))
     with pytest.raises(BenchError) as caught:
-        parse_workload(TEXT.replace(was, is_), name="w.yaml")
+        load_workload(str(path))
     problems = {problem.where: problem.message for problem in caught.value.problems}
-    assert message in problems[f"w.yaml:{line}"]
+    assert message in problems[f"{path}:{line}"]
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(TEXT)
+    folder = tmp_path / "profiles/workloads"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(TEXT)
     with pytest.raises(UsageError) as caught:
-        load_workload("yours", directory=tmp_path)
+        load_workload("yours", catalogue=Catalogue((tmp_path,)))
     assert "`mine`" in caught.value.hint
 
 

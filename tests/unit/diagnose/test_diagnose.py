@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from pydantic import ValidationError
 
-from orchestrator.diagnose import Signature, diagnose
-from orchestrator.diagnose.catalogue import CATALOGUE, Clause
+from orchestrator.diagnose import diagnose, load_catalogue
+from orchestrator.diagnose.catalogue import Clause
 
 LOGS = Path(__file__).with_name("logs")
 
@@ -116,6 +115,6 @@ def test_a_broken_clause_is_refused(broken: dict[str, str]) -> None:
 
 
 def test_the_catalogue_file_has_each_id_once_and_cites_a_source() -> None:
-    entries = yaml.safe_load(CATALOGUE.read_text(encoding="utf-8"))
-    assert len({entry["id"] for entry in entries}) == len(entries)
-    assert all(Signature.model_validate(entry).source for entry in entries)
+    entries = load_catalogue()
+    assert len({entry.id for entry in entries}) == len(entries)
+    assert all(entry.source for entry in entries)

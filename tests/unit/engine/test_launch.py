@@ -13,7 +13,7 @@ LAUNCH = Launch(
     dp=2,
     ep=2,
     dp_attention=True,
-    flags=(("kv-cache-dtype", "fp8_e4m3"), ("enable-metrics", None)),
+    flags=(("kv-cache-dtype", ("fp8_e4m3",)), ("enable-metrics", ())),
 )
 
 

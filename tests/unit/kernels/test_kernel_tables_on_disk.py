@@ -9,8 +9,9 @@ import pytest
 from kernel_samples import FUSED_TP8, HEADER, STAGE1_KW, UNFUSED_TP8, every_bucket, glm_plan, line, rows
 
 from orchestrator.commands.artifacts import render_artifacts
-from orchestrator.commands.kernels import RowSources, build_table, cover, planned
-from orchestrator.commands.planning import load, profile_names
+from orchestrator.commands.kernels import RowSources, build_table, cover
+from orchestrator.commands.planning import load, planned, profile_names
+from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.errors import DeployError, KernelsError, WeightsError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
@@ -222,9 +223,9 @@ def test_an_unreadable_names_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "profiles" / "kernels").mkdir(parents=True)
     (tmp_path / "profiles" / "kernels" / "aiter.yaml").write_text("upstream: {commit: a}\nnames: []\n")
     with pytest.raises(DeployError) as caught:
-        read_pins(tmp_path)
+        read_pins(Catalogue((tmp_path,)))
     lost = next(problem for problem in caught.value.problems if "`upstream.sha256`" in problem.message)
-    assert lost.where == "aiter.yaml:1"
+    assert lost.where == "profiles/kernels/aiter.yaml:1"
 
 
 def test_a_built_table_goes_into_the_servers_image_and_the_variable_leads_to_it(tmp_path: Path) -> None:

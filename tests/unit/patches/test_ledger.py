@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.paths import data_root
 from orchestrator.patches import read_ledger
@@ -18,12 +19,12 @@ def ledger(tmp_path: Path) -> Path:
 
 def faults(root: Path) -> list[str]:
     with pytest.raises(ProfileError) as caught:
-        read_ledger(root)
+        read_ledger(Catalogue((root,)))
     return [f"{problem.where}: {problem.message}" for problem in caught.value.problems]
 
 
 def test_the_ledger_that_ships_is_valid() -> None:
-    assert [patch.id for patch in read_ledger()] == sorted(
+    assert [patch.id for patch in read_ledger(Catalogue.shipped())] == sorted(
         path.parent.name for path in (data_root() / "patches").glob("*/patch.yaml")
     )
 

@@ -8,13 +8,12 @@ import pytest
 from plan_samples import flag, plan_of
 
 from orchestrator.commands.planning import load
-from orchestrator.core.document import Data, Document, read_document
+from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.errors import ProfileError
 from orchestrator.plan import Plan
-from orchestrator.plan.known_bad import image_date, known_bad, parse_known_bad
+from orchestrator.plan.known_bad import image_date, known_bad, read_known_bad
 
-DATA = Path(__file__).parents[3] / "profiles" / "known-bad.yaml"
-REPORTS = parse_known_bad(read_document(DATA.read_text(), DATA.name))
+REPORTS = read_known_bad(Catalogue.shipped())
 
 
 def ids(plan: Plan) -> set[str]:
@@ -77,16 +76,20 @@ def test_a_report_that_the_user_accepts_is_not_raised() -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        {"id": "x", "what": "w", "source": "s", "instead": "i", "when": {"engine": "0.5"}},
-        {"id": "x", "what": "w", "source": "s", "instead": "i", "when": {"dp-attention": True}},
-        {"id": "x", "what": "w", "instead": "i", "when": {}},
+        '{id: x, what: w, source: s, hint: h, when: {engine: "0.5"}}',
+        "{id: x, what: w, source: s, hint: h, when: {dp-attention: true}}",
+        "{id: x, what: w, hint: h, when: {}}",
+        "{id: x, what: w, source: s, instead: i, when: {}}",
     ],
 )
-def test_a_report_that_is_not_well_formed_is_refused_at_its_line(entry: dict[str, Data]) -> None:
+def test_a_report_that_is_not_well_formed_is_refused_at_its_line(entry: str, tmp_path: Path) -> None:
+    path = tmp_path / "profiles/reports/known-bad.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"known_bad:\n\n  - {entry}\n")
     with pytest.raises(ProfileError) as caught:
-        parse_known_bad(Document("known-bad.yaml", {"known_bad": [entry]}, {("known_bad", 0): 7}))
-    assert caught.value.problems[0].message.startswith("`known_bad.0.")
-    assert caught.value.problems[0].where == "known-bad.yaml:7"
+        read_known_bad(Catalogue((tmp_path,)))
+    assert "known_bad.0." in caught.value.problems[0].message
+    assert caught.value.problems[0].where == "profiles/reports/known-bad.yaml:3"
 
 
 def test_every_report_has_a_source_and_a_condition() -> None:

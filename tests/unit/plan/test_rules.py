@@ -3,6 +3,7 @@
 import pytest
 
 from orchestrator.commands.planning import load, profile_names
+from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.errors import DeployError, Problem, ProfileError
 from orchestrator.plan import Origin
 
@@ -13,14 +14,14 @@ def refused(profile: str, *overrides: str) -> dict[str, Problem]:
     return {problem.message: problem for problem in caught.value.problems}
 
 
-@pytest.mark.parametrize("name", profile_names())
+@pytest.mark.parametrize("name", profile_names(Catalogue.shipped()))
 def test_every_shipped_profile_plans(name: str) -> None:
     plan = load(name).plan
     assert plan.profile == name
     assert plan.digest == load(name).plan.digest
 
 
-@pytest.mark.parametrize("name", profile_names())
+@pytest.mark.parametrize("name", profile_names(Catalogue.shipped()))
 def test_no_shipped_value_is_without_an_origin(name: str) -> None:
     plan = load(name).plan
     assert all(item.origin is not Origin.USER for item in (*plan.flags, *plan.env))
@@ -28,11 +29,11 @@ def test_no_shipped_value_is_without_an_origin(name: str) -> None:
 
 
 def test_only_what_was_published_is_called_published() -> None:
-    """wafer.ai/blog/glm52-amd names these of its command and nothing else."""
+    """wafer.ai/blog/glm52-amd names these of its command and nothing else; of the drafts it says MTP, not EAGLE."""
     published = {flag.name for flag in load("mi355x-tp4dp2").plan.flags if flag.origin is Origin.PUBLISHED}
     assert published == {
-        "kv-cache-dtype", "enable-aiter-allreduce-fusion", "speculative-algorithm", "speculative-num-steps",
-        "speculative-eagle-topk", "speculative-num-draft-tokens",
+        "kv-cache-dtype", "enable-aiter-allreduce-fusion", "speculative-num-steps", "speculative-eagle-topk",
+        "speculative-num-draft-tokens",
     }  # fmt: skip
     assert not [flag for flag in load("b200-tp8").plan.flags if flag.origin is Origin.PUBLISHED]
 
@@ -74,6 +75,9 @@ def test_all_faults_come_at_once_each_with_its_place() -> None:
         (["server.host=node"], "`node` is not an address", "127.0.0.1"),
         (["without_patches=[rocm-guard]"], "the ledger has no patch `rocm-guard`", "rocm-cuda-runtime-guard"),
         (["model.mtp_layer=null"], "speculation needs a draft", "speculative"),
+        (["layout.tp=3"], "64 attention heads do not divide by tp 3", "1, 2"),
+        (["layout.tp=6", "layout.dp=2", "layout.dp_attention=true"], "do not divide by tp 6 over dp 2", "1, 2"),
+        (["accept_known_bad=[dsa-dp-attention-hung]"], "there is no report `dsa-dp-att", "`dsa-dp-attention-hang`?"),
     ],
 )
 def test_a_rule_refuses_with_the_next_step(overrides: list[str], message: str, hint: str) -> None:
@@ -128,3 +132,32 @@ def test_a_profile_that_is_not_there(name: str, message: str) -> None:
     with pytest.raises(DeployError, match=message) as caught:
         load(name)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(("tp", "planned"), [(1, True), (2, True), (3, False), (4, True)])
+def test_key_and_value_heads_are_divided_or_copied(tp: int, planned: bool) -> None:
+    """The tiny model has four heads, and two of keys and values, which four ranks hold twice."""
+    if planned:
+        load("cpu-tiny", overrides=[f"layout.tp={tp}"])
+    else:
+        messages = refused("cpu-tiny", f"layout.tp={tp}")
+        assert {"4 attention heads do not divide by tp 3", "2 key and value heads do not divide by tp 3"} <= set(
+            messages
+        )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HF_TOKEN", "hf_token", "hfToken", "HFTOKEN", "API_KEY", "OPENAI_APIKEY", "AWS_SECRET_ACCESS_KEY", "PASSWORD",
+     "DB_PASSWD", "MY_SECRET", "API_KEY_2", "HUGGING_FACE_HUB_TOKEN", "AWS_ACCESS_KEY_ID", "GCP_CREDENTIALS",
+     "SSH_PRIVATE_KEY", "DBPASSWORD"],
+)  # fmt: skip
+def test_a_name_that_says_secret_is_refused(name: str) -> None:
+    assert any("looks like a secret" in message for message in refused("cpu-tiny", f"env.{name}=x"))
+
+
+@pytest.mark.parametrize(
+    "name", ["TOKENIZERS_PARALLELISM", "SGLANG_MAX_NEW_TOKENS", "DETOKENIZER_WORKERS", "KEYSPACE", "SECRETARY", "KEY"]
+)
+def test_a_name_that_only_holds_such_a_word_is_taken(name: str) -> None:
+    assert any(variable.name == name for variable in load("cpu-tiny", overrides=[f"env.{name}=x"]).plan.env)

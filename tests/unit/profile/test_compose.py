@@ -40,7 +40,10 @@ def test_null_removes() -> None:
 
 def test_set_comes_last_and_says_so() -> None:
     result = composed("flags: {a: {value: 2}}\n", "flags.a=3", "engine.version=0.5.16", "list=[a, 2]")
-    assert result.data["flags"] == {"a": 3, "b": {"value": 1}}
+    assert result.data["flags"] == {
+        "a": {"value": 3, "origin": "user", "source": "--set flags.a"},
+        "b": {"value": 1},
+    }
     assert result.data["engine"] == {"version": "0.5.16"}
     assert result.data["list"] == ["a", 2]
     assert result.place(("flags", "a")) == "--set flags.a"

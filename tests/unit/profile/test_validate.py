@@ -31,7 +31,7 @@ def test_a_users_own_profile_loads_and_is_its_own_authority(tmp_path: Path) -> N
     path = tmp_path / "mine.yaml"
     path.write_text(GOOD + "flags: {max-total-tokens: 1024}\n")
     flag = next(flag for flag in load(str(path)).plan.flags if flag.name == "max-total-tokens")
-    assert (flag.value, flag.origin) == ("1024", "user")
+    assert (flag.values, flag.origin) == (("1024",), "user")
 
 
 def test_unknown_keys_lead_to_the_nearest(tmp_path: Path) -> None:

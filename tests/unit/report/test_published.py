@@ -14,7 +14,7 @@ from orchestrator.report.published import (
     load_all_published,
     load_published,
     of_kind,
-    parse,
+    read_published,
 )
 
 WAFER = load_published("wafer-glm52")
@@ -66,11 +66,12 @@ def test_a_name_that_does_not_exist_names_those_that_do() -> None:
     assert "wafer-glm52" in caught.value.hint
 
 
-def test_a_fault_is_shown_with_its_line() -> None:
+def test_a_fault_is_shown_with_its_line(tmp_path: Path) -> None:
     head = "kind: prices\nname: x\ntitle: x\nsource: x\nunit: USD per GPU-hour\ncaveats: []\nprices:\n"
-    text = head + "  - {gpu: X, usd_per_gpu_hour: -1}\n"
+    path = tmp_path / "x.yaml"
+    path.write_text(head + "  - {gpu: X, usd_per_gpu_hour: -1}\n")
     with pytest.raises(ProfileError) as caught:
-        parse(text, name="x.yaml")
+        read_published(path, "x.yaml")
     assert [problem.where for problem in caught.value.problems] == ["x.yaml:8"]
 
 
@@ -81,5 +82,5 @@ def test_a_measurement_may_stand_in_a_file_of_the_user(tmp_path: Path) -> None:
     assert load_published(str(mine)).name == "mine"
     with pytest.raises(UsageError, match="kind `prices`, not `comparison`"):
         load_published(str(shipped / "inferencex-tco.yaml"))
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="there is no file"):
         load_published(str(tmp_path / "none.yaml"))

@@ -1,0 +1,102 @@
+"""Where profiles and all they name are looked for: in the user's own folder, then in what ships with the tool.
+
+The user's folder is the tool's home, with the same folders as the repository: `$DEPLOY_HOME/profiles`, `patches`,
+`images`. A file there takes the place of a shipped one of the same name, and says so.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.console import note
+from orchestrator.core.errors import ProfileError
+from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.paths import Home, data_root
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][\w.+-]{0,99}(/[A-Za-z0-9_][\w.+-]{0,99})*", re.ASCII)
+
+
+class Kind(Enum):
+    """What can be looked for, by the path of its file; `*` stands for its name."""
+
+    PROFILE = "profiles/*.yaml"
+    HARDWARE = "profiles/hardware/*.yaml"
+    MODEL = "profiles/models/*.yaml"
+    ENGINE = "profiles/engines/*.yaml"
+    FLAGS = "profiles/engines/flags/*.json"
+    WORKLOAD = "profiles/workloads/*.yaml"
+    PUBLISHED = "profiles/published/*.yaml"
+    KERNELS = "profiles/kernels/*.yaml"
+    REPORTS = "profiles/reports/*.yaml"
+    PATCH = "patches/*/patch.yaml"
+    IMAGE = "images/*"
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The folders that hold `profiles`, `patches` and `images`; what stands in an earlier one goes first."""
+
+    roots: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, home: Home) -> "Catalogue":
+        """The user's own folder, then what ships with the tool."""
+        return cls((home.root, data_root()))
+
+    @classmethod
+    def shipped(cls) -> "Catalogue":
+        """What ships with the tool, alone."""
+        return cls((data_root(),))
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Catalogue":
+        """As `of`, for the home that the environment names."""
+        return cls.of(Home.from_environment(environ))
+
+    def find(self, kind: Kind, name: str) -> Path | None:
+        """The file of that name, None where there is none."""
+        if not _NAME.fullmatch(name):
+            return None
+        found = [path for root in self.roots if (path := root / kind.value.replace("*", name)).is_file()]
+        if len(found) > 1:
+            _say_shadowed(*found[:2])
+        return found[0] if found else None
+
+    def path(self, kind: Kind, name: str) -> Path:
+        """As `find`. Raises ProfileError where there is none, with the nearest name."""
+        if found := self.find(kind, name):
+            return found
+        what = kind.name.lower()
+        raise ProfileError(f"there is no {what} `{name}`", hint=did_you_mean(name, self.names(kind)))
+
+    def names(self, kind: Kind) -> tuple[str, ...]:
+        """The names that `find` knows, sorted."""
+        return tuple(sorted({name for root in self.roots for name in _names(root, kind)}))
+
+    def all(self, kind: Kind) -> tuple[Path, ...]:
+        """The files of a kind, in the order of their names."""
+        return tuple(self.path(kind, name) for name in self.names(kind))
+
+    def shown(self, path: Path) -> str:
+        """A file's name in messages: what ships with the tool, by its path below the tool's own root."""
+        root = self.roots[-1]
+        return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def _names(root: Path, kind: Kind) -> Iterator[str]:
+    before, _, after = kind.value.partition("*")
+    for path in root.glob(kind.value):
+        name = path.relative_to(root).as_posix().removeprefix(before).removesuffix(after)
+        if _NAME.fullmatch(name) and path.is_file():
+            yield name
+
+
+@cache
+def _say_shadowed(used: Path, hidden: Path) -> None:
+    """Once a process: the same file is looked for at many points of one command."""
+    note(f"`{used}` is used instead of `{hidden}`")

@@ -1,0 +1,22 @@
+"""A profile is composed, validated and decided once, whatever its image is given."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.commands import planning
+from orchestrator.core.paths import Home
+
+
+def test_planned_decides_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for name in ("compose", "checked", "decide", "read_ledger", "read_flags"):
+        original = getattr(planning, name)
+
+        def counted(*args: object, _name: str = name, _original: object = original, **named: object) -> object:
+            calls.append(_name)
+            return _original(*args, **named)  # type: ignore[operator]
+
+        monkeypatch.setattr(planning, name, counted)
+    planning.planned("mi355x-tp8", (), Home(tmp_path))
+    assert sorted(calls) == ["checked", "compose", "decide", "read_flags", "read_ledger"]

@@ -1,0 +1,116 @@
+"""What a user adds in the tool's home, and what takes the place of a shipped file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.bench.workload import load_workload
+from orchestrator.cli.main import main
+from orchestrator.commands.listing import listing
+from orchestrator.commands.planning import load, profile_names
+from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.errors import ProfileError
+from orchestrator.core.paths import Home, data_root
+from orchestrator.patches import read_diffs, read_ledger
+
+SHIPPED = data_root()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home of a user with a profile, hardware, a model, an engine, a workload and a patch of their own."""
+    copies = {
+        "profiles/cpu-tiny.yaml": "profiles/mine.yaml",
+        "profiles/hardware/cpu.yaml": "profiles/hardware/desk.yaml",
+        "profiles/models/tiny.yaml": "profiles/models/small.yaml",
+        "profiles/engines/sglang-0.5.14-cpu.yaml": "profiles/engines/own.yaml",
+        "profiles/workloads/smoke-tiny.yaml": "profiles/workloads/brief.yaml",
+        "patches/dsa-topk-v2-off/patch.yaml": "patches/my-patch/patch.yaml",
+    }
+    for source, target in copies.items():
+        path = tmp_path / target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((SHIPPED / source).read_text())
+    profile = tmp_path / "profiles/mine.yaml"
+    text = profile.read_text().replace("hardware: cpu", "hardware: desk").replace("model: tiny", "model: small")
+    profile.write_text(text.replace("engine: sglang-0.5.14-cpu", "engine: own"))
+    patch = tmp_path / "patches/my-patch/patch.yaml"
+    patch.write_text(patch.read_text().replace("id: dsa-topk-v2-off", "id: my-patch"))
+    return tmp_path
+
+
+def test_what_stands_in_the_home_is_found_beside_what_is_shipped(home: Path) -> None:
+    catalogue = Catalogue.of(Home(home))
+    plan = load("mine", catalogue=catalogue).plan
+    assert (plan.hardware.name, plan.model.name, plan.engine.name) == ("desk", "small", "own")
+    assert load("cpu-tiny", catalogue=catalogue).plan.hardware.name == "cpu"
+    assert set(profile_names(catalogue)) == {"mine", *profile_names(Catalogue.shipped())}
+    assert load_workload("brief", catalogue=catalogue) == load_workload("smoke-tiny", catalogue=catalogue)
+    assert "my-patch" in {patch.id for patch in read_ledger(catalogue)}
+
+
+def test_the_home_is_the_one_of_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(home))
+    assert load("mine").plan.profile == "mine"
+    assert "my-patch" in {patch.id for patch in read_ledger()}
+
+
+def test_a_file_in_the_home_takes_the_place_of_a_shipped_one_aloud(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine, theirs = home / "profiles/hardware/cpu.yaml", SHIPPED / "profiles/hardware/cpu.yaml"
+    mine.write_text(theirs.read_text().replace("compute_units: 0", "compute_units: 7"))
+    catalogue = Catalogue.of(Home(home))
+    for _ in range(2):
+        assert load("cpu-tiny", catalogue=catalogue).plan.hardware.compute_units == 7
+    assert capsys.readouterr().err.count(f"note: `{mine}` is used instead of `{theirs}`") == 1
+
+
+def test_a_fault_in_the_home_is_shown_with_the_whole_path(home: Path) -> None:
+    path = home / "profiles/hardware/desk.yaml"
+    path.write_text(path.read_text() + "gpu: 1\n")
+    with pytest.raises(ProfileError) as caught:
+        load("mine", catalogue=Catalogue.of(Home(home)))
+    assert caught.value.problems[0].where.startswith(f"{path}:")
+
+
+def test_the_diff_of_a_patch_lies_beside_it(home: Path) -> None:
+    ledger = read_ledger(Catalogue.shipped())
+    assert read_diffs(ledger, Catalogue.of(Home(home))) == read_diffs(ledger, Catalogue.shipped())
+
+
+@pytest.mark.parametrize("name", ["../hardware/cpu", "/etc/passwd", "", ".", "a" * 300, "cpu\0", "cpu.yaml/.."])
+def test_a_name_leads_out_of_no_folder(name: str) -> None:
+    assert Catalogue.shipped().find(Kind.HARDWARE, name) is None
+
+
+def test_a_profile_that_cannot_be_planned_is_listed_with_its_problem(home: Path) -> None:
+    (home / "profiles/broken.yaml").write_text("hardware: cpu\nmodel: tiny\n")
+    (home / "profiles/hardware/broken.yaml").write_text("vendor: amd\n")
+    found = listing(Catalogue.of(Home(home)))
+    by_name = {entry["name"]: entry for entry in found["profiles"]}
+    assert "`engine` must name a file" in str(by_name["broken"]["problems"])
+    assert by_name["cpu-tiny"]["runtime"] == "process"
+    assert {"desk", "broken", "mi355x"} <= {entry["name"] for entry in found["hardware"]}
+    assert {"small", "glm-5.2-mxfp4"} <= {entry["name"] for entry in found["models"]}
+    assert {"own", "sglang-0.5.14-rocm"} <= {entry["name"] for entry in found["engines"]}
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_the_list_does_not_end_at_a_broken_profile(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    (home / "profiles/broken.yaml").write_text("hardware: cpu\nmodel: tiny\n")
+    monkeypatch.setenv("DEPLOY_HOME", str(home))
+    monkeypatch.setattr("orchestrator.cli.main.signal.signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["deploy", "profiles", *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    printed = capsys.readouterr().out
+    if options:
+        assert set(json.loads(printed)) == {"profiles", "hardware", "models", "engines"}
+    else:
+        assert "cannot be used: `engine` must name a file" in printed
+        assert "mi355x-tp8" in printed

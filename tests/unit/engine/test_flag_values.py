@@ -1,0 +1,79 @@
+"""Values of options as that version's own parser takes them."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.commands.planning import load
+from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.errors import ProfileError
+from orchestrator.engine.flags import read_flags
+from orchestrator.plan import Plan
+from orchestrator.runtimes import runtime_kind
+
+
+def argv(plan: Plan) -> tuple[str, ...]:
+    return runtime_kind(plan.runtime).render(plan, {}).command.argv
+
+
+def test_an_option_of_several_values_is_given_as_a_list() -> None:
+    plan = load("mi355x-tp8", overrides=["flags.cuda-graph-bs-decode=[1,2,4]"]).plan
+    assert "--cuda-graph-bs-decode 1 2 4 " in " ".join(argv(plan)) + " "
+    assert plan.flag("cuda-graph-bs-decode") == "1 2 4"
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_one_value_and_none_are_as_before() -> None:
+    plan = load("mi355x-tp8", overrides=["flags.cuda-graph-bs-decode=8"]).plan
+    assert "--cuda-graph-bs-decode 8 " in " ".join(argv(plan)) + " "
+    assert plan.flag("enable-metrics") == ""
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("kv-cache-dtype=[auto,auto]", "takes one value"),
+        ("cuda-graph-bs-decode=[]", "takes at least one value"),
+        ("cuda-graph-bs-decode=[1,two]", "takes a whole number, found `two`"),
+        ("cuda-graph-bs-decode=true", "takes a value"),
+        ("lora-target-modules=[q_proj,nothing]", "does not take `nothing`"),
+        ("mem-fraction-static=much", "takes a number, found `much`"),
+        ("max-running-requests=1.5", "takes a whole number, found `1.5`"),
+        ("enable-metrics=[1]", "takes no value"),
+    ],
+)
+def test_a_value_that_the_parser_would_refuse_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        load("mi355x-tp8", overrides=[f"flags.{override}"])
+    assert any(message in problem.message for problem in caught.value.problems)
+
+
+def test_an_option_that_may_go_without_a_value_takes_both() -> None:
+    assert load("cpu-tiny", overrides=["flags.model-checksum=true"]).plan.flag("model-checksum") == ""
+    assert load("cpu-tiny", overrides=["flags.model-checksum=sums.json"]).plan.flag("model-checksum") == "sums.json"
+
+
+def test_a_deprecated_option_is_noted_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    load("cpu-tiny", overrides=["flags.disable-cuda-graph=true"])
+    noted = capsys.readouterr().err
+    assert "`--disable-cuda-graph` is deprecated in sglang 0.5.14 (--set flags.disable-cuda-graph)" in noted
+    load("cpu-tiny")
+    assert not capsys.readouterr().err
+
+
+def test_a_version_without_a_table_is_told_how_to_get_one() -> None:
+    with pytest.raises(ProfileError) as caught:
+        load("cpu-tiny", overrides=["engine.version=0.5.99"])
+    assert "`deploy flags 0.5.99`" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"sglang": "0.5.13", "flags": {}}', '{"sglang": "0.5.99", "flags": 1}']
+)
+def test_a_table_that_is_none_is_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "profiles/engines/flags/0.5.99.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(ProfileError, match="no flag table") as caught:
+        read_flags("0.5.99", Catalogue((tmp_path,)))
+    assert "deploy flags 0.5.99" in caught.value.hint

@@ -1,0 +1,79 @@
+"""Nobody is made to stand behind a value that is not theirs."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.commands.explain import Explained, explained
+from orchestrator.commands.planning import load
+from orchestrator.core.errors import ProfileError
+from orchestrator.plan import EnvVar, Flag, Plan
+
+PARTS = "hardware: mi355x\nmodel: glm-5.2-mxfp4\nengine: sglang-0.5.14-rocm\nlayout: {tp: 8}\n"
+
+
+def setting(plan: Plan, name: str) -> Flag | EnvVar:
+    return next(item for item in (*plan.flags, *plan.env) if item.name == name)
+
+
+def row(profile: str, key: str, *overrides: str) -> Explained:
+    return next(row for row in explained(load(profile, overrides=overrides)) if row.key == key)
+
+
+@pytest.mark.parametrize(
+    ("override", "name", "value"),
+    [
+        ("flags.kv-cache-dtype=auto", "kv-cache-dtype", "auto"),
+        ("flags.kv-cache-dtype.value=auto", "kv-cache-dtype", "auto"),
+        ("flags.kv-cache-dtype.origin=published", "kv-cache-dtype", "fp8_e4m3"),
+        ("flags.kv-cache-dtype.source=somebody", "kv-cache-dtype", "fp8_e4m3"),
+        ("flags.kv-cache-dtype.note=on a whim", "kv-cache-dtype", "fp8_e4m3"),
+        ("env.SGLANG_USE_AITER.value=0", "SGLANG_USE_AITER", "0"),
+    ],
+)
+def test_whichever_leaf_of_a_setting_is_set_it_is_the_users(override: str, name: str, value: str) -> None:
+    found = setting(load("mi355x-tp8", overrides=[override]).plan, name)
+    assert (found.values if isinstance(found, Flag) else (found.value,)) == (value,)
+    section = override.partition(".")[0]
+    assert (found.origin, found.source) == ("user", f"--set {section}.{name}")
+
+
+def test_an_origin_that_comes_after_the_value_is_the_users_too() -> None:
+    forged = ["flags.kv-cache-dtype=auto", "flags.kv-cache-dtype.origin=published", "flags.kv-cache-dtype.source=wafer"]
+    assert setting(load("mi355x-tp8", overrides=forged).plan, "kv-cache-dtype").origin == "user"
+
+
+def test_the_layout_is_explained_as_the_users_where_it_is_set() -> None:
+    assert row("mi355x-tp4dp2", "layout.tp", "layout.tp.value=2").origin == "user"
+    assert row("mi355x-tp4dp2", "layout.tp").origin == "published"
+
+
+def test_a_fact_that_is_set_is_not_the_data_sheets_any_more() -> None:
+    assert "data sheet" in row("mi355x-tp8", "hardware.vram").source
+    mine = row("mi355x-tp8", "hardware.vram", "hardware.vram=512GiB")
+    assert (mine.origin, mine.source) == ("user", "--set hardware.vram")
+
+
+def test_the_source_of_a_files_facts_is_not_set() -> None:
+    with pytest.raises(ProfileError, match="source of a file's facts is not set"):
+        load("mi355x-tp8", overrides=["hardware.source=wafer.ai"])
+
+
+def test_a_layer_does_not_add_its_words_to_the_value_of_another(tmp_path: Path) -> None:
+    """A setting without a value would otherwise lend its origin to the value below."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(PARTS + "flags:\n  reasoning-parser: {origin: published, source: wafer.ai}\n")
+    with pytest.raises(ProfileError) as caught:
+        load(str(path))
+    assert [problem.message for problem in caught.value.problems] == ["`flags.reasoning-parser.value` is missing"]
+
+
+def test_the_algorithm_of_speculation_is_our_inference() -> None:
+    """wafer.ai/blog/glm52-amd says MTP 5/1/6 and names no algorithm."""
+    for profile in ("mi355x-tp8", "mi355x-tp4dp2"):
+        assert setting(load(profile).plan, "speculative-algorithm").origin == "inferred"
+
+
+def test_a_variable_called_value_is_a_variable() -> None:
+    assert row("cpu-tiny", "env.value", "env.value=1").value == "1"
+    assert row("cpu-tiny", "env.TORCHDYNAMO_DISABLE", "env.value=1").value == "1"
