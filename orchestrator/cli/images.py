@@ -42,8 +42,7 @@ def build(
     """Build a profile's image, as `up` does, prove the patches in it, and print its name."""
     from dataclasses import asdict
 
-    from orchestrator.commands.artifacts import render_artifacts
-    from orchestrator.commands.planning import planned
+    from orchestrator.commands.planning import planned, render_artifacts
     from orchestrator.core.paths import Home
     from orchestrator.images import build_image, find_docker, on_base, push_image, tag_image, write_metadata
 

@@ -94,8 +94,7 @@ def render(
 
     Files come from the profile and the options alone: a table that this machine holds is named with `--give`.
     """
-    from orchestrator.commands.artifacts import render_artifacts, rendered_files
-    from orchestrator.commands.planning import plan_given
+    from orchestrator.commands.planning import plan_given, render_artifacts, rendered_files
     from orchestrator.commands.runs import write_files
 
     files = rendered_files(render_artifacts(*plan_given(profile, set_ or (), named_files("--give", give))))

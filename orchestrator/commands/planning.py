@@ -1,4 +1,4 @@
-"""From the catalogue to a plan: a profile and its parts are read, composed, validated, and then decided, each once."""
+"""From the catalogue to a plan and what is rendered from it: read, composed, checked, decided, rendered, each once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,9 @@ from orchestrator.plan import NAME, Plan
 from orchestrator.plan.decide import Knowledge, decide
 from orchestrator.plan.known_bad import read_known_bad
 from orchestrator.profile import PARTS, Composed, Override, Profile, compose, part_names
-from orchestrator.runtimes import REGISTRY
+from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.render.files import files
+from orchestrator.runtimes import REGISTRY, runtime_kind
 
 _KINDS: Mapping[str, Kind] = {"hardware": Kind.HARDWARE, "model": Kind.MODEL, "engine": Kind.ENGINE}
 _MOE_TABLE = "moe-table"  # as patches/aiter-fp4-moe-table asks for it
@@ -103,6 +105,17 @@ def plan_given(profile: str, overrides: Sequence[str], files: Mapping[str, Path]
 def _decided(valid: Valid, files: Mapping[str, Path]) -> tuple[Plan, dict[str, bytes]]:
     inputs = read_inputs(files)
     return valid.decide(input_digests(inputs)), inputs
+
+
+def render_artifacts(plan: Plan, inputs: Mapping[str, bytes] | None = None) -> Artifacts:
+    """What the plan's runtime starts a server from. `inputs` are the files given to patches, by input name."""
+    return runtime_kind(plan.runtime).render(plan, inputs or {})
+
+
+def rendered_files(artifacts: Artifacts, name: str | None = None) -> tuple[ContextFile, ...]:
+    """The artifacts as files for a server of that name, sorted by path: for `deploy render` and for run directories."""
+    own = runtime_kind(artifacts.plan.runtime).files(artifacts, name or artifacts.plan.profile)
+    return tuple(sorted((*files(artifacts), *own), key=lambda file: file.path))
 
 
 def read_profile(name: str, *, overrides: Sequence[str] = (), catalogue: Catalogue | None = None) -> Valid:

@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from orchestrator.commands.artifacts import render_artifacts, rendered_files
 from orchestrator.commands.down import grace_of
 from orchestrator.commands.kernels import kernel_gate
 from orchestrator.commands.machine import place_of
-from orchestrator.commands.planning import planned
+from orchestrator.commands.planning import planned, render_artifacts, rendered_files
 from orchestrator.commands.prepare import prepare, require_machine
 from orchestrator.commands.proof import answers, await_ready, explain_failure, prove
 from orchestrator.commands.runs import RunDir, claim, latest_run, open_run, read_plan

@@ -120,9 +120,9 @@ def read_outcome(work: Path, request: EvalRequest, *, task: str) -> Outcome:
 
 
 def read_items(samples: str, *, metric: str, filter_: str) -> tuple[Item, ...]:
-    """One item an answered question, in the request asked, from a samples file of the harness (one JSON object a line).
+    """One item an answered question, in the order asked, from a samples file of the harness (one JSON object a line).
 
-    The question is known by `doc_hash`, which covers its text and the request of its choices. Raises BenchError where
+    The question is known by `doc_hash`, which covers its text and the order of its choices. Raises BenchError where
     nothing was scored so.
     """
     try:

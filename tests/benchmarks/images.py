@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.commands.artifacts import render_artifacts
-from orchestrator.commands.planning import load
+from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.images import build_image, find_docker, image_sources, on_base
 from orchestrator.images.build import archive
 from orchestrator.render.dockerfile import build_context

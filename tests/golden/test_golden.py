@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.artifacts import render_artifacts, rendered_files
-from orchestrator.commands.planning import load, profile_names
+from orchestrator.commands.planning import load, profile_names, render_artifacts, rendered_files
 from orchestrator.core.catalogue import Catalogue
 
 GOLDEN = Path(__file__).parent

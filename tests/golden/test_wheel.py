@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.artifacts import render_artifacts, rendered_files
-from orchestrator.commands.planning import load
+from orchestrator.commands.planning import load, render_artifacts, rendered_files
 from orchestrator.core.paths import data_root
 
 

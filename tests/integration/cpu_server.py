@@ -8,8 +8,7 @@ from pathlib import Path
 import httpx
 from ports import free_port
 
-from orchestrator.commands.artifacts import render_artifacts
-from orchestrator.commands.planning import load
+from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.commands.runs import open_run
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret

@@ -11,8 +11,7 @@ import pytest
 from wheels import unpack, wheel
 
 from orchestrator.commands import flag_tables
-from orchestrator.commands.artifacts import render_artifacts
-from orchestrator.commands.planning import load, profile_names
+from orchestrator.commands.planning import load, profile_names, render_artifacts
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.paths import Home, data_root
 from orchestrator.runtimes.process.environment import Environment

@@ -20,8 +20,7 @@ from standin import COMMIT, ENGINE_PACKAGES, PACKAGE, base_image, packages_of
 from wheels import read, wheel
 
 from orchestrator import prove as smoke
-from orchestrator.commands.artifacts import render_artifacts
-from orchestrator.commands.planning import load
+from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.core.errors import BuildError, HostError, PatchError
 from orchestrator.diagnose import diagnose
 from orchestrator.images import (

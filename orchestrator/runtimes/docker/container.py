@@ -9,8 +9,7 @@ from typing import Final
 from orchestrator import __version__
 from orchestrator.core.errors import StartError
 from orchestrator.plan import ContainerNeeds, Plan
-from orchestrator.render.artifacts import Artifacts, BuildContext, ContextFile
-from orchestrator.render.command import server_command
+from orchestrator.render.artifacts import Artifacts, BuildContext, ContextFile, server_command
 from orchestrator.render.docker_options import needs_options
 from orchestrator.render.files import SHELL_HOME, script_file, wrapped
 from orchestrator.weights import overlay_path

@@ -39,7 +39,7 @@ def daemon_errors(host: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refusal:
+class DaemonRefusal:
     """A container that could not be created or started, with what is needed to say why."""
 
     said: str  # by the daemon
@@ -53,7 +53,7 @@ class Refusal:
         return f"profiles/hardware/{self.artifacts.plan.hardware.name}.yaml"
 
 
-def start_error(refusal: Refusal) -> DeployError:
+def start_error(refusal: DaemonRefusal) -> DeployError:
     """The error to show: the first cause whose words the daemon used."""
     for pattern, explain in _CAUSES:
         if match := re.search(pattern, refusal.said, re.IGNORECASE):
@@ -61,7 +61,7 @@ def start_error(refusal: Refusal) -> DeployError:
     return StartError("the container could not be started", details=f"  {refusal.said}")
 
 
-def _device(match: re.Match[str], refusal: Refusal) -> DeployError:
+def _device(match: re.Match[str], refusal: DaemonRefusal) -> DeployError:
     return HostError(
         f"this host has no device `{match['device']}`",
         where=f"{refusal.hardware}: container.devices",
@@ -69,7 +69,7 @@ def _device(match: re.Match[str], refusal: Refusal) -> DeployError:
     )
 
 
-def _limit(match: re.Match[str], refusal: Refusal) -> DeployError:
+def _limit(match: re.Match[str], refusal: DaemonRefusal) -> DeployError:
     name = _LIMITS.get(int(match["number"]), match["number"])
     asked = next((f" to {limit.hard}" for limit in refusal.spec.needs.ulimits if limit.name == name), "")
     return HostError(
@@ -79,7 +79,7 @@ def _limit(match: re.Match[str], refusal: Refusal) -> DeployError:
     )
 
 
-def _port(match: re.Match[str], refusal: Refusal) -> DeployError:
+def _port(match: re.Match[str], refusal: DaemonRefusal) -> DeployError:
     port = int(match["port"])
     by = refusal.holder(port)
     return HostError(
@@ -89,18 +89,18 @@ def _port(match: re.Match[str], refusal: Refusal) -> DeployError:
     )
 
 
-def _bind(match: re.Match[str], refusal: Refusal) -> DeployError:
+def _bind(match: re.Match[str], refusal: DaemonRefusal) -> DeployError:
     return HostError(
         f"`{match['path']}` does not exist on the Docker host",
         hint=f"`deploy stage --profile {refusal.artifacts.plan.profile}` brings the checkpoint there",
     )
 
 
-def _group(match: re.Match[str], refusal: Refusal) -> DeployError:
+def _group(match: re.Match[str], refusal: DaemonRefusal) -> DeployError:
     return HostError(f"the image has no group `{match['group']}`", where=f"{refusal.hardware}: container.groups")
 
 
-def _name(match: re.Match[str], _: Refusal) -> DeployError:
+def _name(match: re.Match[str], _: DaemonRefusal) -> DeployError:
     container = match["name"]
     return NameTakenError(
         f"container `{container}` exists",
@@ -108,14 +108,14 @@ def _name(match: re.Match[str], _: Refusal) -> DeployError:
     )
 
 
-def _image(_: re.Match[str], refusal: Refusal) -> DeployError:
+def _image(_: re.Match[str], refusal: DaemonRefusal) -> DeployError:
     return StartError(
         f"the Docker host has no image `{refusal.spec.image}`",
         hint=f"`deploy build --profile {refusal.artifacts.plan.profile}` makes it",
     )
 
 
-def _gpus(_: re.Match[str], refusal: Refusal) -> DeployError:
+def _gpus(_: re.Match[str], refusal: DaemonRefusal) -> DeployError:
     return HostError(
         "the Docker daemon cannot hand out NVIDIA GPUs",
         where=f"{refusal.hardware}: container.all_gpus",
@@ -123,21 +123,21 @@ def _gpus(_: re.Match[str], refusal: Refusal) -> DeployError:
     )
 
 
-def _capabilities(_: re.Match[str], refusal: Refusal) -> DeployError:
+def _capabilities(_: re.Match[str], refusal: DaemonRefusal) -> DeployError:
     asked = ", ".join(refusal.spec.needs.cap_add)
     return HostError(
         f"the Docker daemon is not permitted to grant {asked}", where=f"{refusal.hardware}: container.cap_add"
     )
 
 
-def _disk(_: re.Match[str], refusal: Refusal) -> DeployError:
+def _disk(_: re.Match[str], refusal: DaemonRefusal) -> DeployError:
     return HostError(
         "the Docker host's disk is full", hint="`docker system df` shows what takes it", details=f"  {refusal.said}"
     )
 
 
 # The wording of Docker 20.10 and runc 1.1.
-_CAUSES: Final[tuple[tuple[str, Callable[[re.Match[str], Refusal], DeployError]], ...]] = (
+_CAUSES: Final[tuple[tuple[str, Callable[[re.Match[str], DaemonRefusal], DeployError]], ...]] = (
     (r'gathering device information while adding custom device "(?P<device>[^"]+)"', _device),
     (r"error setting rlimit type (?P<number>\d+): operation not permitted", _limit),
     (r"listen tcp\d? \S*:(?P<port>\d+): bind: address already in use", _port),

@@ -20,7 +20,7 @@ from orchestrator.host.procfs import find_process, identity
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState
 from orchestrator.runtimes.docker.container import RUN_DIR, ContainerSpec, container_labels, container_name, spec_of
-from orchestrator.runtimes.docker.errors import Refusal, start_error
+from orchestrator.runtimes.docker.errors import DaemonRefusal, start_error
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
 from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
@@ -51,7 +51,7 @@ class DockerRuntime:
             except APIError as error:
                 self._discard(starter)
                 said, holder = str(error.explanation or error), self._host.port_holder
-                raise start_error(Refusal(said=said, artifacts=artifacts, spec=spec, holder=holder)) from error
+                raise start_error(DaemonRefusal(said=said, artifacts=artifacts, spec=spec, holder=holder)) from error
             except BaseException:  # Ctrl-C, above all: nobody would know of this container
                 self._discard(starter)
                 raise

@@ -8,8 +8,7 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home, data_root
 from orchestrator.plan import Plan
-from orchestrator.render.artifacts import Artifacts
-from orchestrator.render.command import server_command
+from orchestrator.render.artifacts import Artifacts, server_command
 from orchestrator.runtimes.base import Place, Prepared
 from orchestrator.runtimes.process import environment
 from orchestrator.weights import overlay_path

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.commands import up
-from orchestrator.commands.artifacts import render_artifacts
-from orchestrator.commands.planning import load
+from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.commands.runs import open_run
 from orchestrator.commands.servers import Fleet
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NotReadyError

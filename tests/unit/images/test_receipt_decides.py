@@ -2,8 +2,7 @@
 
 import pytest
 
-from orchestrator.commands.artifacts import render_artifacts
-from orchestrator.commands.planning import load
+from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.core.paths import Home
 from orchestrator.images import BuiltImage, ImageReceipt
 from orchestrator.images.receipt import PatchRecord

@@ -8,9 +8,8 @@ import httpx
 import pytest
 from kernel_samples import FUSED_TP8, HEADER, STAGE1_KW, UNFUSED_TP8, every_bucket, glm_plan, line, rows
 
-from orchestrator.commands.artifacts import render_artifacts
 from orchestrator.commands.kernels import RowSources, build_table, cover
-from orchestrator.commands.planning import load, planned, profile_names
+from orchestrator.commands.planning import load, planned, profile_names, render_artifacts
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.errors import DeployError, KernelsError, WeightsError
 from orchestrator.core.files import write_whole

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.commands.artifacts import render_artifacts, rendered_files
-from orchestrator.commands.planning import load
+from orchestrator.commands.planning import load, render_artifacts, rendered_files
 from orchestrator.core.document import read_document
 from orchestrator.core.errors import DeployError, ProfileError
 

@@ -7,7 +7,7 @@ from docker.errors import DockerException
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.runtimes.docker.container import render, spec_of
-from orchestrator.runtimes.docker.errors import Refusal, daemon_errors, start_error
+from orchestrator.runtimes.docker.errors import DaemonRefusal, daemon_errors, start_error
 
 SHIM = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: "
 PORT = "driver failed programming external connectivity on endpoint deploy-glm (5839ac1d047d): "
@@ -17,7 +17,7 @@ def told(said: str, profile: str = "mi355x-tp8") -> DeployError:
     plan = load(profile).plan
     artifacts = render(plan, None, "deploy/glm:1")
     holders = {30000: "`python3`, pid 7"}
-    return start_error(Refusal(said=said, artifacts=artifacts, spec=spec_of(artifacts), holder=holders.get))
+    return start_error(DaemonRefusal(said=said, artifacts=artifacts, spec=spec_of(artifacts), holder=holders.get))
 
 
 @pytest.mark.parametrize(
