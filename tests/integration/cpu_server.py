@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
+from patience import PATIENCE
 from ports import free_port
 
 from orchestrator.commands.planning import load, render_artifacts
@@ -16,8 +17,6 @@ from orchestrator.plan import Plan
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import Handle, Runtime, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-
-READY_SECONDS = 240
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class CpuServer:
 
     def wait_until_ready(self) -> None:
         """Return when it generates a token; fail with the end of its log when it has exited or takes too long."""
-        deadline = time.monotonic() + READY_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while not healthy(self.url):
             running = self.runtime.state(self.handle).status is Status.RUNNING
             if not running or time.monotonic() > deadline:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-PATIENCE = 180  # seconds
+PATIENCE = 300  # seconds
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -1,7 +1,6 @@
 """Environments, built with the real installer from a list of one small package."""
 
 import json
-import signal
 import subprocess
 import sys
 import threading
@@ -59,11 +58,12 @@ def test_environment_is_built_once_and_holds_what_is_listed(images: Path, home: 
 
 
 def test_what_a_killed_build_left_is_built_anew(images: Path, home: Home) -> None:
-    builder = subprocess.Popen([sys.executable, "-c", BUILD, str(images), str(home.root)], stderr=subprocess.DEVNULL)
-    while not home.environments.is_dir() or not folders(home):
-        time.sleep(0.02)
-    builder.send_signal(signal.SIGKILL)
-    builder.wait()
+    argv = [sys.executable, "-c", BUILD, str(images), str(home.root)]
+    with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as builder:
+        while not home.environments.is_dir() or not folders(home):
+            assert builder.poll() is None
+            time.sleep(0.02)
+        builder.kill()
     (left,) = folders(home)
     (left / "half-written").write_text("")
 

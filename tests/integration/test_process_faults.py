@@ -15,7 +15,7 @@ from patience import wait_for
 
 from orchestrator.core.errors import NameTakenError
 from orchestrator.core.secret import Secret
-from orchestrator.host.procfs import family, read_process
+from orchestrator.host.procfs import family
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.record import read_record, write_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime
@@ -53,12 +53,6 @@ def wait_for_nothing_left(server: CpuServer) -> None:
     assert not healthy(server.url)
 
 
-def scheduler_pids(server: CpuServer) -> list[int]:
-    """Schedulers name themselves `sglang::scheduler...` once they run."""
-    pids = [process.pid for process in family(server.handle.identity)]
-    return [pid for pid in pids if b"scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
-
-
 def test_server_that_exits_while_loading_leaves_its_code_and_its_log(start: Start) -> None:
     broken = start("broken", *NO_CHECKPOINT)
 
@@ -91,21 +85,6 @@ def test_killed_supervisor_leaves_no_orphans(start: Start) -> None:
     state = orphan.runtime.state(orphan.handle)
     assert (state.status, state.exit_code) == (Status.EXITED, None)
     wait_for_nothing_left(orphan)
-
-
-def test_stop_is_bounded_when_a_killed_dp_scheduler_hangs_the_server(start: Start) -> None:
-    pair = start("pair", "layout.dp=2")
-    pair.wait_until_ready()
-    first, second = sorted(scheduler_pids(pair))
-
-    os.kill(first, signal.SIGKILL)
-    wait_for(lambda: first not in scheduler_pids(pair))
-    assert pair.runtime.state(pair.handle).status is Status.RUNNING  # alive, and not serving: health has to be asked
-
-    pair.runtime.stop(pair.handle, grace=2)  # without a bound it would not come back at all
-
-    assert read_process(second) is None
-    wait_for_nothing_left(pair)
 
 
 def test_server_outlives_a_killed_cli_and_is_found_again(cpu_engine: CpuEngine) -> None:

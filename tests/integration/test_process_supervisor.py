@@ -160,10 +160,9 @@ def test_starter_killed_at_any_moment_leaves_a_server_that_is_found_or_none(engi
     for attempt in range(8):
         argv = [sys.executable, "-c", STARTER, str(engine.home.root), f"killed-{attempt}"]
         named = {"ATTEMPT": f"{engine.home.root}/{attempt}"}
-        starter = subprocess.Popen(argv, cwd=Path(__file__).parent, env={**os.environ, **named})
-        time.sleep(moments.uniform(0.2, 0.9))
-        starter.kill()
-        starter.wait()
+        with subprocess.Popen(argv, cwd=Path(__file__).parent, env={**os.environ, **named}) as starter:
+            time.sleep(moments.uniform(0.2, 0.9))
+            starter.kill()
         # What was handed over by then comes up and is found, or it ends.
         wait_for(lambda: bool(running(runtime)) or not programs_with("ATTEMPT", named["ATTEMPT"]))  # noqa: B023
         for handle in running(runtime):

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cpu_server import CpuEngine, CpuServer
+from cpu_server import CpuEngine, CpuServer, healthy
+from patience import wait_for
 from ports import free_port
 
 from orchestrator import prove as smoke
@@ -18,8 +19,9 @@ from orchestrator.core.log_lines import LogTail
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
 from orchestrator.engine import StageReader
-from orchestrator.host.procfs import family
+from orchestrator.host.procfs import family, read_process
 from orchestrator.prove import Verdict
+from orchestrator.runtimes.base import Status
 
 pytestmark = pytest.mark.engine
 
@@ -81,9 +83,16 @@ def test_two_replicas_and_the_death_of_one(cpu_engine: CpuEngine) -> None:
         assert failures(report) == {}
         assert "each of 2 ranks answered for itself" in report.to_table()
 
-        kill_a_scheduler(server)  # sglang 0.5.14 notices nothing: no line in its log, and its process lives on
+        first, second = schedulers(server)
+        os.kill(second, signal.SIGKILL)  # sglang 0.5.14 notices nothing: no line in its log, and its process lives on
         dead = failures(smoke.smoke_test(target, faults=None, timeout=8))
         assert any("answer within 8 s" in evidence for evidence in dead.values()), dead
+        assert server.runtime.state(server.handle).status is Status.RUNNING
+
+        server.runtime.stop(server.handle, grace=2)  # without a bound it would not come back: the server hangs
+        assert read_process(first) is None
+        wait_for(lambda: not family(server.handle.identity))
+        assert not healthy(server.url)
 
 
 def test_a_port_that_another_process_holds(cpu_engine: CpuEngine) -> None:
@@ -97,9 +106,11 @@ def test_a_port_that_another_process_holds(cpu_engine: CpuEngine) -> None:
         assert cause.signature.id == "port-taken"
 
 
-def kill_a_scheduler(server: CpuServer) -> None:
-    titles = {
-        process.pid: Path(f"/proc/{process.pid}/cmdline").read_text() for process in family(server.handle.identity)
-    }
-    second = next(pid for pid, title in titles.items() if "sglang::scheduler_DP1" in title)
-    os.kill(second, signal.SIGKILL)
+def schedulers(server: CpuServer) -> tuple[int, int]:
+    """The pids of both ranks, by the title each scheduler gives itself."""
+    pids = [process.pid for process in family(server.handle.identity)]
+    titles = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
+    first, second = (
+        next(pid for pid, title in titles.items() if f"sglang::scheduler_DP{rank}" in title) for rank in (0, 1)
+    )
+    return first, second
