@@ -38,7 +38,9 @@ def test_the_wheel_renders_as_the_repository_does(installed: Path, tmp_path: Pat
 
 
 def test_the_wheel_is_the_one_that_ran(installed: Path) -> None:
-    assert (installed / "orchestrator" / "_data" / "profiles" / "cpu-tiny.yaml").is_file()
+    profiles = installed / "orchestrator" / "_data" / "profiles"
+    for name in ("cpu-tiny.yaml", "profile.schema.json", "engines/flags/generate.py"):
+        assert (profiles / name).is_file()
     assert not (installed / "tests").exists()
     done = deploy(installed, "show", "no-such-profile")
     assert (done.returncode, "there is no profile" in done.stderr) == (3, True)
