@@ -102,7 +102,8 @@ def ensure(requirements: str, *, images_root: Path, home: Home, progress: Progre
 def generate_model(model: Model, *, python: Path, images_root: Path, home: Home, progress: Progress) -> Path:
     """The checkpoint of a `generated` model below the home's models, made with the engine's own Python.
 
-    It is made anew when its generator has changed. Raises BuildError with the generator's last lines.
+    It is made anew when its generator has changed. Raises BuildError with the generator's last lines, and for a
+    directory that was not made here: nobody else's files are ever removed.
     """
     generator, target = images_root / model.source.location, home.models / model.name
     digest = hashlib.sha256(generator.read_bytes()).hexdigest()
@@ -110,6 +111,12 @@ def generate_model(model: Model, *, python: Path, images_root: Path, home: Home,
     with _locked(home.models / f".{model.name}.lock", progress):
         if marker.is_file() and marker.read_text() == digest:
             return target
+        if target.exists() and not marker.is_file():
+            raise BuildError(
+                f"model `{model.name}` is not generated over files that were not made here",
+                where=str(target),
+                hint="move them away, or serve them: `--set model.origin.kind=directory`",
+            )
         shutil.rmtree(target, ignore_errors=True)
         progress.update(f"model `{model.name}`: generating")
         result = shell.run([str(python), str(generator), str(target)])

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+from plan_samples import plan_of
 
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home, data_root
-from orchestrator.runtimes.process.environment import _Recipe, ensure
+from orchestrator.runtimes.process.environment import _Recipe, ensure, generate_model
 from orchestrator.runtimes.process.installer import hint
 
 CPU = "torch==2.13.0+cpu\nsglang==0.5.14\n"
@@ -75,3 +76,17 @@ def test_list_that_is_not_there_is_named(images: Path, tmp_path: Path) -> None:
 )
 def test_hint_follows_from_what_pip_said(said: str, advice: str) -> None:
     assert advice in hint(said)
+
+
+def test_nobody_elses_directory_is_emptied_for_a_generated_model(images: Path, tmp_path: Path) -> None:
+    """Naming a model after a directory that holds something used to empty it."""
+    (images / "tiny_model.py").write_text("")
+    home = Home(tmp_path / "home")
+    theirs = home.models / "tiny" / "thesis.pdf"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("years of work")
+    with pytest.raises(BuildError, match="not made here"):
+        generate_model(
+            plan_of("cpu-tiny").model, python=Path("python3"), images_root=images, home=home, progress=Progress()
+        )
+    assert theirs.read_text() == "years of work"
