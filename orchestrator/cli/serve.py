@@ -71,6 +71,7 @@ def status(
     from orchestrator.commands.servers import fleet
     from orchestrator.commands.status import status_table, statuses
     from orchestrator.core.paths import Home
+    from orchestrator.runtimes.base import Status
 
     with fleet(Home.from_environment(), host) as servers:
         if name is not None:
@@ -78,6 +79,9 @@ def status(
         found = statuses(servers, name, ask=health or name is not None)
         for kind, why in servers.silent.items():
             note(f"{kind} could not be asked: {why}")
+        for server in found:
+            if server.status == Status.UNKNOWN:
+                note(f"`{server.name}`: {server.detail}")
     if json:
         out_json([server.to_dict() for server in found])
     elif found:
@@ -154,13 +158,15 @@ def down(
     host: HostOption = None,
 ) -> None:
     """Stop a server with everything it started; returns when ports and GPU memory are free."""
-    from orchestrator.commands.down import down
+    from orchestrator.commands.down import down, down_all
     from orchestrator.commands.servers import fleet
     from orchestrator.core.paths import Home
 
     if (name is None) != all_:
         raise UsageError("name one server, or say `--all`", hint="`deploy status` lists them")
     with fleet(Home.from_environment(), host) as servers:
-        for handle in servers.find() if name is None else (servers.one(name),):
-            down(servers, handle, host=host)
-            say(f"`{handle.name}` is down")
+        if name is None:
+            down_all(servers, host=host)
+        else:
+            down(servers, name, host=host)
+            say(f"`{name}` is down")

@@ -5,20 +5,44 @@ from typing import Final
 from orchestrator.commands.machine import place_of, wait_until_free
 from orchestrator.commands.runs import claim, latest_run, read_plan
 from orchestrator.commands.servers import Fleet
-from orchestrator.runtimes.base import Handle
+from orchestrator.core.console import note, say
+from orchestrator.core.errors import DeployError, HostError, Problem
 
 _GRACE: Final = 120.0  # seconds for running requests, for a server whose plan is not on this machine
 
 
-def down(servers: Fleet, handle: Handle, *, host: str | None) -> None:
-    """Stop one server within its plan's grace, and return when its port and its VRAM are free.
+def down(servers: Fleet, name: str, *, host: str | None) -> None:
+    """Stop the server of a name within its plan's grace, and return when its port and its VRAM are free.
 
-    Raises HostError where something else holds them, with who does.
+    Raises StartError where there is none, HostError where something else holds the port or the VRAM, with who does.
     """
-    with claim(servers.home, handle.name):
-        servers.runtime(handle).stop(handle, grace=grace_of(servers, handle.name))
-        if (plan := read_plan(latest_run(servers.home, handle.name))) is not None:
+    servers.one(name)
+    with claim(servers.home, name):
+        for handle in servers.find(name):
+            servers.runtime(handle).stop(handle, grace=grace_of(servers, name))
+        if (plan := read_plan(latest_run(servers.home, name))) is not None:
             wait_until_free(plan, place_of(plan, servers.home, host))
+
+
+def down_all(servers: Fleet, *, host: str | None) -> None:
+    """Stop every server. One that does not end keeps none of the others up; all of those are told at the end."""
+    failures: dict[str, DeployError] = {}
+    names = sorted({handle.name for handle in servers.find()})
+    for kind, why in servers.silent.items():
+        note(f"{kind} could not be asked: {why}")
+    for name in names:
+        try:
+            down(servers, name, host=host)
+            say(f"`{name}` is down")
+        except (DeployError, OSError) as error:
+            failures[name] = error if isinstance(error, DeployError) else HostError(str(error))
+    if failures:
+        problems = [
+            Problem(f"`{name}`: {found.message}", found.where, found.hint)
+            for name, error in failures.items()
+            for found in error.each()
+        ]
+        raise HostError(f"{len(failures)} of {len(names)} servers are not known to be down", problems=problems)
 
 
 def grace_of(servers: Fleet, name: str) -> float:

@@ -69,6 +69,8 @@ def not_running(runtime: Runtime, handle: Handle) -> Problem | None:
     state = runtime.state(handle)
     if state.status is Status.RUNNING:
         return None
+    if state.status is Status.UNKNOWN:
+        return Problem(f"`{handle.name}`: {state.detail}", hint=f"`deploy down {handle.name}` ends it where it can")
     code = "" if state.exit_code is None else f" with {state.exit_code}"
     again = f"`deploy down {handle.name}`, then `deploy up` starts it anew"
     return Problem(

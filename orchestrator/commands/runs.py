@@ -14,13 +14,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from orchestrator.core.errors import BenchError, HostError, NameTakenError, UsageError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import open_lock, read_own, write_whole
 from orchestrator.core.paths import Home
 from orchestrator.plan import NAME, Plan
 from orchestrator.render.artifacts import ContextFile
 from orchestrator.results import RESULT_FILE, BenchResult
+
+_PID_WIDTH: Final = 10  # characters, so that a lock file is never truncated
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,10 @@ class RunDir:
     def read(self, name: str) -> dict[str, object]:
         """A JSON file of this run; empty where it was never written."""
         try:
-            data: dict[str, object] = json.loads((self.path / name).read_text())
-        except (OSError, ValueError):
+            data = json.loads(read_own(self.path / name))
+        except (OSError, ValueError, RecursionError):
             return {}
-        return data
+        return data if isinstance(data, dict) else {}
 
     def save(self, name: str, data: object) -> Path:
         """Write one report as JSON and return its path."""
@@ -64,43 +67,50 @@ def write_files(folder: Path, files: Iterable[ContextFile]) -> None:
         ) from error
 
 
+def require_name(name: str) -> None:
+    """Raises UsageError for what cannot be a server's name, a path above all."""
+    if not NAME.match(name):
+        hint = "lower-case letters and digits, with single `.`, `_` or `-` between them, at most 63 characters"
+        raise UsageError(f"a server cannot be called `{name}`", hint=hint)
+
+
 @contextlib.contextmanager
 def claim(home: Home, name: str) -> Iterator[None]:
     """Be the only command that works on `name`.
 
     Raises NameTakenError where another one is, with its pid, and UsageError for what cannot be a name.
     """
-    if not NAME.match(name):
-        hint = "lower-case letters and digits, with single `.`, `_` or `-` between them, at most 63 characters"
-        raise UsageError(f"a server cannot be called `{name}`", hint=hint)
-    folder = home.runs / name
+    require_name(name)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("a+")
+        lock = open_lock(home.make_runs(name) / ".lock")
     except OSError as error:
-        raise HostError(f"cannot write below `{home.root}`: {error.strerror}", hint="set DEPLOY_HOME") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            raise NameTakenError(
-                f"another `deploy` command is working on `{name}` (pid {lock.read().strip() or 'unknown'})",
-                hint=f"wait for it, or take another name with `--name`; `deploy status {name}` shows what runs",
-            ) from error
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+        where = str(error.filename or home.root)
+        why = f"cannot write below `{home.root}`: {error.strerror}"
+        raise HostError(why, where=where, hint="set DEPLOY_HOME") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(lock, _PID_WIDTH, 0).decode(errors="replace").strip("\0 \n") or "unknown"
+        os.close(lock)
+        raise NameTakenError(
+            f"another `deploy` command is working on `{name}` (pid {holder})",
+            hint=f"wait for it, or take another name with `--name`; `deploy status {name}` shows what runs",
+        ) from error
+    try:
+        with contextlib.suppress(OSError):  # a full disk: who holds it is worth knowing, and no more
+            os.pwrite(lock, str(os.getpid()).ljust(_PID_WIDTH).encode(), 0)
         yield
+    finally:
+        os.close(lock)
 
 
 def open_run(home: Home, name: str, plan: Plan) -> RunDir:
     """A fresh run directory, its own even where two starts meet in one second."""
-    first = home.runs / name / f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{plan.digest[:8]}"
+    first = home.make_runs(name) / f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{plan.digest[:8]}"
     path, attempt = first, 1
     while True:
         try:
-            path.mkdir(parents=True)
+            path.mkdir(mode=0o700)
         except FileExistsError:
             attempt += 1
             path = first.with_name(f"{first.name}-{attempt}")
@@ -126,7 +136,7 @@ def read_plan(run: RunDir | None) -> Plan | None:
     if run is None:
         return None
     try:
-        return Plan.from_json((run.path / "plan.json").read_bytes())
+        return Plan.from_json(read_own(run.path / "plan.json"))
     except (OSError, ValueError):
         return None
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from orchestrator.commands.runs import require_name
 from orchestrator.core.errors import HostError, StartError, UsageError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
@@ -22,7 +23,12 @@ class Fleet:
     silent: dict[str, str] = field(default_factory=dict)  # runtimes that could not be asked, and why
 
     def find(self, name: str | None = None) -> tuple[Handle, ...]:
-        """Every server (of that name), sorted by name. What could not be asked is noted in `silent`."""
+        """Every server (of that name), sorted by name. What could not be asked is noted in `silent`.
+
+        Raises UsageError for what cannot be a name.
+        """
+        if name is not None:
+            require_name(name)
         return tuple(sorted(self._find(name), key=lambda handle: handle.name))
 
     def one(self, name: str) -> Handle:

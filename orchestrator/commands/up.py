@@ -1,7 +1,7 @@
 """`deploy up`: from a profile to a running, proven server; on any failure, back to how it was."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from orchestrator.commands.down import grace_of
@@ -13,11 +13,11 @@ from orchestrator.commands.proof import answers, await_ready, explain_failure, p
 from orchestrator.commands.runs import RunDir, claim, latest_run, open_run, read_plan
 from orchestrator.commands.servers import Fleet, api_key, fleet
 from orchestrator.core.console import note, say
-from orchestrator.core.errors import DeployError, Interrupted, NameTakenError, StartError
+from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.core.shell import quote
-from orchestrator.core.signals import held
+from orchestrator.core.signals import heard, held
 from orchestrator.plan import Plan
 from orchestrator.plan.changes import changes
 from orchestrator.prove import SmokeReport
@@ -154,20 +154,30 @@ def _bring_up(start: Start, servers: Fleet) -> Up:
         run.save(file, record)
     secrets = {plan.server.api_key_env: key} if plan.server.api_key_env and key else {}
     handle = None
-    try:
-        handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=secrets)
-        say(f"started `{name}`; log: {_where_log(start.request, run, name)}")
-        seconds = await_ready(handle, runtime, plan=plan, key=key, timeout=start.request.timeout)
-        report = prove(handle, runtime, plan=plan, key=key)
-        run.save("smoke.json", report.to_dict())
-        report.require()
-        kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=start.request.strict_kernels)
-    except BaseException as error:
-        failure = _give_up(error, handle, runtime, keep=start.request.keep)
-        if failure is error:
-            raise
-        raise failure from error
+    with held():  # whatever ends the block below, nothing more interrupts the taking down
+        try:
+            with heard():
+                handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=secrets)
+                say(f"started `{name}`; log: {_where_log(start.request, run, name)}")
+                seconds = await_ready(handle, runtime, plan=plan, key=key, timeout=start.request.timeout)
+                report = prove(handle, runtime, plan=plan, key=key)
+                run.save("smoke.json", report.to_dict())
+                report.require()
+                logged = runtime.logs(handle, follow=False)
+                kernel_gate(logged, plan=plan, run=run, strict=start.request.strict_kernels)
+        except BaseException as error:
+            failure = _give_up(error, handle or _started(runtime, name, run), runtime, keep=start.request.keep)
+            if failure is error:
+                raise
+            raise failure from error
     return Up(handle=handle, smoke=report, seconds=seconds)
+
+
+def _started(runtime: Runtime, name: str, run: RunDir) -> Handle | None:
+    """The server of this run, also where its start was interrupted before it could be told."""
+    with suppress(HostError):
+        return next((handle for handle in runtime.find(name) if handle.run_dir == str(run.path)), None)
+    return None
 
 
 def _where_log(request: UpRequest, run: RunDir, name: str) -> str:
@@ -193,19 +203,26 @@ def _give_up(error: BaseException, handle: Handle | None, runtime: Runtime, *, k
     if keep:
         failure.hint = f"`{handle.name}` is kept: `deploy logs {handle.name}`, then `deploy down {handle.name}`"
     if not interrupted:
-        failure.details = "\n\n".join(filter(None, [failure.details, explain_failure(runtime, handle, detail)]))
+        failure.details = "\n\n".join(filter(None, [failure.details, _explanation(runtime, handle, detail)]))
     return failure
+
+
+def _explanation(runtime: Runtime, handle: Handle, detail: str) -> str:
+    try:
+        with heard():
+            return explain_failure(runtime, handle, detail)
+    except KeyboardInterrupt:
+        return "diagnosis: interrupted"
 
 
 def _take_down(handle: Handle, runtime: Runtime) -> str:
     """Stop a server whatever else fails, and return what its runtime knew of its end."""
-    with held():
-        try:
-            return runtime.state(handle).detail
-        except DeployError:
-            return ""
-        finally:
-            runtime.stop(handle, grace=0)
+    try:
+        return runtime.state(handle).detail
+    except DeployError:
+        return ""
+    finally:
+        runtime.stop(handle, grace=0)
 
 
 def _recorded_command(home: Home, name: str) -> str | None:

@@ -1,7 +1,12 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and files and directories that are this user's alone."""
 
+import errno
 import os
+import stat
 from pathlib import Path
+from typing import Final
+
+_MOST: Final = 4 << 20  # bytes of a record; what is longer is none of ours
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
@@ -22,3 +27,64 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
     finally:
         beside.unlink(missing_ok=True)
     return path
+
+
+def private_folder(path: Path) -> Path:
+    """A directory of this user's that nobody else may look into, made where it is missing; its parent has to be there.
+
+    Raises PermissionError for one of another user, OSError for what is no directory.
+    """
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        status = path.stat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise
+        _require_own(status, path)
+        if status.st_mode & 0o077 and not path.is_symlink():
+            path.chmod(0o700)
+    return path
+
+
+def read_own(path: Path) -> bytes:
+    """A file of this user's, at once: neither a link nor what could make a reader wait. Raises OSError for others."""
+    with open(_open_own(path, os.O_RDONLY), "rb") as stream:
+        content = stream.read(_MOST + 1)
+    if len(content) > _MOST:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return content
+
+
+def open_lock(path: Path) -> int:
+    """A descriptor of a lock file, made where it is missing; nothing is truncated. Raises OSError as `read_own` does.
+
+    What was locked on a disk that has become read-only can be locked there once more.
+    """
+    try:
+        return _open_own(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return _open_own(path, os.O_RDONLY)
+
+
+def _open_own(path: Path, flags: int) -> int:
+    number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        status = os.fstat(number)
+        _require_own(status, path)
+        _require_file(status, path)
+    except OSError:
+        os.close(number)
+        raise
+    return number
+
+
+def _require_own(status: os.stat_result, path: Path) -> None:
+    if status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
+
+
+def _require_file(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a file", str(path))

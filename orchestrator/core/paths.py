@@ -15,6 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.core.errors import HostError
+from orchestrator.core.files import private_folder
+
 
 def data_root() -> Path:
     """The directory that holds profiles/, patches/ and images/: inside an installed wheel, or the repository."""
@@ -31,11 +34,17 @@ class Home:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Home":
-        """`$DEPLOY_HOME`, else the XDG data directory."""
+        """`$DEPLOY_HOME`, else the XDG data directory. Raises HostError where that cannot be a directory."""
         if explicit := environ.get("DEPLOY_HOME"):
-            return cls(Path(explicit).expanduser().absolute())
-        data = environ.get("XDG_DATA_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".local/share")
-        return cls(Path(data).expanduser().absolute() / "deploy")
+            root = Path(explicit).expanduser().absolute()
+        else:
+            data = environ.get("XDG_DATA_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".local/share")
+            root = Path(data).expanduser().absolute() / "deploy"
+        there = next(path for path in (root, *root.parents) if os.path.lexists(path))
+        if not there.is_dir():
+            what = "a link to nothing" if there.is_symlink() else "not a directory"
+            raise HostError(f"`{there}` is {what}", hint="set DEPLOY_HOME to a directory where you may write")
+        return cls(root)
 
     @property
     def environments(self) -> Path:
@@ -56,3 +65,9 @@ class Home:
     def kernels(self) -> Path:
         """Measured rows of tuned kernel tables."""
         return self.root / "kernels"
+
+    def make_runs(self, name: str) -> Path:
+        """The directory of a name's runs, made where it is missing; it is this user's alone. Raises OSError."""
+        self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
+        private_folder(self.runs)
+        return private_folder(self.runs / name)

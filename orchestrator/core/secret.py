@@ -16,6 +16,13 @@ _KEY_VALUE = re.compile(
 _BEARER = re.compile(r"(?i)\b(bearer\s+)[A-Za-z0-9._~+/=-]{6,}")
 _HF_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}\b")
 
+# A word of a name that says the value is a secret. `TOKEN` and the like also end a word that runs together (`HFTOKEN`);
+# what only begins so is another word (`TOKENIZERS_PARALLELISM`), and so is the plural that is counted (`MAX_TOKENS`).
+_SECRET_WORD: Final = re.compile(
+    r"\w*(TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEYS?|ACCESSKEY|PRIVATEKEY|SECRETKEY)\Z"
+)
+_SECRET_KEY: Final = re.compile(r"(^|_)(API|ACCESS|PRIVATE|SECRET|AUTH|SIGNING|ENCRYPTION)_KEYS?(_|\Z)")
+
 
 class Secret:
     """A value that is used and never shown; `reveal` is the only way to it."""
@@ -37,6 +44,12 @@ class Secret:
 
     def __bool__(self) -> bool:
         return bool(self._value)
+
+
+def names_secret(name: str) -> bool:
+    """Whether a word of a variable's name says that it holds one: `HF_TOKEN`, `hfToken`, `AWS_SECRET_ACCESS_KEY`."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
+    return any(_SECRET_WORD.match(word) for word in words.split("_")) or _SECRET_KEY.search(words) is not None
 
 
 def redact(text: str, secrets: Iterable[Secret] = ()) -> str:

@@ -57,11 +57,11 @@ def run(
     argv: Sequence[str],
     *,
     cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
     stdin: str | None = None,
     timeout: float | None = None,
 ) -> ProgramResult:
-    """Run a program to its end and keep what it printed. `env` is added to this process's environment.
+    """Run a program to its end and keep what it printed. `env` as of `start`.
 
     Raises ProgramMissingError where there is no such program; a program that outlives `timeout` seconds is killed and
     reported with exit code 124, as coreutils' `timeout` does.
@@ -70,7 +70,7 @@ def run(
         done = subprocess.run(
             list(argv),
             cwd=cwd,
-            env={**os.environ, **env} if env is not None else None,
+            env=_environment(env),
             input=stdin,
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
@@ -180,13 +180,12 @@ def start(
     or `PIPE` to hold it open. `output` is a file, `PIPE` or None for this process's own; `errors` go there too, or into
     a file. Raises ProgramMissingError where there is no such program, OSError where it cannot be executed.
     """
-    both = {**os.environ, **(env or {})}
     with _readable(stdin) as given:
         try:
             process = subprocess.Popen(
                 list(argv),
                 cwd=cwd,
-                env={name: value for name, value in both.items() if value is not None},
+                env=_environment(env),
                 stdin=given,
                 stdout=output,
                 stderr=errors if errors is not None else (subprocess.STDOUT if output is not None else None),
@@ -237,6 +236,12 @@ def attend(argv: Sequence[str]) -> int:
         program.send(_interruption())
         program.wait()
         raise
+
+
+def _environment(changes: Mapping[str, str | None] | None) -> dict[str, str]:
+    """This process's environment with these variables; one that is None is taken out."""
+    both = {**os.environ, **(changes or {})}
+    return {name: value for name, value in both.items() if value is not None}
 
 
 @contextmanager

@@ -1,9 +1,13 @@
 """What /proc says about processes: which one is meant, and everything it has started."""
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+VARIABLE: Final = "DEPLOY_SERVER"  # holds a server's token
 _PROC = Path("/proc")
 _GONE = "ZX"  # a zombie has ended and only waits to be collected
 
@@ -16,6 +20,20 @@ class Process:
     parent: int
     session: int
     started: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """What tells the processes of one server from all others, whoever has their pids now.
+
+    No one mark is on all of them: who calls setproctitle, as sglang's schedulers do, overwrites the environment that
+    /proc shows, and who writes to a file of its own has let go of the server's output.
+    """
+
+    token: str  # in the environment, as the value of `VARIABLE`
+    supervisor: str | None = None  # the `identity` of the leader of their session
+    server: str | None = None  # the `identity` of the first of them that is not the supervisor
+    output: str | None = None  # `pipe:[inode]`, what stdout and stderr go to
 
 
 def read_process(pid: int) -> Process | None:
@@ -43,20 +61,36 @@ def find_process(identified: str) -> Process | None:
     return process if process is not None and process.started == int(started) else None
 
 
-def family(identified: str) -> tuple[Process, ...]:
-    """The session leader an `identity` was taken of, its session, and all their descendants, as far as they run.
+def family(marks: Marks) -> tuple[Process, ...]:
+    """Every process of a server that runs: those that bear a mark, and all their descendants.
 
-    The session is looked through even where its leader has ended: no pid is given out again while a session bears it.
+    The session counts only while its leader runs: afterwards a stranger who got its pid may lead one of that number.
     """
-    boot, leader, started = identified.split("/")
-    first = read_process(int(leader))
-    if boot != _boot() or (first is not None and first.started != int(started)):
+    known = [marked for marked in (marks.supervisor, marks.server) if marked is not None]
+    if any(marked.split("/")[0] != _boot() for marked in known):
         return ()
+    first = min((int(marked.split("/")[2]) for marked in known), default=0)
+    leader, server = (find_process(marked) if marked else None for marked in (marks.supervisor, marks.server))
     processes = {process.pid: process for process in _all()}
-    members = {pid for pid, process in processes.items() if int(leader) in (pid, process.session)}
+    members = {process.pid for process in (leader, server) if process is not None}
+    members |= {pid for pid, process in processes.items() if leader is not None and process.session == leader.pid}
+    members |= {pid for pid, process in processes.items() if process.started >= first and _bears(pid, marks)}
     while more := {pid for pid, process in processes.items() if process.parent in members} - members:
         members |= more
-    return tuple(processes[pid] for pid in sorted(members))
+    return tuple(processes[pid] for pid in sorted(members & processes.keys()))
+
+
+def _bears(pid: int, marks: Marks) -> bool:
+    """Whether it has the token or the output; a process that may not be looked at is somebody else's."""
+    folder = _PROC / str(pid)
+    with suppress(OSError):
+        if os.fsencode(f"\0{VARIABLE}={marks.token}\0") in b"\0" + (folder / "environ").read_bytes():
+            return True
+    for stream in ("1", "2") if marks.output is not None else ():
+        with suppress(OSError):
+            if str((folder / "fd" / stream).readlink()) == marks.output:
+                return True
+    return False
 
 
 def _all() -> Iterator[Process]:

@@ -9,6 +9,7 @@ from typing import Final
 from orchestrator.core.document import KeyPath
 from orchestrator.core.errors import Problem
 from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.secret import names_secret
 from orchestrator.engine.flags import FlagTable, flag_problems
 from orchestrator.patches import Patch
 from orchestrator.plan.known_bad import KnownBad
@@ -43,12 +44,6 @@ _VENDOR_OF: Final = {"rocm": "amd", "cuda": "nvidia", "cpu": "cpu"}
 # The suffix of a dated ROCm image names the GPU family it was compiled for (sglang docker/rocm.Dockerfile, GPU_ARCH).
 _ARCH_OF_IMAGE: Final = {"mi30x": "gfx942", "mi35x": "gfx950"}
 _NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?\Z")
-# A word of a name that says the value is a secret. `TOKEN` and the like also end a word that runs together (`HFTOKEN`);
-# what only begins so is another word (`TOKENIZERS_PARALLELISM`), and so is the plural that is counted (`MAX_TOKENS`).
-_SECRET_WORD: Final = re.compile(
-    r"\w*(TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEYS?|ACCESSKEY|PRIVATEKEY|SECRETKEY)\Z"
-)
-_SECRET_KEY: Final = re.compile(r"(^|_)(API|ACCESS|PRIVATE|SECRET|AUTH|SIGNING|ENCRYPTION)_KEYS?(_|\Z)")
 _MEMORY_FRACTION: Final = 0.9  # without `mem-fraction-static`, the most that sglang plans with on a GPU
 
 
@@ -158,18 +153,12 @@ def speculation_has_a_draft(case: Case) -> Iterator[Problem]:
 def secrets_stay_out(case: Case) -> Iterator[Problem]:
     """No secret stands in a profile: it would be rendered, labelled and hashed."""
     for name in case.profile.env:
-        if _is_secret(name):
+        if names_secret(name):
             yield Problem(
                 f"`{name}` looks like a secret and is not written into a profile",
                 case.place("env", name),
                 "export it in your shell: HF_TOKEN is taken from there, an API key is named by `server.api_key_env`",
             )
-
-
-def _is_secret(name: str) -> bool:
-    """Whether a word of a variable's name says so: `HF_TOKEN`, `hfToken`, `AWS_SECRET_ACCESS_KEY`."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
-    return any(_SECRET_WORD.match(word) for word in words.split("_")) or _SECRET_KEY.search(words) is not None
 
 
 def address_is_meant(case: Case) -> Iterator[Problem]:

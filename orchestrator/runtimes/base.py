@@ -30,6 +30,7 @@ class Status(StrEnum):
     RUNNING = "running"
     EXITED = "exited"
     ABSENT = "absent"
+    UNKNOWN = "unknown"  # its record cannot be read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,11 @@ from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.commands.runs import open_run
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
+from orchestrator.host.procfs import Process, family
 from orchestrator.plan import Plan
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import Handle, Runtime, Status
+from orchestrator.runtimes.process.record import read_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 
 
@@ -77,6 +79,12 @@ class CpuEngine:
         run = open_run(self.home, name, artifacts.plan)
         handle = runtime.start(artifacts, name=name, run_dir=run.path, secrets=secrets or {})
         return CpuServer(handle=handle, runtime=runtime, plan=artifacts.plan)
+
+
+def processes_of(handle: Handle) -> tuple[Process, ...]:
+    """All that runs of a server of the process runtime."""
+    record = read_record(Path(handle.run_dir))
+    return family(record.marks) if record else ()
 
 
 def healthy(url: str) -> bool:

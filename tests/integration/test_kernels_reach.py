@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cpu_server import CpuEngine, CpuServer
+from cpu_server import CpuEngine, CpuServer, processes_of
 from docker_server import DockerEngine
 from kernel_samples import FUSED_TP8, every_bucket, glm_plan
 
-from orchestrator.host.procfs import family
 from orchestrator.kernels.disk.store import Store
 
 pytestmark = pytest.mark.engine
@@ -42,7 +41,7 @@ def schedulers(server: CpuServer) -> list[int]:
 
 
 def pids(server: CpuServer) -> list[int]:
-    return sorted(process.pid for process in family(server.handle.identity))
+    return sorted(process.pid for process in processes_of(server.handle))
 
 
 def test_each_scheduler_has_the_variable_and_reads_the_same_file(replicas: CpuServer, table: Path) -> None:

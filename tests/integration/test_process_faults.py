@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cpu_server import CpuEngine, CpuServer, healthy
+from cpu_server import CpuEngine, CpuServer, healthy, processes_of
 from patience import wait_for
 
 from orchestrator.core.errors import NameTakenError
 from orchestrator.core.secret import Secret
-from orchestrator.host.procfs import family
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.record import read_record, write_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime
@@ -49,7 +48,7 @@ def server_pid(server: CpuServer) -> int:
 
 def wait_for_nothing_left(server: CpuServer) -> None:
     """The supervisor goes last, a moment after it has recorded the end."""
-    wait_for(lambda: not family(server.handle.identity))
+    wait_for(lambda: not processes_of(server.handle))
     assert not healthy(server.url)
 
 
@@ -80,7 +79,7 @@ def test_killed_supervisor_leaves_no_orphans(start: Start) -> None:
     orphan.wait_until_ready()
 
     os.kill(int(orphan.handle.identity.split("/")[1]), signal.SIGKILL)
-    wait_for(lambda: not family(orphan.handle.identity))
+    wait_for(lambda: not processes_of(orphan.handle))
 
     state = orphan.runtime.state(orphan.handle)
     assert (state.status, state.exit_code) == (Status.EXITED, None)
@@ -105,7 +104,7 @@ def test_server_outlives_a_killed_cli_and_is_found_again(cpu_engine: CpuEngine) 
     assert code == -signal.SIGKILL
     assert runtime.state(handle).status is Status.RUNNING
     runtime.stop(handle, grace=0)
-    assert not family(handle.identity)
+    assert not processes_of(handle)
     assert runtime.find("survivor") == ()
 
 
@@ -161,7 +160,7 @@ def test_api_key_protects_the_server_and_stands_nowhere(cpu_engine: CpuEngine) -
         locked.wait_until_ready()
         shown = [
             Path(f"/proc/{process.pid}/{file}")
-            for process in family(locked.handle.identity)
+            for process in processes_of(locked.handle)
             for file in ("cmdline", "environ")
         ]
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cpu_server import CpuEngine, CpuServer
+from cpu_server import CpuEngine, CpuServer, processes_of
 from left_running import programs_with
 from patience import wait_for
 
@@ -108,12 +108,12 @@ def test_missing_interpreter_is_an_error_and_the_name_stays_free(engine: CpuEngi
 def test_children_that_moved_to_another_session_end_with_the_server(start: Start, seconds: int) -> None:
     server = start(DETACHES.format(seconds=seconds))
     if seconds:
-        wait_for(lambda: len(family(server.handle.identity)) == 3)
+        wait_for(lambda: len(processes_of(server.handle)) == 3)
         server.runtime.stop(server.handle, grace=0)
     else:
         wait_for(lambda: server.runtime.state(server.handle).status is Status.EXITED)
 
-    wait_for(lambda: family(server.handle.identity) == ())  # the supervisor goes last
+    wait_for(lambda: processes_of(server.handle) == ())  # the supervisor goes last
 
 
 def test_sigterm_to_the_supervisor_ends_the_server_in_order(start: Start) -> None:
@@ -150,7 +150,7 @@ def test_ctrl_c_during_a_start_takes_the_server_down(engine: CpuEngine, monkeypa
     assert ProcessRuntime(engine.home).find() == ()
     (record,) = [read_record(path.parent) for path in engine.home.runs.glob("*/*/process.json")]
     assert record is not None
-    assert family(record.supervisor) == ()
+    assert family(record.marks) == ()
 
 
 def test_starter_killed_at_any_moment_leaves_a_server_that_is_found_or_none(engine: CpuEngine) -> None:

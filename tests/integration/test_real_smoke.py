@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cpu_server import CpuEngine, CpuServer, healthy
+from cpu_server import CpuEngine, CpuServer, healthy, processes_of
 from patience import wait_for
 from ports import free_port
 
@@ -19,7 +19,7 @@ from orchestrator.core.log_lines import LogTail
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
 from orchestrator.engine import StageReader
-from orchestrator.host.procfs import family, read_process
+from orchestrator.host.procfs import read_process
 from orchestrator.prove import Verdict
 from orchestrator.runtimes.base import Status
 
@@ -91,7 +91,7 @@ def test_two_replicas_and_the_death_of_one(cpu_engine: CpuEngine) -> None:
 
         server.runtime.stop(server.handle, grace=2)  # without a bound it would not come back: the server hangs
         assert read_process(first) is None
-        wait_for(lambda: not family(server.handle.identity))
+        wait_for(lambda: not processes_of(server.handle))
         assert not healthy(server.url)
 
 
@@ -108,7 +108,7 @@ def test_a_port_that_another_process_holds(cpu_engine: CpuEngine) -> None:
 
 def schedulers(server: CpuServer) -> tuple[int, int]:
     """The pids of both ranks, by the title each scheduler gives itself."""
-    pids = [process.pid for process in family(server.handle.identity)]
+    pids = [process.pid for process in processes_of(server.handle)]
     titles = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
     first, second = (
         next(pid for pid, title in titles.items() if f"sglang::scheduler_DP{rank}" in title) for rank in (0, 1)

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 import platform
 import re
 import shutil
@@ -24,7 +25,7 @@ from typing import Final
 from orchestrator.core import shell
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import open_lock, write_whole
 from orchestrator.core.paths import Home
 from orchestrator.plan import Model
 from orchestrator.runtimes.process.installer import PinnedList, install
@@ -153,7 +154,8 @@ def _complete(folder: Path) -> bool:
 @contextlib.contextmanager
 def _locked(path: Path, progress: Progress) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
+    lock = open_lock(path)
+    try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -161,6 +163,8 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             progress.done()
         yield
+    finally:
+        os.close(lock)
 
 
 def _python_version() -> str:

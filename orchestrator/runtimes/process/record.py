@@ -3,22 +3,25 @@
 import dataclasses
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, get_type_hints
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import read_own, write_whole
+from orchestrator.host.procfs import Marks
 
 FILE: Final = "process.json"
+_IDENTITY: Final = re.compile(r"[0-9a-z-]+/[0-9]{1,10}/[0-9]{1,20}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """What has been started, and how it ended. Holds nothing secret.
 
-    `supervisor` and `server` are `procfs.identity` texts; times are ISO 8601, UTC; an exit code of 128 + n stands for
-    an end by signal n.
+    `supervisor` and `server` are `procfs.identity` texts, `token` and `output` are marks of its processes; times are
+    ISO 8601, UTC; an exit code of 128 + n stands for an end by signal n.
     """
 
     name: str
@@ -27,11 +30,23 @@ class Record:
     url: str
     argv: tuple[str, ...]
     started_at: str
+    token: str
     supervisor: str
     server: str | None
+    output: str | None
     exit_code: int | None
     ended_at: str | None
     stopped: bool  # somebody asked for its end
+
+    @property
+    def marks(self) -> Marks:
+        """What its processes are told by."""
+        return Marks(token=self.token, supervisor=self.supervisor, server=self.server, output=self.output)
+
+
+def token_of(run_dir: Path) -> str:
+    """What the processes of a run have in their environment: its directory, which is known without a record."""
+    return str(run_dir.resolve())
 
 
 def write_record(run_dir: Path, record: Record) -> None:
@@ -42,19 +57,36 @@ def write_record(run_dir: Path, record: Record) -> None:
 def read_record(run_dir: Path) -> Record | None:
     """The record of a run directory, None where nothing was started there.
 
-    Raises HostError for one that cannot be read: a server may run that nothing else knows of.
+    Raises HostError for one that cannot be read, or that somebody else has written: a server may run that nothing else
+    knows of.
     """
     path = run_dir / FILE
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return Record(**{**data, "argv": tuple(data["argv"])})
+        return _record(json.loads(read_own(path)), owner=run_dir.parent.name)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not one of this version's"
         raise HostError(
-            f"the record `{path}` cannot be read",
+            f"the record `{path}` cannot be read: {reason}",
             hint="see with `ps` whether that server runs, end it by hand, and move its run directory away",
         ) from error
+
+
+def _record(data: dict[str, Any], *, owner: str) -> Record:
+    """Raises ValueError, TypeError or KeyError for what is no record of a server of that name."""
+    argv = data["argv"]
+    if not isinstance(argv, list) or not all(isinstance(word, str) for word in argv):
+        raise TypeError("argv")
+    record = Record(**{**data, "argv": tuple(argv)})
+    for name, kind in get_type_hints(Record).items():
+        if name != "argv" and not isinstance(data[name], kind):
+            raise TypeError(name)
+    if record.name != owner or not all(map(str.isprintable, (record.profile, record.plan_digest, record.url))):
+        raise ValueError(record.name)
+    if not all(_IDENTITY.fullmatch(known) for known in (record.supervisor, record.server) if known is not None):
+        raise ValueError(record.supervisor)
+    return record
 
 
 def private(path: str, flags: int) -> int:

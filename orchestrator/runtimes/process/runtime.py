@@ -2,7 +2,8 @@
 
 A start is handed to a supervisor (`supervisor.py` beside this file) which outlives the command that asked for it.
 What runs is read from the record beside the log and checked against /proc, so a server is found again after its starter
-was killed, at whatever moment, and a pid that now belongs to somebody else is not taken for it.
+was killed, at whatever moment, and a pid that now belongs to somebody else is not taken for it. A record that cannot be
+read hides nothing: its server is listed, and ended where its processes can be told by what they have inherited.
 """
 
 import contextlib
@@ -10,29 +11,35 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core import shell
-from orchestrator.core.errors import DeployError, NameTakenError, StartError
+from orchestrator.core.console import warn
+from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
+from orchestrator.core.files import open_lock
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secret import Secret, names_secret
 from orchestrator.core.signals import held
 from orchestrator.core.waiting import look_until
 from orchestrator.engine import delivery
-from orchestrator.host.procfs import family, find_process
+from orchestrator.host.procfs import VARIABLE, Marks, Process, family, find_process, identity, read_process
+from orchestrator.plan import NAME, Plan
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status
-from orchestrator.runtimes.process.record import FILE, Record, read_record, write_record
+from orchestrator.runtimes.process.record import FILE, Record, read_record, token_of, write_record
 from orchestrator.runtimes.process.supervisor import CONFIG, StartRequest
 
 _POLL: Final = 0.05  # seconds between two looks at /proc
 _LAST_WORD: Final = 3.0  # seconds a supervisor has to record the end of its server
 _AFTER_KILL: Final = 5.0  # seconds the kernel has to end what was killed
+_HUB_VARIABLE: Final = "HF_TOKEN"
+_REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")  # of the hub, where a path may stand as well
 
 
 class ProcessRuntime:
@@ -51,28 +58,27 @@ class ProcessRuntime:
                 )
             try:
                 with held():
-                    supervisor = shell.own("orchestrator.runtimes.process.supervisor")
-                    result = shell.run(supervisor, stdin=json.dumps(dataclasses.asdict(request)))
+                    record = _launch(request, {**_without(secrets), VARIABLE: request.token})
             except BaseException:  # Ctrl-C, above all: nobody will know of this server
-                _end(run_dir, grace=0)
+                with held():
+                    self._take_back(name, run_dir)
                 raise
-        record = read_record(run_dir)
-        if not result.ok or record is None:
-            raise StartError(f"`{request.argv[0]}` was not started", where=str(run_dir), details=result.stderr.strip())
         return _handle(record, run_dir)
 
     def find(self, name: str | None = None) -> tuple[Handle, ...]:
-        """See `Runtime.find`."""
-        names = [name] if name is not None else sorted(path.name for path in self._home.runs.glob("*"))
-        found = (_latest(self._home.runs / each) for each in names)
-        return tuple(_handle(record, run_dir) for run_dir, record in filter(None, found) if not record.stopped)
+        """See `Runtime.find`. Raises HostError where the runs of this home cannot be looked through."""
+        names = sorted(path.name for path in _folders(self._home.runs)) if name is None else [name]
+        return tuple(server for each in names if NAME.match(each) for server in _servers(self._home.runs / each))
 
     def state(self, handle: Handle) -> ServerState:
         """See `Runtime.state`."""
-        record = read_record(Path(handle.run_dir))
+        try:
+            record = read_record(Path(handle.run_dir))
+        except HostError as error:
+            return _no_record(Status.UNKNOWN, error.message)
         if record is None or record.stopped or record.supervisor != handle.identity:
-            return ServerState(status=Status.ABSENT, exit_code=None, restarts=0, started_at=None, detail="")
-        running = record.exit_code is None and bool(family(record.supervisor))
+            return _no_record(Status.ABSENT, "")
+        running = record.exit_code is None and _runs(record.marks)
         return ServerState(
             status=Status.RUNNING if running else Status.EXITED,
             exit_code=record.exit_code,
@@ -97,46 +103,128 @@ class ProcessRuntime:
         """See `Runtime.close`. Nothing is held."""
 
     def stop(self, handle: Handle, *, grace: float) -> None:
-        """See `Runtime.stop`. Raises DeployError for a process that the kernel does not end."""
+        """See `Runtime.stop`.
+
+        Raises DeployError for a process that the kernel does not end, HostError for a record that cannot be read where
+        nothing that runs can be told to be its server.
+        """
         run_dir = Path(handle.run_dir)
-        record = read_record(run_dir)
-        if record is not None and record.supervisor == handle.identity:
-            _end(run_dir, grace=grace)
+        try:
+            record = read_record(run_dir)
+        except HostError:
+            marks = Marks(token=token_of(run_dir))
+            if not family(marks):
+                raise
+            _end(handle.name, marks, grace=grace)
+            _put_away(handle.name, run_dir)
+            return
+        if record is not None and record.supervisor == handle.identity and not record.stopped:
+            _end(handle.name, record.marks, grace=grace)
+            _record_end(record, run_dir)
+
+    def _take_back(self, name: str, run_dir: Path) -> None:
+        """End what a start that failed has left, whether its record is there or not."""
+        try:
+            record = read_record(run_dir)
+        except HostError:
+            record = None
+        _end(name, record.marks if record else Marks(token=token_of(run_dir)), grace=0)
+        if record is not None:
+            _record_end(record, run_dir)
 
     def _request(
         self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]
     ) -> StartRequest:
         plan, ways = artifacts.plan, delivery(secrets, api_key_env=artifacts.plan.server.api_key_env)
+        given = {variable: secret.reveal() for variable, secret in ways.env.items()}
+        if (token := os.environ.get(_HUB_VARIABLE)) and _reads_hub(plan):
+            given.setdefault(_HUB_VARIABLE, token)
         return StartRequest(
             run_dir=str(run_dir.absolute()),
             cwd=str(self._home.root),
             argv=artifacts.command.argv,
             env=dict(artifacts.command.env),
-            without=tuple(secrets),
-            secret_env={variable: secret.reveal() for variable, secret in ways.env.items()},
+            secret_env=given,
             config=ways.config.reveal() if ways.config else None,
-            secrets=tuple(secret.reveal() for secret in secrets.values()),
+            secrets=tuple({*given.values(), *(secret.reveal() for secret in secrets.values())}),
             name=name,
             profile=plan.profile,
             plan_digest=plan.digest,
             url=plan.server.url,
+            token=token_of(run_dir),
         )
 
     @contextlib.contextmanager
     def _claim(self, name: str) -> Iterator[None]:
         """Let one start of a name happen at a time: the second one finds the first one's record."""
-        folder = self._home.runs / name
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / ".start.lock").open("w") as lock:
+        lock = open_lock(self._home.make_runs(name) / ".start.lock")
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(lock)
 
 
-def _latest(folder: Path) -> tuple[Path, Record] | None:
-    """The newest record of a name: a start refuses a taken one, so no older server runs."""
-    records = [(path.parent, read_record(path.parent)) for path in folder.glob(f"*/{FILE}")]
-    known = [(run_dir, record) for run_dir, record in records if record is not None]
-    return max(known, key=lambda pair: (pair[1].started_at, pair[0].name), default=None)
+def _launch(request: StartRequest, environ: Mapping[str, str | None]) -> Record:
+    """Hand a start to a supervisor; its record. Raises StartError."""
+    supervisor = shell.own("orchestrator.runtimes.process.supervisor")
+    result = shell.run(supervisor, stdin=json.dumps(dataclasses.asdict(request)), env=environ)
+    record = read_record(Path(request.run_dir))
+    if not result.ok or record is None:
+        why = result.stderr.strip()
+        raise StartError(f"`{request.argv[0]}` was not started", where=request.run_dir, details=why)
+    return record
+
+
+def _without(secrets: Mapping[str, Secret]) -> dict[str, str | None]:
+    """The variables of this process that a server does not inherit: secrets, by their name or their value."""
+    values = {secret.reveal() for secret in secrets.values()}
+    return {
+        name: None for name, value in os.environ.items() if names_secret(name) or name in secrets or value in values
+    }
+
+
+def _reads_hub(plan: Plan) -> bool:
+    """Whether sglang itself fetches something: the checkpoint lies here, a draft model or a tokenizer may not."""
+    paths = (word for flag in plan.flags if flag.name.endswith(("-path", "-paths")) for word in flag.values)
+    return any(_REPOSITORY.fullmatch(word) for word in paths)
+
+
+def _folders(folder: Path) -> list[Path]:
+    """The directories in it; none where it is missing. Raises HostError where it cannot be looked through."""
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise HostError(f"`{folder}` cannot be looked through: {error.strerror}", hint="set DEPLOY_HOME") from error
+
+
+def _servers(folder: Path) -> list[Handle]:
+    """The servers of a name: every run that may still run, else the newest one, unless that was stopped."""
+    known: list[tuple[Record, Path]] = []
+    lost: list[Handle] = []
+    try:
+        run_dirs = _folders(folder)
+    except HostError:
+        return [_lost(folder.name, folder)]
+    for run_dir in run_dirs:
+        try:
+            if (record := read_record(run_dir)) is not None:
+                known.append((record, run_dir))
+        except HostError:
+            lost.append(_lost(folder.name, run_dir))
+    found = [_handle(record, run_dir) for record, run_dir in known if not record.stopped and _runs(record.marks)]
+    if not found and known:
+        newest, run_dir = max(known, key=lambda pair: (pair[0].started_at, pair[1].name))
+        found = [] if newest.stopped else [_handle(newest, run_dir)]
+    return [*found, *lost]
+
+
+def _runs(marks: Marks) -> bool:
+    """Whether anything of a server does; its supervisor is asked first, which is the quickest."""
+    return (marks.supervisor is not None and find_process(marks.supervisor) is not None) or bool(family(marks))
 
 
 def _handle(record: Record, run_dir: Path) -> Handle:
@@ -151,6 +239,17 @@ def _handle(record: Record, run_dir: Path) -> Handle:
     )
 
 
+def _lost(name: str, run_dir: Path) -> Handle:
+    """A server whose record cannot be read."""
+    return Handle(
+        runtime="process", name=name, profile="", plan_digest="", url="", run_dir=str(run_dir.absolute()), identity=""
+    )
+
+
+def _no_record(status: Status, detail: str) -> ServerState:
+    return ServerState(status=status, exit_code=None, restarts=0, started_at=None, detail=detail)
+
+
 def _how_it_ended(code: int | None) -> str:
     if code is None:
         return "its supervisor was killed, and the server with it"
@@ -159,35 +258,62 @@ def _how_it_ended(code: int | None) -> str:
     return f"killed by {signal.Signals(code - 128).name}" if code - 128 in set(signal.Signals) else f"exit code {code}"
 
 
-def _end(run_dir: Path, *, grace: float) -> None:
-    """SIGTERM to the server, `grace` seconds to drain, SIGKILL to all that is left; then the record says so."""
-    record = read_record(run_dir)
-    if record is None or record.stopped:
+def _end(name: str, marks: Marks, *, grace: float) -> None:
+    """SIGTERM to the server, `grace` seconds to drain, SIGKILL to all that is left. Raises DeployError."""
+    if not (running := family(marks)):
         return
-    if record.server is not None and (server := find_process(record.server)):
-        _signal([server.pid], signal.SIGTERM)
-    if not _ended(record, within=grace):
-        supervisor = find_process(record.supervisor)
-        _kill(record, spare=supervisor.pid if supervisor else None)
-        if not _ended(record, within=_LAST_WORD):
-            _kill(record, spare=None)
-    if not _ended(record, within=_AFTER_KILL):
-        left = ", ".join(str(process.pid) for process in family(record.supervisor))
-        raise DeployError(f"processes of `{record.name}` do not end: {left}", hint="`ps -o stat,wchan -p PID` says why")
-    (run_dir / CONFIG).unlink(missing_ok=True)
-    write_record(run_dir, dataclasses.replace(read_record(run_dir) or record, stopped=True))
+    server = find_process(marks.server) if marks.server else None
+    leaders = (process for process in running if process.pid == process.session)
+    supervisors = [leader for leader in leaders if marks.supervisor in {None, identity(leader.pid)}]
+    _send([server] if server else supervisors or running, signal.SIGTERM)  # a supervisor hands it on
+    if look_until(lambda runs: not runs, lambda: _runs(marks), within=grace, pause=_POLL):
+        for spared, seconds in ((supervisors, _LAST_WORD), ([], _AFTER_KILL)):
+            _kill(marks, spared, within=seconds)
+    if left := ", ".join(str(process.pid) for process in family(marks)):
+        raise DeployError(f"processes of `{name}` do not end: {left}", hint="`ps -o stat,wchan -p PID` says why")
 
 
-def _kill(record: Record, *, spare: int | None) -> None:
-    _signal([process.pid for process in family(record.supervisor) if process.pid != spare], signal.SIGKILL)
+def _kill(marks: Marks, spared: Collection[Process], *, within: float) -> None:
+    """SIGKILL to everything, what comes up meanwhile included, until nothing is left or the time is over."""
+
+    def kill(left: Collection[Process]) -> None:
+        _send([process for process in left if process not in spared], signal.SIGKILL)
+
+    look_until(lambda left: not left, lambda: family(marks), within=within, pause=_POLL, meanwhile=kill)
 
 
-def _signal(pids: list[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+def _send(processes: Collection[Process], number: signal.Signals) -> None:
+    for process in processes:
+        now = read_process(process.pid)
+        if now is not None and now.started == process.started:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, number)
 
 
-def _ended(record: Record, *, within: float) -> bool:
-    """Whether every process of the record ends within that many seconds."""
-    return not look_until(lambda left: not left, lambda: family(record.supervisor), within=within, pause=_POLL)
+def _record_end(record: Record, run_dir: Path) -> None:
+    """Note that a server was stopped; where that cannot be written it has ended all the same."""
+    try:
+        (run_dir / CONFIG).unlink(missing_ok=True)
+        write_record(run_dir, dataclasses.replace(read_record(run_dir) or record, stopped=True))
+    except (OSError, HostError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error.message
+        warn(
+            f"everything of `{record.name}` has ended, and `{run_dir / FILE}` cannot be written: {reason}",
+            hint=f"`deploy down {record.name}` once more, when it can be",
+        )
+
+
+def _put_away(name: str, run_dir: Path) -> None:
+    """What could not be read when its server ended: the supervisor's last word, or else out of the way."""
+    try:
+        record = read_record(run_dir)
+    except HostError:
+        away = run_dir / f"{FILE}.unreadable"
+        try:
+            (run_dir / FILE).rename(away)
+        except OSError as error:
+            reason = f"`{run_dir / FILE}` cannot be moved away: {error.strerror}"
+            warn(f"everything of `{name}` that could be told has ended, and {reason}")
+        return
+    if record is not None:
+        _record_end(record, run_dir)

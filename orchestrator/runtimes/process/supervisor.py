@@ -30,13 +30,14 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.log_lines import split_lines
 from orchestrator.core.secret import Secret, redact
 from orchestrator.core.shell import PIPE, Program, start
-from orchestrator.host.procfs import family, identity
+from orchestrator.host.procfs import Marks, family, identity
 from orchestrator.runtimes.base import LOG
 from orchestrator.runtimes.process.record import FILE, Record, private, write_record
 
 CONFIG: Final = "secrets.yaml"
 STARTED: Final = b"started"
 
+_PAUSE: Final = 0.25  # seconds between two looks at a server that writes nothing
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
 
@@ -48,7 +49,6 @@ class StartRequest:
     cwd: str
     argv: tuple[str, ...]
     env: dict[str, str]
-    without: tuple[str, ...]  # variables of the caller that the server must not inherit
     secret_env: dict[str, str]
     config: str | None
     secrets: tuple[str, ...]  # what may not stand in the log
@@ -56,12 +56,13 @@ class StartRequest:
     profile: str
     plan_digest: str
     url: str
+    token: str  # it stands in the environment of this process already
 
     @classmethod
     def read(cls, text: str) -> "StartRequest":
         """Back from `json.dumps(dataclasses.asdict(request))`."""
         data = json.loads(text)
-        return cls(**{**data, **{key: tuple(data[key]) for key in ("argv", "without", "secrets")}})
+        return cls(**{**data, **{key: tuple(data[key]) for key in ("argv", "secrets")}})
 
 
 def main() -> int:
@@ -92,7 +93,8 @@ def supervise(request: StartRequest, pipe: IO[bytes]) -> None:
         log = open(run_dir / LOG, "ab", buffering=0, opener=private)  # noqa: SIM115 - open for as long as the server runs
         write_record(run_dir, record)  # first: a server without a record could not be found again
         server = _spawn(request)
-        record = replace(record, server=identity(server.pid))
+        output = f"pipe:[{os.fstat(server.output.fileno()).st_ino}]"
+        record = replace(record, server=identity(server.pid), output=output)
         write_record(run_dir, record)
     except (OSError, HostError) as error:
         for name in (FILE, CONFIG):
@@ -103,7 +105,7 @@ def supervise(request: StartRequest, pipe: IO[bytes]) -> None:
     with contextlib.suppress(BrokenPipeError):
         pipe.write(STARTED)
     pipe.close()
-    _copy_output(server, log, [Secret(text) for text in request.secrets])
+    _copy_output(server, log, [Secret(text) for text in request.secrets], record.marks)
     write_record(run_dir, replace(record, exit_code=_exit_code(server.wait()), ended_at=_now()))
 
 
@@ -115,8 +117,10 @@ def _first_record(request: StartRequest) -> Record:
         url=request.url,
         argv=_argv(request),
         started_at=_now(),
+        token=request.token,
         supervisor=identity(os.getpid()),
         server=None,
+        output=None,
         exit_code=None,
         ended_at=None,
         stopped=False,
@@ -128,7 +132,6 @@ def _argv(request: StartRequest) -> tuple[str, ...]:
 
 
 def _spawn(request: StartRequest) -> Program:
-    withheld: dict[str, str | None] = dict.fromkeys(request.without)
     # A working directory on sys.path could shadow a module; without a terminal, output would come in blocks.
     fixed = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     config = Path(request.run_dir, CONFIG)
@@ -137,7 +140,7 @@ def _spawn(request: StartRequest) -> Program:
     server = start(
         _argv(request),
         cwd=request.cwd,
-        env={**withheld, **fixed, **request.env, **request.secret_env},
+        env={**fixed, **request.env, **request.secret_env},
         output=PIPE,
         tied=True,
     )
@@ -161,37 +164,47 @@ def _hand_over(fifo: Path, text: bytes, server: Program) -> None:
         fifo.unlink(missing_ok=True)
 
 
-def _copy_output(server: Program, log: IO[bytes], secrets: list[Secret]) -> None:
-    for line in split_lines(_output(server)):
+def _copy_output(server: Program, log: IO[bytes], secrets: list[Secret], marks: Marks) -> None:
+    for line in split_lines(_output(server, marks)):
         with contextlib.suppress(OSError):  # a full disk is no reason to end a server that serves
             log.write(redact(line.decode(errors="replace"), secrets).encode() + b"\n")
 
 
-def _output(server: Program) -> Iterator[bytes]:
+def _output(server: Program, marks: Marks) -> Iterator[bytes]:
     """What the server and its children write, until it has ended and, with it, all of them."""
-    source = server.output.fileno()
-    ended = False
+    source = [server.output.fileno()]
     while True:
-        readable, _, _ = select.select([source], [], [], 0 if ended else 0.25)
-        if readable and (piece := os.read(source, 1 << 16)):
+        _collect_orphans(server)
+        if ended := server.code is not None:
+            _end_children(server, marks)
+        readable, _, _ = select.select(source, [], [], 0 if ended else _PAUSE if source else _PAUSE / 5)
+        if readable and (piece := os.read(source[0], 1 << 16)):
             yield piece
         elif ended:
             return
         elif readable:  # closed while the server runs: only its end is left to wait for
-            server.wait()
-        if not ended and server.code is not None:
-            _end_children()
-            ended = True
+            source = []
 
 
-def _end_children() -> None:
-    """Kill what the server has left, wherever it has gone to: its orphans are this process's children."""
+def _collect_orphans(server: Program) -> None:
+    """Let nothing that has ended stay a zombie: orphans of the server are this process's children."""
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid != server.pid:
+                os.waitid(os.P_PID, ended.si_pid, os.WEXITED | os.WNOHANG)
+            elif server.code is None:  # another thread collects it just now, and keeps its exit code
+                return
+
+
+def _end_children(server: Program, marks: Marks) -> None:
+    """Kill what the server has left, wherever it has gone to."""
     own = os.getpid()
-    while left := [process for process in family(identity(own)) if process.pid != own]:
+    while left := [process for process in family(marks) if process.pid != own]:
         for process in left:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process.pid, signal.SIGKILL)
         time.sleep(0.02)
+        _collect_orphans(server)
 
 
 def _exit_code(code: int) -> int:

@@ -1,6 +1,10 @@
 """Which process is meant, what is recorded of it, and what its end is called."""
 
-from dataclasses import replace
+import errno
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,7 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
 from orchestrator.host import procfs
 from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.process import runtime as runtime_module
 from orchestrator.runtimes.process.record import Record, read_record, write_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 
@@ -19,8 +24,10 @@ RECORD = Record(
     url="http://127.0.0.1:30010",
     argv=("python3", "-m", "sglang.launch_server"),
     started_at="2026-07-03T10:00:00+00:00",
+    token="/home/runs/tiny/1",
     supervisor="boot/10/100",
     server="boot/11/101",
+    output="pipe:[7]",
     exit_code=None,
     ended_at=None,
     stopped=False,
@@ -59,6 +66,18 @@ def keep(home: Home, record: Record, run: str = "1") -> Path:
     return folder
 
 
+def bears(proc: Path, pid: int, *, token: str = "", output: str = "") -> None:
+    """Let a process that runs have inherited something."""
+    (proc / str(pid) / "environ").write_bytes(f"HOME=/root\0DEPLOY_SERVER={token}\0".encode())
+    (proc / str(pid) / "fd").mkdir()
+    (proc / str(pid) / "fd/1").symlink_to("/dev/null")
+    (proc / str(pid) / "fd/2").symlink_to(output or "/dev/null")
+
+
+def pids(marks: procfs.Marks) -> list[int]:
+    return [process.pid for process in procfs.family(marks)]
+
+
 def test_family_is_the_session_and_its_descendants_wherever_they_went(proc: Path) -> None:
     runs(proc, 10, parent=1, session=10, started=100)
     runs(proc, 11, parent=10, session=10, started=101)
@@ -67,29 +86,48 @@ def test_family_is_the_session_and_its_descendants_wherever_they_went(proc: Path
     runs(proc, 14, parent=1, session=14, started=104)  # somebody else
     runs(proc, 15, parent=11, session=10, started=105, state="Z")
 
-    assert [process.pid for process in procfs.family("boot/10/100")] == [10, 11, 12, 13]
+    assert pids(RECORD.marks) == [10, 11, 12, 13]
 
 
-def test_family_without_its_leader_is_still_found(proc: Path) -> None:
-    runs(proc, 11, parent=1, session=10, started=101)
+def test_session_of_another_daemon_that_got_the_supervisors_pid_is_not_its_family(proc: Path) -> None:
+    """A daemon that called setsid and forked leaves a session whose leader is gone."""
+    runs(proc, 20, parent=1, session=10, started=300)
+    bears(proc, 20, token="/elsewhere", output="pipe:[8]")
 
-    assert [process.pid for process in procfs.family("boot/10/100")] == [11]
+    assert pids(RECORD.marks) == []
+
+
+def test_orphans_are_known_by_what_they_inherited(proc: Path) -> None:
+    runs(proc, 21, parent=1, session=21, started=103)
+    bears(proc, 21, token="/home/runs/tiny/1")
+    runs(proc, 22, parent=1, session=22, started=103)
+    bears(proc, 22, output="pipe:[7]")  # setproctitle has overwritten its environment
+    runs(proc, 23, parent=22, session=22, started=104)
+    runs(proc, 24, parent=1, session=24, started=99)  # began before the server did
+    bears(proc, 24, token="/home/runs/tiny/1")
+    runs(proc, 25, parent=1, session=25, started=104)
+    bears(proc, 25, token="/home/runs/tiny/10")
+
+    assert pids(RECORD.marks) == [21, 22, 23]
+    assert pids(procfs.Marks(token="/home/runs/tiny/1")) == [21, 24]
 
 
 @pytest.mark.parametrize("identified", ["boot/10/99", "earlier-boot/10/100"])
 def test_pid_of_another_time_or_boot_is_somebody_else(proc: Path, identified: str) -> None:
     runs(proc, 10, parent=1, session=10, started=100)
 
-    assert procfs.family(identified) == ()
+    assert pids(replace(RECORD, supervisor=identified, server=None).marks) == []
     assert procfs.find_process(identified) is None
     assert procfs.identity(10) == "boot/10/100"
 
 
 def test_record_is_read_back_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
-    write_record(tmp_path, RECORD)
+    folder = tmp_path / "tiny" / "1"
+    folder.mkdir(parents=True)
+    write_record(folder, RECORD)
 
-    assert read_record(tmp_path) == RECORD
-    assert [(path.name, path.stat().st_mode & 0o777) for path in tmp_path.glob("*.json")] == [("process.json", 0o600)]
+    assert read_record(folder) == RECORD
+    assert [(path.name, path.stat().st_mode & 0o777) for path in folder.iterdir()] == [("process.json", 0o600)]
     assert read_record(tmp_path / "elsewhere") is None
 
 
@@ -128,14 +166,104 @@ def test_server_runs_as_long_as_anything_of_it_does(home: Home, proc: Path) -> N
     keep(home, RECORD)
     runtime = ProcessRuntime(home)
     (handle,) = runtime.find("tiny")
-    runs(proc, 11, parent=1, session=10, started=101)
+    runs(proc, 11, parent=1, session=11, started=102)
+    bears(proc, 11, token=RECORD.token)
 
     assert runtime.state(handle).status is Status.RUNNING
     assert runtime.state(replace(handle, run_dir="/nowhere")).status is Status.ABSENT
 
 
-@pytest.mark.parametrize("text", ["", '{"name":', "[]", '{"argv": ["python3"]}', '{"argv": 3}'])
-def test_a_record_that_cannot_be_read_is_named_and_never_taken_for_no_server(home: Home, text: str) -> None:
-    (keep(home, RECORD) / "process.json").write_text(text)
-    with pytest.raises(HostError, match=r"the record `.*process\.json` cannot be read"):
-        ProcessRuntime(home).find()
+def a_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_link(path: Path) -> None:
+    path.symlink_to("/etc/hostname")
+
+
+def another_users(path: Path) -> None:
+    path.write_text(json.dumps(asdict(RECORD)))
+    os.chown(path, 65534, 65534)
+
+
+def holds(text: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(text) and None
+
+
+def changed(**fields: object) -> Callable[[Path], None]:
+    return holds(json.dumps({**asdict(RECORD), **fields}))
+
+
+UNREADABLE = {
+    "empty": holds(""),
+    "cut": holds('{"name":'),
+    "a list": holds("[]"),
+    "half": holds('{"argv": ["python3"]}'),
+    "deep": holds("[" * 100_000),
+    "not text": lambda path: path.write_bytes(b"\xff\xfe") and None,
+    "newer": changed(cgroup="/sys/fs/cgroup/deploy"),
+    "of wrong types": changed(started_at=3),
+    "of no identity": changed(supervisor="init"),
+    "of another server": changed(name="victim"),
+    "with a colour code": changed(url="\x1b[31mhttp://127.0.0.1:1"),
+    "a FIFO": a_fifo,
+    "a directory": Path.mkdir,
+    "a link": a_link,
+    "another user's": another_users,
+}
+
+
+@pytest.mark.parametrize("spoil", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_a_record_that_cannot_be_read_is_a_server_and_hides_no_other(
+    home: Home, proc: Path, spoil: Callable[[Path], None]
+) -> None:
+    if spoil is another_users and os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    runs(proc, 10, parent=1, session=10, started=100)
+    record = keep(home, replace(RECORD, name="lost")) / "process.json"
+    record.unlink()
+    spoil(record)
+    keep(home, RECORD)
+    runtime = ProcessRuntime(home)
+
+    lost, tiny = runtime.find()
+
+    assert (lost.name, tiny.name) == ("lost", "tiny")
+    assert runtime.state(tiny).status is Status.RUNNING
+    state = runtime.state(lost)
+    assert state.status is Status.UNKNOWN
+    assert f"the record `{record}` cannot be read" in state.detail
+    with pytest.raises(HostError, match="cannot be read"):
+        runtime.stop(lost, grace=0)
+
+
+def test_a_run_that_still_runs_is_the_server_whatever_the_clock_said_of_others(home: Home, proc: Path) -> None:
+    runs(proc, 10, parent=1, session=10, started=100)
+    running = keep(home, RECORD, "1")
+    ended = replace(RECORD, started_at="2030-01-01T00:00:00+00:00", supervisor="boot/8/80", server=None, exit_code=1)
+    keep(home, ended, "2")
+    keep(home, replace(ended, started_at="2031-01-01T00:00:00+00:00", stopped=True), "3")
+
+    assert [handle.run_dir for handle in ProcessRuntime(home).find()] == [str(running)]
+
+
+def test_an_end_that_cannot_be_written_down_is_an_end(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run_dir = keep(home, RECORD)
+    monkeypatch.setattr(runtime_module, "write_record", full)
+    runtime = ProcessRuntime(home)
+    runtime.stop(runtime.find()[0], grace=0)
+
+    said = capsys.readouterr().err
+    assert "everything of `tiny` has ended" in said
+    assert f"`{run_dir / 'process.json'}` cannot be written: No space left on device" in said
+
+
+def test_a_name_that_is_a_path_finds_nothing_of_another_home(home: Home, tmp_path: Path) -> None:
+    keep(Home(tmp_path / "other"), RECORD)
+
+    assert ProcessRuntime(home).find("../../other/runs/tiny") == ()
