@@ -19,7 +19,7 @@ from orchestrator.core import shell
 from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
-from orchestrator.host.procfs import family
+from orchestrator.host.procfs import family, read_process
 from orchestrator.runtimes.base import Handle, Status
 from orchestrator.runtimes.process.record import read_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime
@@ -114,6 +114,114 @@ def test_children_that_moved_to_another_session_end_with_the_server(start: Start
         wait_for(lambda: server.runtime.state(server.handle).status is Status.EXITED)
 
     wait_for(lambda: processes_of(server.handle) == ())  # the supervisor goes last
+
+
+ORPHANS = """
+import os, subprocess, sys, time
+def detached(**more):
+    subprocess.Popen(["sleep", "600"], start_new_session=True, **more)
+detached()
+detached(env={})                                    # as setproctitle leaves it: no token to be seen
+detached(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_left_the_session_ends_with_a_server_whose_supervisor_was_killed(start: Start) -> None:
+    server = start(ORPHANS)
+    wait_for(lambda: "up" in server.runtime.logs(server.handle, follow=False))
+    assert len(processes_of(server.handle)) == 5
+
+    os.kill(int(server.handle.identity.split("/")[1]), signal.SIGKILL)
+    wait_for(lambda: len(processes_of(server.handle)) == 3)
+    assert server.runtime.state(server.handle).status is Status.RUNNING
+    server.runtime.stop(server.handle, grace=0)
+
+    assert processes_of(server.handle) == ()
+    assert server.runtime.find(server.handle.name) == ()
+
+
+def zombies_below(pid: int) -> int:
+    stats = [path.read_text().rpartition(")")[2].split() for path in Path("/proc").glob("[0-9]*/stat")]
+    return sum(state == "Z" and int(parent) == pid for state, parent, *_ in stats)
+
+
+@pytest.mark.parametrize("output", ["", "sys.stdout.close(); os.close(1); os.close(2);"])
+def test_orphans_that_end_are_collected(start: Start, output: str) -> None:
+    orphans = "[subprocess.call(['sh', '-c', 'sleep 0 & sleep 0 & sleep 0 & sleep 0 &']) for _ in range(25)]"
+    server = start(f"import os, subprocess, sys, time; {output} {orphans}; open('done', 'w'); time.sleep(600)")
+    wait_for((Path(server.handle.run_dir).parents[2] / "done").exists)
+
+    wait_for(lambda: zombies_below(int(server.handle.identity.split("/")[1])) == 0)
+    assert server.runtime.state(server.handle).status is Status.RUNNING
+
+
+def test_exit_code_of_a_server_that_leaves_many_orphans_is_kept(start: Start) -> None:
+    server = start(
+        "import subprocess, sys; subprocess.call('for i in $(seq 200); do true & done', shell=True); sys.exit(5)"
+    )
+
+    wait_for(lambda: server.runtime.state(server.handle).exit_code == 5)
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), lambda path: (path.unlink(), os.mkfifo(path))])
+def test_server_whose_record_is_lost_is_ended_where_its_processes_can_be_told(
+    start: Start, spoil: Callable[[Path], object]
+) -> None:
+    server = start("import time; time.sleep(600)")
+    processes = processes_of(server.handle)
+    spoil(Path(server.handle.run_dir, "process.json"))
+    (lost,) = server.runtime.find(server.handle.name)
+    assert server.runtime.state(lost).status is Status.UNKNOWN
+
+    server.runtime.stop(lost, grace=0)
+
+    assert [found for found in map(read_process, (process.pid for process in processes)) if found in processes] == []
+    assert server.runtime.find(server.handle.name) == ()
+
+
+def environments_of(server: CpuServer) -> list[dict[str, str]]:
+    texts = [Path(f"/proc/{process.pid}/environ").read_text() for process in processes_of(server.handle)]
+    return [dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry) for text in texts]
+
+
+def test_no_secret_of_the_caller_stands_in_the_supervisor_or_the_server(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("KEY", "COPY", "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "sk-12345")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    server = start("import time; time.sleep(600)", {"KEY": "sk-12345"})
+
+    supervisor, program = environments_of(server)
+
+    assert all("sk-12345" not in environ.values() for environ in (supervisor, program))
+    assert all(environ["TOKENIZERS_PARALLELISM"] == "false" for environ in (supervisor, program))
+
+
+def test_hub_token_reaches_a_server_that_fetches_something(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_notarealtoken1234")
+    argv = (sys.executable, "-c", "import time; time.sleep(600)")
+    server = engine.start("hub", artifacts=engine.artifacts("flags.tokenizer-path=org/repo", argv=argv))
+    try:
+        supervisor, program = environments_of(server)
+        assert ("HF_TOKEN" in supervisor, program.get("HF_TOKEN")) == (False, "hf_notarealtoken1234")
+    finally:
+        server.runtime.stop(server.handle, grace=0)
+
+
+def test_what_a_start_makes_is_its_owners_alone_whatever_the_umask(start: Start, engine: CpuEngine) -> None:
+    before = os.umask(0)
+    try:
+        server = start("import time; time.sleep(600)")
+    finally:
+        os.umask(before)
+
+    run_dir = Path(server.handle.run_dir)
+    made = [engine.home.runs, *engine.home.runs.rglob("*")]
+    assert [path for path in made if path.stat().st_mode & 0o077] == []
+    assert run_dir.is_dir()
 
 
 def test_sigterm_to_the_supervisor_ends_the_server_in_order(start: Start) -> None:
