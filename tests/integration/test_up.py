@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,6 +115,29 @@ def test_ctrl_c_at_every_stage(deploy: CommandLine, stage: str) -> None:
     assert "interrupted" in said
     assert "Traceback" not in said
     is_clean(deploy, "stopped", port)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05, 0.3])
+def test_a_second_ctrl_c_while_it_gives_up(deploy: CommandLine, pause: float) -> None:
+    port = free_port()
+    with deploy.running(*up("impatient", port)) as command:
+        command.wait_for("started `")
+        command.process.send_signal(signal.SIGINT)
+        time.sleep(pause)
+        code, said = command.end(signal.SIGINT)
+    assert code == 130, said
+    is_clean(deploy, "impatient", port)
+
+
+def test_a_closed_terminal_does_not_end_what_runs_under_nohup(deploy: CommandLine) -> None:
+    port = free_port()
+    with deploy.running(*up("nohup", port), ignores=["HUP"]) as command:
+        command.wait_for("started `")
+        command.process.send_signal(signal.SIGHUP)
+        command.wait_for("smoke test")
+        code, said = command.end(signal.SIGINT)
+    assert code == 130, said
+    is_clean(deploy, "nohup", port)
 
 
 def test_two_at_once_and_a_killed_command_line(deploy: CommandLine) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,58 @@ def test_what_cannot_be_a_name_is_refused_before_anything_is_written(
     assert deploy(monkeypatch, "up", "--profile", "cpu-tiny", "--name", name) == 2
     assert f"a server cannot be called `{name}`" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("status", "NAME"),
+        ("logs", "NAME"),
+        ("ask", "NAME", "a prompt"),
+        ("smoke", "NAME"),
+        ("down", "NAME"),
+        ("diagnose", "NAME"),
+        ("bench", "NAME", "--workload", "smoke"),
+        ("eval", "NAME", "--suite", "gsm8k"),
+    ],
+    ids=lambda verb: verb[0],
+)
+def test_no_verb_takes_the_path_of_a_server_for_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, verb: tuple[str, ...]
+) -> None:
+    """`down ../../otherhome/runs/victim` stopped a server of another home."""
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
+    path = "../../otherhome/runs/victim"
+    assert deploy(monkeypatch, *(path if word == "NAME" else word for word in verb)) == 2
+    assert f"a server cannot be called `{path}`" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def a_file(path: Path) -> None:
+    path.write_text("")
+
+
+def a_dangling_link(path: Path) -> None:
+    path.symlink_to("/nowhere/at/all")
+
+
+@pytest.mark.parametrize("make", [a_file, a_dangling_link])
+@pytest.mark.parametrize("below", [".", "deeper/home"])
+@pytest.mark.parametrize("verb", [("status",), ("down", "--all"), ("up", "--profile", "cpu-tiny"), ("profiles",)])
+def test_a_home_that_is_no_directory_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    make: Callable[[Path], None],
+    below: str,
+    verb: tuple[str, ...],
+) -> None:
+    make(tmp_path / "home")
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home" / below))
+    assert deploy(monkeypatch, *verb) == 4
+    said = capsys.readouterr().err
+    assert f"`{tmp_path / 'home'}` is" in said
+    assert "set DEPLOY_HOME" in said
 
 
 def test_a_profile_file_is_called_what_an_image_can_be_called(

@@ -132,6 +132,59 @@ def test_the_way_back_is_named_wherever_a_replacement_ends(tmp_path: Path, failu
     assert caught.value.hint.endswith("this brings it back: deploy up --profile old")
 
 
+def test_a_second_ctrl_c_while_it_gives_up_leaves_no_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It fell between the first one and the holding of signals, and the server stayed."""
+
+    def impatient(*arguments: object, **options: object) -> BaseException:
+        os.kill(os.getpid(), signal.SIGINT)
+        return give_up(*arguments, **options)  # type: ignore[arg-type]
+
+    failing(monkeypatch, KeyboardInterrupt())
+    give_up = up._give_up
+    monkeypatch.setattr(up, "_give_up", impatient)
+    runtime, before = Recording(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert runtime.asked == ["stop"]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+def test_ctrl_c_ends_the_reading_of_a_large_log_after_the_server_is_down(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Talkative(Recording):
+        def logs(self, _handle: Handle, *, follow: bool) -> Iterator[str]:
+            assert not follow
+            self.asked.append("logs")
+            os.kill(os.getpid(), signal.SIGINT)
+            yield from iter(lambda: "a line", "")
+
+    failing(monkeypatch, NotReadyError("the server exited"))
+    runtime, before = Talkative(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(NotReadyError) as caught:
+            up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert runtime.asked == ["stop", "logs"]
+    assert "interrupted" in caught.value.details
+
+
+def test_a_start_interrupted_before_it_could_be_told_is_taken_down(tmp_path: Path) -> None:
+    class Interrupted(Recording):
+        def start(self, *arguments: object, name: str, run_dir: Path, **options: object) -> Handle:
+            super().start(*arguments, name=name, run_dir=run_dir, **options)
+            raise KeyboardInterrupt
+
+    runtime = Interrupted()
+    with pytest.raises(DeployError):
+        up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+    assert runtime.servers == []
+
+
 def end_in_the_middle(number: signal.Signals, done: list[str]) -> None:
     with held():
         os.kill(os.getpid(), number)

@@ -1,0 +1,72 @@
+"""`deploy down`: one server that does not end keeps no other one up, and nothing that fails goes unsaid."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.commands import down as command
+from orchestrator.commands.servers import Fleet
+from orchestrator.core.errors import DeployError, HostError
+from orchestrator.core.paths import Home
+from orchestrator.runtimes import Handle
+
+FAILURES = {
+    "b": HostError("the record `b` cannot be read", hint="look"),
+    "c": DeployError("do not end"),
+    "d": OSError(5, "I/O"),
+}
+
+
+class Stopping:
+    """A runtime of servers, some of which cannot be stopped."""
+
+    def __init__(self, *names: str) -> None:
+        self.handles = [
+            Handle(runtime="process", name=name, profile="", plan_digest="", url="", run_dir=f"/{number}", identity="1")
+            for number, name in enumerate(names)
+        ]
+        self.stopped: list[str] = []
+
+    def find(self, name: str | None = None) -> tuple[Handle, ...]:
+        return tuple(handle for handle in self.handles if name in {None, handle.name})
+
+    def stop(self, handle: Handle, *, grace: float) -> None:
+        assert grace > 0
+        if handle.name in FAILURES:
+            raise FAILURES[handle.name]
+        self.stopped.append(handle.run_dir)
+
+
+def fleet(runtime: Stopping, tmp_path: Path) -> Fleet:
+    return Fleet(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
+
+
+def test_all_goes_on_past_a_failure_names_each_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runtime = Stopping("a", "b", "c", "d", "e")
+
+    with pytest.raises(HostError) as caught:
+        command.down_all(fleet(runtime, tmp_path), host=None)
+
+    assert runtime.stopped == ["/0", "/4"]
+    assert caught.value.message == "3 of 5 servers are not known to be down"
+    assert [problem.message.partition(":")[0] for problem in caught.value.problems] == ["`b`", "`c`", "`d`"]
+    assert caught.value.problems[0].hint == "look"
+    assert capsys.readouterr().err.splitlines() == ["`a` is down", "`e` is down"]
+
+
+def test_what_could_not_be_asked_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Silent(Stopping):
+        def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+            raise HostError("the daemon does not answer")
+
+    command.down_all(fleet(Silent(), tmp_path), host=None)
+
+    assert "process could not be asked: the daemon does not answer" in capsys.readouterr().err
+
+
+def test_every_run_of_a_name_is_stopped(tmp_path: Path) -> None:
+    runtime = Stopping("a", "a")
+
+    command.down(fleet(runtime, tmp_path), "a", host=None)
+
+    assert runtime.stopped == ["/0", "/1"]
