@@ -1,21 +1,28 @@
-"""How long `deploy status` takes with many containers, beside `docker ps` of the same.
+"""How long `deploy status` takes with many servers: containers, beside `docker ps` of the same, or processes.
 
-    python tests/benchmarks/status_many.py [CONTAINERS] [ROUNDS]
+    python tests/benchmarks/status_many.py {containers|processes} [SERVERS] [ROUNDS]
 
-The containers sleep, in the stand-in image that the integration tests build, and carry the labels of servers. Needs a
-Docker engine; everything is removed at the end.
+The containers sleep, in the stand-in image that the integration tests build, and carry the labels of servers. They need
+a Docker engine. The processes sleep below supervisors of their own. Everything is removed at the end.
 """
 
+import os
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
+from cpu_server import CpuEngine
 from standin import base_image
 from wheels import wheel
+
+from orchestrator.core.paths import Home
+from orchestrator.runtimes.process.runtime import ProcessRuntime
 
 PREFIX = "deploy-bench-status"
 
@@ -37,32 +44,56 @@ def docker(*words: str) -> str:
     return subprocess.run(["docker", *words], check=True, capture_output=True, text=True).stdout
 
 
-def seconds(argv: list[str], rounds: int) -> float:
+def seconds(argv: list[str], rounds: int, env: dict[str, str] | None = None) -> float:
     taken = []
     for _ in range(rounds):
         start = time.perf_counter()
-        subprocess.run(argv, check=True, capture_output=True)
+        subprocess.run(argv, check=True, capture_output=True, env=env)
         taken.append(time.perf_counter() - start)
     return statistics.median(taken)
 
 
-def main(containers: int, rounds: int) -> None:
+def status_seconds(home: str, rounds: int, servers: int) -> float:
+    argv, env = [sys.executable, "-m", "orchestrator", "status"], {**os.environ, "DEPLOY_HOME": home}
+    found = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
+    assert found.stdout.count(PREFIX) == servers
+    return seconds(argv, rounds, env)
+
+
+def of_containers(servers: int, rounds: int) -> None:
     image = base_image(wheel("0.5.14"))
-    names = [f"{PREFIX}-{number}" for number in range(containers)]
+    names = [f"{PREFIX}-{number}" for number in range(servers)]
     try:
         for number, name in enumerate(names):
             docker("run", "--detach", "--init", "--name", name, *labels(number), image, "sleep", "600")
-        ours = seconds([sys.executable, "-m", "orchestrator", "status"], rounds)
-        found = subprocess.run(
-            [sys.executable, "-m", "orchestrator", "status"], capture_output=True, text=True, check=True
-        )
-        assert found.stdout.count(PREFIX) == containers
-        print(f"docker ps of {containers:3} containers      {seconds(['docker', 'ps'], rounds):6.2f} s")
-        print(f"deploy status of {containers:3} containers  {ours:6.2f} s")
+        with tempfile.TemporaryDirectory() as home:
+            ours = status_seconds(home, rounds, servers)
+        print(f"docker ps of {servers:3} containers      {seconds(['docker', 'ps'], rounds):6.2f} s")
+        print(f"deploy status of {servers:3} containers  {ours:6.2f} s")
     finally:
         subprocess.run(["docker", "rm", "--force", *names], capture_output=True, check=False)
 
 
+def of_processes(servers: int, rounds: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        engine = CpuEngine(home=Home(Path(folder)), python=Path(sys.executable))
+        artifacts = engine.artifacts(argv=("sleep", "600"))
+        runtime = ProcessRuntime(engine.home)
+        print(f"deploy status of no server        {status_seconds(folder, rounds, 0):6.2f} s")
+        try:
+            for number in range(servers):
+                engine.start(f"{PREFIX}-{number}", artifacts=artifacts)
+            print(f"deploy status of {servers:3} processes   {status_seconds(folder, rounds, servers):6.2f} s")
+            for handle in runtime.find():
+                os.kill(int(handle.identity.split("/")[1]), signal.SIGKILL)
+            time.sleep(1)
+            print(f"  their supervisors killed      {status_seconds(folder, rounds, servers):6.2f} s")
+        finally:
+            for handle in runtime.find():
+                runtime.stop(handle, grace=0)
+
+
 if __name__ == "__main__":
-    numbers = [int(word) for word in sys.argv[1:]]
-    main(*(numbers + [50, 5][len(numbers) :]))
+    kind, *numbers = sys.argv[1:]
+    measure = {"containers": of_containers, "processes": of_processes}[kind]
+    measure(*([int(word) for word in numbers] + [50, 5][len(numbers) :]))
