@@ -11,7 +11,7 @@ from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home, data_root
 from orchestrator.core.shell import run
-from orchestrator.engine.flags import parse_flags
+from orchestrator.engine import parse_flags
 from orchestrator.images import fetch_wheel
 from orchestrator.runtimes.process import environment
 

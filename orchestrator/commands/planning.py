@@ -11,7 +11,7 @@ from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import checked, read_file
-from orchestrator.engine.flags import read_flags
+from orchestrator.engine import read_flags
 from orchestrator.images import input_digests, read_inputs
 from orchestrator.kernels.disk import Store
 from orchestrator.patches import read_ledger
