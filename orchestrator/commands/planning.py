@@ -19,8 +19,7 @@ from orchestrator.plan import NAME, Plan
 from orchestrator.plan.decide import Knowledge, decide
 from orchestrator.plan.known_bad import read_known_bad
 from orchestrator.profile import PARTS, Composed, Override, Profile, compose, part_names
-from orchestrator.render.artifacts import Artifacts, ContextFile
-from orchestrator.render.files import files
+from orchestrator.render import Artifacts, ContextFile, files
 from orchestrator.runtimes import REGISTRY, runtime_kind
 
 _KINDS: Mapping[str, Kind] = {"hardware": Kind.HARDWARE, "model": Kind.MODEL, "engine": Kind.ENGINE}

@@ -8,11 +8,10 @@ from orchestrator.core.console import Progress, note, warn
 from orchestrator.core.errors import WeightsError
 from orchestrator.core.paths import Home
 from orchestrator.environments import interpreter
-from orchestrator.host.gpu_checks import VRAM_IN_USE
-from orchestrator.host.report import Level, PreflightReport
+from orchestrator.host import VRAM_IN_USE, Level, PreflightReport
 from orchestrator.patches import ConfigTransform, read_ledger
 from orchestrator.plan import Plan
-from orchestrator.render.artifacts import Artifacts
+from orchestrator.render import Artifacts
 from orchestrator.runtimes import Place, Prepared, runtime_kind
 from orchestrator.weights import (
     checkpoint_directory,

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from orchestrator.environments import interpreter
 from orchestrator.plan import Plan
-from orchestrator.render.artifacts import Artifacts, server_command
+from orchestrator.render import Artifacts, server_command
 from orchestrator.runtimes.base import Place, Prepared
 from orchestrator.weights import overlay_path
 
