@@ -44,6 +44,7 @@ def schema(kind: Annotated[str, typer.Argument(help="profile, hardware, model or
 def flags(
     version: Annotated[str, typer.Argument(help="a version of sglang, such as 0.5.17")],
     *,
+    wheel: Annotated[Path | None, typer.Option(metavar="FILE", help="that version's; default: downloaded")] = None,
     python: Annotated[
         Path | None, typer.Option(metavar="FILE", help="an interpreter with sglang's dependencies; default: our own")
     ] = None,
@@ -52,7 +53,7 @@ def flags(
     from orchestrator.commands.flag_tables import write_flag_table
     from orchestrator.core.paths import Home
 
-    out(str(write_flag_table(version, Home.from_environment(), python=python)))
+    out(str(write_flag_table(version, Home.from_environment(), wheel=wheel, python=python)))
 
 
 def show(

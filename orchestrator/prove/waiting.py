@@ -18,7 +18,7 @@ from orchestrator.core.errors import NotReadyError
 from orchestrator.core.secret import Secret, redact
 from orchestrator.engine import NoAnswerError, OddAnswerError, StageReader, endpoints, says_port_taken
 from orchestrator.engine.client import EngineClient
-from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes import ServerState, Status
 
 POLL_SECONDS: Final = 0.2
 MAX_POLL_SECONDS: Final = 2.0
