@@ -39,7 +39,7 @@ def bench(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Measure a served model: open-loop load, the field's figures, the knee."""
+    """Measure a served model: throughput, latency and the knee."""
     import shlex
     import sys
     from contextlib import ExitStack

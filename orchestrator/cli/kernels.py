@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(
         no_args_is_help=True,
         rich_markup_mode=None,
-        help="Tuned MoE kernels: coverage, tables, tuning, and what a log says.",
+        help="Tuned MoE kernels: coverage, tables, tuning, use.",
     )
     for command in (coverage, table, tune, log):
         group.command()(command)
@@ -49,7 +49,7 @@ def coverage(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Say for every bucket of tokens whether a tuned kernel answers; exit code 9 where the server would miss."""
+    """Say for each bucket of tokens whether a tuned kernel answers. Exit code 9 where the server would miss."""
     from orchestrator.commands.kernels import RowSources, cover
     from orchestrator.core.paths import Home
     from orchestrator.kernels import to_dict, to_text
@@ -93,7 +93,7 @@ def table(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Build the one merged table that the server gets, and print its path.
+    """Build the merged table that the server gets, and print its path.
 
     The image's own rows are read from the profile's image, or from copies of its tables given with `--table`.
     """
@@ -126,7 +126,7 @@ def tune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the command and the keys, and stop")] = False,
     set_: SetOption = None,
 ) -> None:
-    """Run aiter's own tuner for the missing keys, on a host with the profile's GPU; go on where it was stopped."""
+    """Run aiter's own tuner for the missing keys. On a host with the profile's GPU; goes on where it was stopped."""
     from orchestrator.commands.kernels import RowSources
     from orchestrator.commands.planning import load
     from orchestrator.commands.tuning import prepare_tuning, run_tuning
@@ -166,7 +166,7 @@ def log(
     strict_kernels: Annotated[bool, typer.Option("--strict-kernels", help="exit code 9 on a miss")] = False,
     json: Json = False,
 ) -> None:
-    """Read a server's log: which keys were found in the tuned table, which were not."""
+    """Read in a log which keys were found in the tuned table."""
     from orchestrator.core.files import write_whole
 
     report = _read_log(path)

@@ -5,7 +5,7 @@ from typing import Final
 from orchestrator.commands.machine import place_of, wait_until_free
 from orchestrator.commands.runs import claim, latest_run, read_plan
 from orchestrator.commands.servers import Fleet
-from orchestrator.runtimes.base import Handle
+from orchestrator.runtimes import Handle
 
 _GRACE: Final = 120.0  # seconds for running requests, for a server whose plan is not on this machine
 

@@ -11,9 +11,9 @@ from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home, data_root
 from orchestrator.core.shell import run
-from orchestrator.engine.flags import parse_flags
+from orchestrator.engine import parse_flags
+from orchestrator.environments import ensure
 from orchestrator.images import fetch_wheel
-from orchestrator.runtimes.process import environment
 
 GENERATOR = data_root() / "profiles" / "engines" / "flags" / "generate.py"
 _REQUIREMENTS = "sglang-cpu-0.5.14.txt"  # has what the parser of every version imports
@@ -55,4 +55,4 @@ def _unpack(wheel: Path, folder: str) -> None:
 
 def _cpu_python(home: Home) -> Path:
     images = data_root() / "images"
-    return environment.ensure(_REQUIREMENTS, images_root=images, home=home, progress=Progress()).python
+    return ensure(images / _REQUIREMENTS, home=home, progress=Progress()).python

@@ -11,7 +11,7 @@ from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import checked, read_file
-from orchestrator.engine.flags import read_flags
+from orchestrator.engine import read_flags
 from orchestrator.images import input_digests, read_inputs
 from orchestrator.kernels.disk import Store
 from orchestrator.patches import read_ledger
@@ -19,8 +19,7 @@ from orchestrator.plan import NAME, Plan
 from orchestrator.plan.decide import Knowledge, decide
 from orchestrator.plan.known_bad import read_known_bad
 from orchestrator.profile import PARTS, Composed, Override, Profile, compose, part_names
-from orchestrator.render.artifacts import Artifacts, ContextFile
-from orchestrator.render.files import files
+from orchestrator.render import Artifacts, ContextFile, files
 from orchestrator.runtimes import REGISTRY, runtime_kind
 
 _KINDS: Mapping[str, Kind] = {"hardware": Kind.HARDWARE, "model": Kind.MODEL, "engine": Kind.ENGINE}

@@ -16,7 +16,7 @@ from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
 from orchestrator.plan import Plan
 from orchestrator.prove import SmokeReport, Starting, smoke_test, target_of, wait
-from orchestrator.runtimes.base import Handle, Runtime, Status
+from orchestrator.runtimes import Handle, Runtime, Status
 
 
 def answers(handle: Handle) -> bool:

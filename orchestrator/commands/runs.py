@@ -19,7 +19,7 @@ from orchestrator.core.errors import BenchError, HostError, NameTakenError, Usag
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
 from orchestrator.plan import NAME, Plan
-from orchestrator.render.artifacts import ContextFile
+from orchestrator.render import ContextFile
 from orchestrator.results import RESULT_FILE, BenchResult
 
 

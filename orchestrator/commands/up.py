@@ -21,7 +21,7 @@ from orchestrator.core.signals import held
 from orchestrator.plan import Plan
 from orchestrator.plan.changes import changes
 from orchestrator.prove import SmokeReport
-from orchestrator.render.artifacts import Artifacts
+from orchestrator.render import Artifacts
 from orchestrator.runtimes import Handle, Runtime, Status
 
 

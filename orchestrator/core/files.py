@@ -1,7 +1,12 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and locks between processes."""
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from orchestrator.core.console import Progress
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
@@ -22,3 +27,17 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
     finally:
         beside.unlink(missing_ok=True)
     return path
+
+
+@contextmanager
+def locked(path: Path, progress: Progress) -> Iterator[None]:
+    """Be the only process that holds the lock at `path`, waiting for another one and saying so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.update(f"waiting for another command that makes `{path.stem.lstrip('.')}`")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            progress.done()
+        yield

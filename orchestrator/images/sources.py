@@ -10,7 +10,7 @@ from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.core.paths import data_root
 from orchestrator.patches import read_diffs, read_ledger
 from orchestrator.plan import Plan
-from orchestrator.render.dockerfile import ImageSources
+from orchestrator.render import ImageSources
 
 PROGRAMS: Final = ("apply_patches.py", "read_sources.py")  # what runs inside an image; the first imports the other
 

@@ -9,7 +9,7 @@ from typing import Final
 from orchestrator.core.document import KeyPath
 from orchestrator.core.errors import Problem
 from orchestrator.core.nearest import did_you_mean
-from orchestrator.engine.flags import FlagTable, flag_problems
+from orchestrator.engine import FlagTable, flag_problems
 from orchestrator.patches import Patch
 from orchestrator.plan.known_bad import KnownBad
 from orchestrator.profile import Composed, Profile

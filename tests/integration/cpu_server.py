@@ -14,8 +14,8 @@ from orchestrator.commands.runs import open_run
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.plan import Plan
-from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import Handle, Runtime, Status
+from orchestrator.render import Artifacts
+from orchestrator.runtimes import Handle, Runtime, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 
 

@@ -14,8 +14,8 @@ from quiet import Quietness
 
 from orchestrator.bench import BenchRequest, Workload, load_workload, measure
 from orchestrator.commands.runs import load_result
+from orchestrator.environments import Environment
 from orchestrator.results import Latency, MarkKind, Point, ServerProvenance
-from orchestrator.runtimes.process.environment import Environment
 
 pytestmark = pytest.mark.engine
 

@@ -20,8 +20,8 @@ from patience import wait_for
 
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.plan import ContainerNeeds, Ulimit
-from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import Status
+from orchestrator.render import Artifacts
+from orchestrator.runtimes import Status
 from orchestrator.runtimes.docker.container import spec_of
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 

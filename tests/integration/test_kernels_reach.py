@@ -11,7 +11,7 @@ from cpu_server import CpuEngine, CpuServer
 from docker_server import DockerEngine
 from kernel_samples import FUSED_TP8, every_bucket, glm_plan
 
-from orchestrator.host.procfs import family
+from orchestrator.core.procfs import family
 from orchestrator.kernels.disk.store import Store
 
 pytestmark = pytest.mark.engine

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from wheels import unpack
 
-from orchestrator.runtimes.process.environment import Environment
+from orchestrator.environments import Environment
 from orchestrator.weights import write_overlay
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels]

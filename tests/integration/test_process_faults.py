@@ -14,9 +14,9 @@ from cpu_server import CpuEngine, CpuServer, healthy
 from patience import wait_for
 
 from orchestrator.core.errors import NameTakenError
+from orchestrator.core.procfs import family
 from orchestrator.core.secret import Secret
-from orchestrator.host.procfs import family
-from orchestrator.runtimes.base import Status
+from orchestrator.runtimes import Status
 from orchestrator.runtimes.process.record import read_record, write_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 

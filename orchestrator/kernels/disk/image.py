@@ -14,7 +14,7 @@ from docker.errors import DockerException, ImageNotFound, NotFound
 from docker.models.containers import Container
 
 from orchestrator.core.errors import HostError, KernelsError, Problem
-from orchestrator.host.docker_endpoint import docker_endpoint
+from orchestrator.host import docker_endpoint
 from orchestrator.kernels.disk.files import refuse
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows
 

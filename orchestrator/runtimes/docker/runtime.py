@@ -14,10 +14,10 @@ from requests import codes
 
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
+from orchestrator.core.procfs import find_process, identity
 from orchestrator.core.secret import Secret
 from orchestrator.engine import Delivery, delivery
-from orchestrator.host.procfs import find_process, identity
-from orchestrator.render.artifacts import Artifacts
+from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState
 from orchestrator.runtimes.docker.container import RUN_DIR, ContainerSpec, container_labels, container_name, spec_of
 from orchestrator.runtimes.docker.errors import DaemonRefusal, start_error

@@ -20,12 +20,12 @@ from orchestrator.core import shell
 from orchestrator.core.errors import DeployError, NameTakenError, StartError
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
+from orchestrator.core.procfs import family, find_process
 from orchestrator.core.secret import Secret
 from orchestrator.core.signals import held
 from orchestrator.core.waiting import look_until
 from orchestrator.engine import delivery
-from orchestrator.host.procfs import family, find_process
-from orchestrator.render.artifacts import Artifacts
+from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status
 from orchestrator.runtimes.process.record import FILE, Record, read_record, write_record
 from orchestrator.runtimes.process.supervisor import CONFIG, StartRequest

@@ -17,7 +17,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("engine", "profile", "patches", "results"),
     ("plan",),
     ("render",),
-    ("host", "weights"),
+    ("host", "weights", "environments"),
     ("images", "kernels", "bench", "evals"),
     ("runtimes",),
     ("prove", "diagnose", "report"),

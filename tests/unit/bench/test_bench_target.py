@@ -22,7 +22,7 @@ from orchestrator.commands.servers import Fleet
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.report import load_published
-from orchestrator.runtimes.base import Handle
+from orchestrator.runtimes import Handle
 
 
 class OneServer:

@@ -11,7 +11,7 @@ from docker.models.containers import Container
 from orchestrator.commands.planning import load
 from orchestrator.core.paths import Home
 from orchestrator.plan import Plan
-from orchestrator.render.artifacts import Artifacts
+from orchestrator.render import Artifacts
 from orchestrator.runtimes.docker.container import (
     CONFIG_FILE,
     container_env,
