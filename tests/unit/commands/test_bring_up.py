@@ -202,3 +202,10 @@ def test_the_command_of_a_start_asks_for_the_same_again() -> None:
         "deploy up --profile './my profile.yaml' --name tiny --set layout.tp=4 --host ssh://node --strict-kernels"
         " --timeout 90"
     )
+
+
+def test_a_disk_that_takes_no_run_directory_is_the_machines_fault(tmp_path: Path) -> None:
+    """As a bare OSError it lost the way back to the server that was replaced."""
+    (tmp_path / "runs").write_text("a file in its place")
+    with pytest.raises(HostError, match="cannot write below"):
+        open_run(Home(tmp_path), "tiny", load("cpu-tiny").plan)
