@@ -62,7 +62,7 @@ def wait(
             while not attempt.serves():
                 shown.update(attempt.reader.text, transient=f"{attempt.elapsed:.0f} s")
                 attempt.give_up_after(silence=silence, timeout=timeout)
-                # Half of the time at most goes into looking: the log of a far container is sent anew each time.
+                # Half of the time at most goes into looking: a far machine answers slowly.
                 sleep(max(POLL_SECONDS, min(clock() - began, MAX_POLL_SECONDS)))
                 began = clock()
             seconds = attempt.elapsed
