@@ -106,6 +106,6 @@ def explain_failure(runtime: Runtime, handle: Handle, detail: str) -> str:
     """What the log, and the runtime's word of the end, give away about a failure; nothing known is said to be so."""
     try:
         matches = diagnose(chain(runtime.logs(handle, follow=False), filter(None, [detail]))).matches
-    except (DeployError, KeyboardInterrupt) as error:
-        return f"diagnosis: the log was not read: {error if isinstance(error, DeployError) else 'interrupted'}"
+    except (DeployError, OSError, KeyboardInterrupt) as error:
+        return f"diagnosis: the log was not read: {str(error) or 'interrupted'}"
     return "\n\n".join(found.to_text() for found in matches) or "diagnosis: no known signature in the log"

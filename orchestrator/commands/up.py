@@ -12,7 +12,7 @@ from orchestrator.commands.prepare import prepare, require_machine
 from orchestrator.commands.proof import answers, await_ready, explain_failure, prove
 from orchestrator.commands.runs import RunDir, claim, latest_run, open_run, read_plan
 from orchestrator.commands.servers import Fleet, api_key, fleet
-from orchestrator.core.console import note, say
+from orchestrator.core.console import note, say, warn
 from orchestrator.core.errors import DeployError, Interrupted, NameTakenError, StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
@@ -205,7 +205,15 @@ def _take_down(handle: Handle, runtime: Runtime) -> str:
         except DeployError:
             return ""
         finally:
-            runtime.stop(handle, grace=0)
+            _stop(handle, runtime)
+
+
+def _stop(handle: Handle, runtime: Runtime) -> None:
+    """Stop a server; where that fails, say so at once: the error to raise is the one that came before."""
+    try:
+        runtime.stop(handle, grace=0)
+    except (DeployError, OSError) as error:
+        warn(f"`{handle.name}` may still run: {error}", hint=f"`deploy down {handle.name}` stops it")
 
 
 def _recorded_command(home: Home, name: str) -> str | None:

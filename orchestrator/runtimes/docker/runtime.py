@@ -27,6 +27,7 @@ from orchestrator.runtimes.docker.options import archive, container_options, hos
 from orchestrator.runtimes.docker.state import ABSENT, server_state
 
 _STARTER: Final = "deploy.starter"
+_RECORD: Final = ("deploy.profile", "deploy.plan", "deploy.url")  # labels that a server of ours bears beside its name
 
 
 class DockerRuntime:
@@ -60,7 +61,7 @@ class DockerRuntime:
         """See `Runtime.find`."""
         label = "deploy.name" if name is None else f"deploy.name={name}"
         with self._host.errors():
-            found = self._host.client.containers.list(all=True, filters={"label": label}, sparse=True)
+            found = self._host.client.containers.list(all=True, filters={"label": [label, *_RECORD]}, sparse=True)
             handles = [self._handle(container, container.attrs["Labels"]) for container in found]
         return tuple(sorted(handles, key=lambda handle: handle.name))
 
