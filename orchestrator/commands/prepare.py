@@ -50,7 +50,7 @@ def _checkpoint(plan: Plan, place: Place) -> None:
     home, directory = place.home, checkpoint_directory(plan.model, place.home)
     if plan.model.source.kind == "generated":
         python = Path(interpreter(plan.engine, home))
-        generator = Catalogue.of(home).path(Kind.IMAGE, plan.model.source.location)
+        generator = Catalogue.of(home).path(Kind.IMAGE_FILE, plan.model.source.location)
         generate_model(plan.model, generator, python=python, home=home, progress=Progress())
     else:
         note(f"checkpoint {directory}: {verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan))}")

@@ -78,7 +78,7 @@ def interpreter(engine: Engine, home: Home) -> str:
             f"engine `{engine.name}` has no requirement file to build an environment from",
             hint="name an interpreter that has the engine: `--set engine.python=python3`",
         )
-    requirements = Catalogue.of(home).find(Kind.IMAGE, engine.requirements)
+    requirements = Catalogue.of(home).find(Kind.IMAGE_FILE, engine.requirements)
     made = ensure(requirements or Path(engine.requirements), home=home, progress=Progress())
     return str(made.python)
 

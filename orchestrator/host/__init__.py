@@ -8,7 +8,7 @@ from orchestrator.host.preflight import preflight
 from orchestrator.host.report import Finding, Level, PreflightReport, fail, info, warn
 from orchestrator.host.ssh import FarHost, Tunnel, over_ssh
 from orchestrator.host.subject import Access, Check, Space, Subject
-from orchestrator.host.survey import Runner, local, survey
+from orchestrator.host.survey import Runner, local
 
 __all__ = [
     "VRAM_IN_USE",
@@ -31,7 +31,6 @@ __all__ = [
     "plan_ports",
     "port_holder",
     "preflight",
-    "survey",
     "wait_for_vram",
     "warn",
 ]

@@ -131,3 +131,8 @@ def test_a_broken_profile_does_not_keep_a_command_from_the_others(
     printed = capsys.readouterr()
     assert "mi355x-tp8" in printed.out
     assert "warning: profile `broken` is left out: `engine` must name a file" in printed.err
+
+
+def test_what_is_not_there_is_called_what_it_is(home: Path) -> None:
+    with pytest.raises(ProfileError, match=r"there is no image file `small_model\.py`"):
+        Catalogue.of(Home(home)).path(Kind.IMAGE_FILE, "small_model.py")

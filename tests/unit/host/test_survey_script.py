@@ -7,9 +7,9 @@ from machine_samples import runner_of, sections
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.shell import ProgramResult
-from orchestrator.host import over_ssh, survey
+from orchestrator.host import over_ssh
 from orchestrator.host.machine import cpu_list, listening_ports, read_machine
-from orchestrator.host.survey import MACHINE_SECTIONS, Section, parse, script
+from orchestrator.host.survey import MACHINE_SECTIONS, Section, parse, script, survey
 
 
 def test_each_command_is_fenced_by_name_and_exit_code() -> None:
