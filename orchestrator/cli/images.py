@@ -90,13 +90,12 @@ def inspect(
 
 def matrix() -> None:
     """Print the profiles with an image as a GitHub Actions matrix."""
-    from orchestrator.commands.planning import load, profile_names
+    from orchestrator.commands.planning import usable_plans
     from orchestrator.runtimes import runtime_kind
 
-    plans = [load(name).plan for name in profile_names()]
     entries = [
         {"profile": plan.profile, "engine": plan.engine.name, "base": plan.engine.image}
-        for plan in plans
+        for plan in usable_plans()
         if runtime_kind(plan.runtime).contained
     ]
     out_json({"include": entries})

@@ -71,12 +71,11 @@ def coverage(
 def _plans(profile: str | None, overrides: "Sequence[str]") -> "list[Plan]":
     """The plan of that profile, else those of all profiles that have such kernels."""
     from orchestrator.commands.kernels import require_moe
-    from orchestrator.commands.planning import load, profile_names
+    from orchestrator.commands.planning import load, usable_plans
     from orchestrator.kernels import applies_to
 
     if profile is None:
-        plans = [load(name, overrides=overrides).plan for name in profile_names()]
-        return [plan for plan in plans if applies_to(plan)]
+        return [plan for plan in usable_plans(overrides) if applies_to(plan)]
     plan = load(profile, overrides=overrides).plan
     require_moe(plan)
     return [plan]

@@ -1,11 +1,11 @@
 """From the catalogue to a plan and what is rendered from it: read, composed, checked, decided, rendered, each once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.catalogue import Catalogue, Kind
-from orchestrator.core.console import note
+from orchestrator.core.console import note, warn
 from orchestrator.core.document import Document
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.nearest import did_you_mean
@@ -64,6 +64,16 @@ class Loaded:
 def profile_names(catalogue: Catalogue | None = None) -> tuple[str, ...]:
     """The profiles of the catalogue, sorted; by default the user's own and those that are shipped."""
     return (catalogue or Catalogue.from_environment()).names(Kind.PROFILE)
+
+
+def usable_plans(overrides: Sequence[str] = ()) -> Iterator[Plan]:
+    """The plan of each profile of the catalogue; one that cannot be planned is left out, with a warning."""
+    for name in profile_names():
+        try:
+            yield load(name, overrides=overrides).plan
+        except ProfileError as error:
+            first = error.each()[0].message
+            warn(f"profile `{name}` is left out: {first}", hint=f"`deploy show {name}` says all that is wrong")
 
 
 def load(

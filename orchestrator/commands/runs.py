@@ -95,7 +95,7 @@ def claim(home: Home, name: str) -> Iterator[None]:
 
 
 def open_run(home: Home, name: str, plan: Plan) -> RunDir:
-    """A fresh run directory, its own even where two starts meet in one second."""
+    """A fresh run directory, its own even where two starts meet in one second. Raises HostError where none is made."""
     first = home.runs / name / f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{plan.digest[:8]}"
     path, attempt = first, 1
     while True:
@@ -104,6 +104,8 @@ def open_run(home: Home, name: str, plan: Plan) -> RunDir:
         except FileExistsError:
             attempt += 1
             path = first.with_name(f"{first.name}-{attempt}")
+        except OSError as error:
+            raise HostError(f"cannot write below `{home.root}`: {error.strerror}", hint="set DEPLOY_HOME") from error
         else:
             return RunDir(path)
 

@@ -42,7 +42,10 @@ class UpRequest:
         """The command that asks for the same again."""
         argv = ["deploy", "up", "--profile", self.profile, "--name", name]
         argv += [word for override in self.overrides for word in ("--set", override)]
-        return quote(argv + (["--host", self.host] if self.host else []))
+        argv += ["--host", self.host] if self.host else []
+        argv += ["--strict-kernels"] if self.strict_kernels else []
+        argv += ["--timeout", f"{self.timeout:g}"] if self.timeout is not None else []
+        return quote(argv)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,9 @@ class Up:
 
 def dry_run_text(request: UpRequest, home: Home) -> str:
     """What `up` would start, as the files it would write; starts and writes nothing."""
-    artifacts = render_artifacts(*planned(request.profile, request.overrides, home))
+    plan, inputs = planned(request.profile, request.overrides, home)
+    place_of(plan, home, request.host)  # a host that the start would refuse is refused here
+    artifacts = render_artifacts(plan, inputs)
     shown = (file for file in rendered_files(artifacts, request.name) if "/" not in file.path)
     return "\n".join(f"==> {file.path} <==\n{file.content.decode()}" for file in shown)
 

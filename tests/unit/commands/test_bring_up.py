@@ -184,3 +184,28 @@ def test_what_asks_a_command_to_end_waits_until_the_block_is_done(number: signal
     finally:
         signal.signal(number, before)
     assert done
+
+
+def test_the_command_of_a_start_asks_for_the_same_again() -> None:
+    """It is kept beside the server, and named as the way back to it."""
+    request = up.UpRequest(
+        profile="./my profile.yaml",
+        name=None,
+        overrides=("layout.tp=4",),
+        host="ssh://node",
+        replace=True,
+        keep=True,
+        strict_kernels=True,
+        timeout=90.0,
+    )
+    assert request.command("tiny") == (
+        "deploy up --profile './my profile.yaml' --name tiny --set layout.tp=4 --host ssh://node --strict-kernels"
+        " --timeout 90"
+    )
+
+
+def test_a_disk_that_takes_no_run_directory_is_the_machines_fault(tmp_path: Path) -> None:
+    """As a bare OSError it lost the way back to the server that was replaced."""
+    (tmp_path / "runs").write_text("a file in its place")
+    with pytest.raises(HostError, match="cannot write below"):
+        open_run(Home(tmp_path), "tiny", load("cpu-tiny").plan)
