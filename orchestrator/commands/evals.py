@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.commands.bench import MeasuredTarget
+from orchestrator.commands.runs import load_outcome
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError
 from orchestrator.core.files import write_whole
@@ -18,7 +19,6 @@ from orchestrator.results import (
     Outcome,
     judge_independent,
     judge_outcomes,
-    load_outcome,
     outcome_file,
     outcome_to_json,
 )

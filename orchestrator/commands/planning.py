@@ -10,14 +10,14 @@ from orchestrator.core.document import Document
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
-from orchestrator.core.validation import checked, read_file
+from orchestrator.core.validation import checked, read_file, read_model
 from orchestrator.engine import read_flags
 from orchestrator.images import input_digests, read_inputs
 from orchestrator.kernels.disk import Store
 from orchestrator.patches import read_ledger
 from orchestrator.plan import NAME, Plan
 from orchestrator.plan.decide import Knowledge, decide
-from orchestrator.plan.known_bad import read_known_bad
+from orchestrator.plan.known_bad import KnownBad, Reports
 from orchestrator.profile import PARTS, Composed, Override, Profile, compose, part_names
 from orchestrator.render import Artifacts, ContextFile, files
 from orchestrator.runtimes import REGISTRY, runtime_kind
@@ -59,6 +59,12 @@ class Loaded:
     composed: Composed
     profile: Profile
     plan: Plan
+
+
+def read_known_bad(catalogue: Catalogue) -> tuple[KnownBad, ...]:
+    """Every report of a layout known as bad. Raises ProfileError with every fault of a file at its line."""
+    files = [read_model(path, Reports, catalogue.shown(path)) for path in catalogue.all(Kind.REPORTS)]
+    return tuple(entry for file in files for entry in file.known_bad)
 
 
 def profile_names(catalogue: Catalogue | None = None) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
 from orchestrator.plan import NAME, Plan
 from orchestrator.render import ContextFile
-from orchestrator.results import RESULT_FILE, BenchResult
+from orchestrator.results import RESULT_FILE, BenchResult, Outcome, outcome_from_json
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,17 @@ def read_plan(run: RunDir | None) -> Plan | None:
 def load_result(path: Path) -> BenchResult:
     """A measurement, from its file or the directory that holds it. Raises BenchError for one that cannot be read."""
     file = path / RESULT_FILE if path.is_dir() else path
+    return BenchResult.from_json(_read(file, "result"), where=str(file))
+
+
+def load_outcome(file: Path) -> Outcome:
+    """An evaluation, from its file. Raises BenchError for one that cannot be read."""
+    return outcome_from_json(_read(file, "outcome"), where=str(file))
+
+
+def _read(file: Path, what: str) -> str:
     try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BenchError(f"cannot read the result: {error.strerror}", where=str(file)) from error
-    return BenchResult.from_json(text, where=str(file))
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BenchError(f"cannot read the {what}: {reason}", where=str(file)) from error
