@@ -33,12 +33,12 @@ class Framing:
     def feed(self, data: bytes) -> bytes:
         """Take `data` and return the payload in it. Raises MalformedError."""
         self.begun = True
-        payload = self._payload
-        payload.clear()
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             raise MalformedError(f"not an HTTP/1.1 response: {error.__context__ or error}") from error
+        # Nothing is kept: parser and framing hold each other, and no such cycle is collected while a load runs.
+        payload, self._payload = self._payload, []
         if payload:
             self._without_payload = 0
             return payload[0] if len(payload) == 1 else b"".join(payload)

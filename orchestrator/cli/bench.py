@@ -39,12 +39,19 @@ def bench(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Measure a served model: open-loop load, the field's figures, the knee."""
+    """Measure a served model: throughput, latency and the knee."""
     import shlex
     import sys
     from contextlib import ExitStack
 
-    from orchestrator.commands.bench import BenchOptions, WorkloadChanges, is_url, server_target, url_target
+    from orchestrator.commands.bench import (
+        BenchOptions,
+        WorkloadChanges,
+        command_to_resume,
+        is_url,
+        server_target,
+        url_target,
+    )
     from orchestrator.commands.servers import fleet
     from orchestrator.core.paths import Home
 
@@ -68,9 +75,7 @@ def bench(
         result, directory = _measure(found, options)
     _show(result, json=json)
     note(f"the result is in `{directory}`")
-    _tell_ending(
-        result, url=found.url, again=f"deploy bench {target} --workload {workload} --output {directory} --resume"
-    )
+    _tell_ending(result, url=found.url, again=command_to_resume(options.command, directory))
 
 
 def _measure(target: "MeasuredTarget", options: "BenchOptions") -> "tuple[BenchResult, Path]":

@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def show(*, host: HostOption = None, json: Json = False) -> None:
-    """List the caches: one set of Docker volumes for each image and gfx."""
+    """List caches: one set of Docker volumes for each image and gfx."""
     import dataclasses
 
     from orchestrator.core.paths import Home
@@ -41,7 +41,7 @@ def clear(
     ] = None,
     host: HostOption = None,
 ) -> None:
-    """Remove caches that no container uses; the next start compiles again. Mends a truncated kernel or a stale lock."""
+    """Remove caches that no container uses. The next start compiles again; mends a truncated kernel or a stale lock."""
     from orchestrator.core.paths import Home
     from orchestrator.runtimes.docker.caches import caches, clear
     from orchestrator.runtimes.docker.host import DockerHost

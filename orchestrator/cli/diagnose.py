@@ -28,7 +28,7 @@ def diagnose(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Name the first known cause of a failure, with the lines that prove it; never guess."""
+    """Name the first known cause of a failure, with its log lines. What is not known is not guessed at."""
     from orchestrator.core.paths import Home
     from orchestrator.diagnose import diagnose
 

@@ -29,7 +29,7 @@ def evaluate(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Score a served model with lm-evaluation-harness, and say what the difference to a baseline can tell.
+    """Score a served model with lm-evaluation-harness. Says what the difference to a baseline can tell.
 
     For `gsm8k` the data file is the test split (`test.jsonl`, with `train.jsonl` beside it for the five examples), for
     `gpqa-diamond` it is `gpqa_diamond.csv`.

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def preflight(*, profile: ProfileOption, set_: SetOption = None, host: HostOption = None, json: Json = False) -> None:
-    """Check whether this machine (or a far one) is ready for a profile; exit code 4 where it is not."""
+    """Check whether a machine is ready for a profile. This one, or a far one; exit code 4 where it is not."""
     from orchestrator.commands.machine import inspect_host, place_of
     from orchestrator.commands.planning import load
     from orchestrator.core.errors import HostError
@@ -44,7 +44,7 @@ def stage(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Download a profile's checkpoint (resumes where it was cut), or find it where it lies, and verify all of it."""
+    """Download a profile's checkpoint and verify all of it. Resumes where it was cut; a local one is only verified."""
     import os
 
     from orchestrator.commands.planning import load

@@ -39,7 +39,7 @@ def build(
     metadata_file: Annotated[Path | None, typer.Option(help="write image, digest and receipt here, as JSON")] = None,
     json: Json = False,
 ) -> None:
-    """Build a profile's image, as `up` does, prove the patches in it, and print its name."""
+    """Build a profile's image and prove the patches in it. It is the image that `up` starts; prints its name."""
     from dataclasses import asdict
 
     from orchestrator.commands.planning import planned, render_artifacts
@@ -70,7 +70,7 @@ def build(
 def inspect(
     image: Annotated[str, typer.Argument(help="an image that `deploy build` made")], *, json: Json = False
 ) -> None:
-    """Show what an image holds: its sources, and each patch with its state, evidence and hashes."""
+    """Show an image's sources, and each patch with its state. With the evidence and the hashes of what was changed."""
     from dataclasses import asdict
 
     from orchestrator.images import find_docker, read_receipt
@@ -89,14 +89,13 @@ def inspect(
 
 
 def matrix() -> None:
-    """Print the profiles that have an image, as a matrix for GitHub Actions."""
-    from orchestrator.commands.planning import load, profile_names
+    """Print the profiles with an image as a GitHub Actions matrix."""
+    from orchestrator.commands.planning import usable_plans
     from orchestrator.runtimes import runtime_kind
 
-    plans = [load(name).plan for name in profile_names()]
     entries = [
         {"profile": plan.profile, "engine": plan.engine.name, "base": plan.engine.image}
-        for plan in plans
+        for plan in usable_plans()
         if runtime_kind(plan.runtime).contained
     ]
     out_json({"include": entries})
@@ -104,7 +103,7 @@ def matrix() -> None:
 
 @_patches.command("list")
 def list_patches(*, json: Json = False) -> None:
-    """List every patch: what it mends, for which engines, and where the fix came from."""
+    """List every patch: what it mends, and where the fix came from."""
     from orchestrator.patches import read_ledger
 
     ledger = read_ledger()
@@ -123,7 +122,7 @@ def check_patches(
     image: Annotated[str | None, typer.Option(help="an image on this docker host")] = None,
     json: Json = False,
 ) -> None:
-    """Tell by content which patches some sources need, with the file and line that says so; exit 5 on a conflict."""
+    """Tell by content which patches some sources need. Shows the line that says so; exit code 5 on a conflict."""
     from dataclasses import asdict
 
     from orchestrator.images import CONFLICT

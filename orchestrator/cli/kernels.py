@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(
         no_args_is_help=True,
         rich_markup_mode=None,
-        help="Tuned MoE kernels: coverage, tables, tuning, and what a log says.",
+        help="Tuned MoE kernels: coverage, tables, tuning, use.",
     )
     for command in (coverage, table, tune, log):
         group.command()(command)
@@ -49,7 +49,7 @@ def coverage(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Say for every bucket of tokens whether a tuned kernel answers; exit code 9 where the server would miss."""
+    """Say for each bucket of tokens whether a tuned kernel answers. Exit code 9 where the server would miss."""
     from orchestrator.commands.kernels import RowSources, cover
     from orchestrator.core.paths import Home
     from orchestrator.kernels import to_dict, to_text
@@ -71,12 +71,11 @@ def coverage(
 def _plans(profile: str | None, overrides: "Sequence[str]") -> "list[Plan]":
     """The plan of that profile, else those of all profiles that have such kernels."""
     from orchestrator.commands.kernels import require_moe
-    from orchestrator.commands.planning import load, profile_names
+    from orchestrator.commands.planning import load, usable_plans
     from orchestrator.kernels import applies_to
 
     if profile is None:
-        plans = [load(name, overrides=overrides).plan for name in profile_names()]
-        return [plan for plan in plans if applies_to(plan)]
+        return [plan for plan in usable_plans(overrides) if applies_to(plan)]
     plan = load(profile, overrides=overrides).plan
     require_moe(plan)
     return [plan]
@@ -94,7 +93,7 @@ def table(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Build the one merged table that the server gets, and print its path.
+    """Build the merged table that the server gets, and print its path.
 
     The image's own rows are read from the profile's image, or from copies of its tables given with `--table`.
     """
@@ -127,7 +126,7 @@ def tune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the command and the keys, and stop")] = False,
     set_: SetOption = None,
 ) -> None:
-    """Run aiter's own tuner for the missing keys, on a host with the profile's GPU; go on where it was stopped."""
+    """Run aiter's own tuner for the missing keys. On a host with the profile's GPU; goes on where it was stopped."""
     from orchestrator.commands.kernels import RowSources
     from orchestrator.commands.planning import load
     from orchestrator.commands.tuning import prepare_tuning, run_tuning
@@ -167,7 +166,7 @@ def log(
     strict_kernels: Annotated[bool, typer.Option("--strict-kernels", help="exit code 9 on a miss")] = False,
     json: Json = False,
 ) -> None:
-    """Read a server's log: which keys were found in the tuned table, which were not."""
+    """Read in a log which keys were found in the tuned table."""
     from orchestrator.core.files import write_whole
 
     report = _read_log(path)

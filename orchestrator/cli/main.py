@@ -46,7 +46,10 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def root(
-    *, version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")
+    ] = False,
 ) -> None:
     """Deploy and prove sglang servers on ROCm."""
 

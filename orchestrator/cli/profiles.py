@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def profiles(*, json: Json = False) -> None:
-    """List profiles and what they are made of: hardware, models, engines."""
+    """List profiles, and the hardware, models and engines they name."""
     from orchestrator.commands.listing import listing, tables
     from orchestrator.core.catalogue import Catalogue
     from orchestrator.core.console import table
@@ -31,7 +31,7 @@ def profiles(*, json: Json = False) -> None:
 
 
 def schema(kind: Annotated[str, typer.Argument(help="profile, hardware, model or engine")] = "profile") -> None:
-    """Print the JSON Schema of a profile, or of a file it names; editors complete and check with it."""
+    """Print the JSON Schema of a profile, for editors. Or of a hardware, model or engine file."""
     from orchestrator.core.errors import UsageError
     from orchestrator.core.nearest import did_you_mean
     from orchestrator.profile.json_schema import KINDS, json_schema
@@ -44,15 +44,16 @@ def schema(kind: Annotated[str, typer.Argument(help="profile, hardware, model or
 def flags(
     version: Annotated[str, typer.Argument(help="a version of sglang, such as 0.5.17")],
     *,
+    wheel: Annotated[Path | None, typer.Option(metavar="FILE", help="that version's; default: downloaded")] = None,
     python: Annotated[
         Path | None, typer.Option(metavar="FILE", help="an interpreter with sglang's dependencies; default: our own")
     ] = None,
 ) -> None:
-    """Write the table of options that a version of sglang knows; a profile's engine needs its version's."""
+    """Make the table of options that a version of sglang knows. Profiles on that version are checked against it."""
     from orchestrator.commands.flag_tables import write_flag_table
     from orchestrator.core.paths import Home
 
-    out(str(write_flag_table(version, Home.from_environment(), python=python)))
+    out(str(write_flag_table(version, Home.from_environment(), wheel=wheel, python=python)))
 
 
 def show(
@@ -90,9 +91,10 @@ def render(
     set_: SetOption = None,
     give: GiveOption = None,
 ) -> None:
-    """Render the server command, the image's build context and the `docker run` line; starts nothing.
+    """Render what would be started; needs no GPU, Docker or network.
 
-    Files come from the profile and the options alone: a table that this machine holds is named with `--give`.
+    That is the plan, the server's command and, for Docker, the image's build context and the `docker run` line. They
+    follow from the profile and the options alone: a table that this machine holds is named with `--give`.
     """
     from orchestrator.commands.planning import plan_given, render_artifacts, rendered_files
     from orchestrator.commands.runs import write_files

@@ -53,7 +53,7 @@ def report(
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="write there instead of into DIR")] = None,
     json: Json = False,
 ) -> None:
-    """Write report.html, report.md and report.json: one self-contained page, and the same as text and data."""
+    """Write report.html, report.md and report.json. The page is self-contained; the others say the same."""
     from orchestrator.commands.report import find_evals, find_results, make_report, write_report
     from orchestrator.core.errors import BenchError
     from orchestrator.report import render_json

@@ -137,7 +137,7 @@ def logs(
 def smoke(
     name: NameArgument, *, strict_kernels: StrictKernels = False, host: HostOption = None, json: Json = False
 ) -> None:
-    """Prove a running server: features that are silently absent turn a check red."""
+    """Prove a running server: the smoke test of `up`, once more. A feature that is absent turns a check red."""
     from orchestrator.commands.proof import prove_again
     from orchestrator.commands.servers import fleet
     from orchestrator.core.paths import Home
@@ -157,7 +157,7 @@ def down(
     all_: Annotated[bool, typer.Option("--all", help="stop every server")] = False,
     host: HostOption = None,
 ) -> None:
-    """Stop a server with everything it started; returns when ports and GPU memory are free."""
+    """Stop a server with everything it started. Returns when its ports and GPU memory are free."""
     from orchestrator.commands.down import down, down_all
     from orchestrator.commands.servers import fleet
     from orchestrator.core.paths import Home

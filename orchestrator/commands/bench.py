@@ -3,6 +3,7 @@
 import datetime as dt
 import ipaddress
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,6 +160,14 @@ def _check_changes(workload: Workload, changes: WorkloadChanges) -> None:
         raise UsageError("`--requests` and `--duration` both say how many requests to send: give one")
     if workload.load == "closed" and (changes.rates_rps or changes.duration_s or changes.arrivals):
         raise UsageError("a closed load has no rates, duration or arrivals", hint="only --requests applies to it")
+
+
+def command_to_resume(command: str, directory: Path) -> str:
+    """The command that goes on with the measurement in `directory` which `command` has begun."""
+    argv = shlex.split(command)
+    if not any(word == "--output" or word.startswith("--output=") for word in argv):
+        argv += ["--output", str(directory)]
+    return shlex.join(argv if "--resume" in argv else [*argv, "--resume"])
 
 
 def _earlier(directory: Path, *, resume: bool) -> BenchResult | None:

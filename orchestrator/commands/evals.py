@@ -4,12 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.commands.bench import MeasuredTarget
+from orchestrator.commands.runs import load_outcome
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home, data_root
 from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
+from orchestrator.environments import ensure
 from orchestrator.evals import REQUIREMENTS, EvalRequest, evaluate, find_suite
 from orchestrator.report import Published, PublishedEval, load_all_published, of_kind
 from orchestrator.results import (
@@ -17,11 +19,9 @@ from orchestrator.results import (
     Outcome,
     judge_independent,
     judge_outcomes,
-    load_outcome,
     outcome_file,
     outcome_to_json,
 )
-from orchestrator.runtimes.process.environment import ensure
 
 
 def served_model(target: MeasuredTarget) -> str:
@@ -51,7 +51,7 @@ def run_eval(
     fails, and what `harness.evaluate` raises.
     """
     chosen, model = find_suite(suite), served_model(target)
-    environment = ensure(REQUIREMENTS, images_root=data_root() / "images", home=home, progress=Progress())
+    environment = ensure(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
     request = EvalRequest(
         python=environment.python,
         suite=chosen,

@@ -11,29 +11,29 @@ from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home, data_root
 from orchestrator.core.shell import run
-from orchestrator.engine.flags import parse_flags
+from orchestrator.engine import parse_flags
+from orchestrator.environments import ensure
 from orchestrator.images import fetch_wheel
-from orchestrator.runtimes.process import environment
 
 GENERATOR = data_root() / "profiles" / "engines" / "flags" / "generate.py"
 _REQUIREMENTS = "sglang-cpu-0.5.14.txt"  # has what the parser of every version imports
 _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+)?")
 
 
-def write_flag_table(version: str, home: Home, *, python: Path | None = None) -> Path:
+def write_flag_table(version: str, home: Home, *, wheel: Path | None = None, python: Path | None = None) -> Path:
     """Write the table of one version into the home's catalogue, whole or not at all, and return its path.
 
-    `python` is an interpreter with torch and sglang's pure dependencies; by default the engine's CPU environment, which
-    is built where it is missing. Raises UsageError for a version that the package index does not have, and BuildError
-    where its parser cannot be asked.
+    `wheel` is that version's, by default downloaded. `python` is an interpreter with torch and sglang's pure
+    dependencies; by default the engine's CPU environment, which is built where it is missing. Raises UsageError for a
+    version that the package index does not have or a file that is no wheel, and BuildError where the parser cannot be
+    asked.
     """
     if not _VERSION.fullmatch(version):
         raise UsageError(f"`{version}` is not a version of sglang", hint="such as 0.5.17 or 0.5.15.post1")
-    wheel = fetch_wheel(version, home.root / "wheels")
+    wheel = wheel or fetch_wheel(version, home.root / "wheels")
     python = python or _cpu_python(home)
     with tempfile.TemporaryDirectory() as folder:
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder, [name for name in archive.namelist() if name.startswith("sglang/")])
+        _unpack(wheel, folder)
         done = run([str(python), str(GENERATOR), folder, version])
     last = "\n".join(done.stderr.splitlines()[-20:])
     if not done.ok:
@@ -45,6 +45,14 @@ def write_flag_table(version: str, home: Home, *, python: Path | None = None) ->
     return write_whole(home.root / Kind.FLAGS.value.replace("*", version), done.stdout)
 
 
+def _unpack(wheel: Path, folder: str) -> None:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder, [name for name in archive.namelist() if name.startswith("sglang/")])
+    except (OSError, zipfile.BadZipFile) as error:
+        raise UsageError(f"`{wheel}` cannot be unpacked as a wheel: {error}") from error
+
+
 def _cpu_python(home: Home) -> Path:
     images = data_root() / "images"
-    return environment.ensure(_REQUIREMENTS, images_root=images, home=home, progress=Progress()).python
+    return ensure(images / _REQUIREMENTS, home=home, progress=Progress()).python

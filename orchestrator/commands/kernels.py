@@ -33,7 +33,7 @@ from orchestrator.kernels.disk import (
     upstream_table,
 )
 from orchestrator.plan import Plan
-from orchestrator.render.dockerfile import base_reference
+from orchestrator.render import base_reference
 from orchestrator.weights import checkpoint_directory
 
 

@@ -9,14 +9,19 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.waiting import look_until
-from orchestrator.host.drain import wait_for_vram
+from orchestrator.host import (
+    Access,
+    PreflightReport,
+    Runner,
+    Space,
+    local,
+    over_ssh,
+    plan_ports,
+    port_holder,
+    preflight,
+    wait_for_vram,
+)
 from orchestrator.host.gpus import read_gpus
-from orchestrator.host.ports import plan_ports, port_holder
-from orchestrator.host.preflight import preflight
-from orchestrator.host.report import PreflightReport
-from orchestrator.host.ssh import over_ssh
-from orchestrator.host.subject import Access, Space
-from orchestrator.host.survey import Runner, local
 from orchestrator.plan import Plan
 from orchestrator.runtimes import Place, runtime_kind
 from orchestrator.weights import checkpoint_directory, needs_mtp, stamps, verify_checkpoint

@@ -1,26 +1,25 @@
 """From the catalogue to a plan and what is rendered from it: read, composed, checked, decided, rendered, each once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.catalogue import Catalogue, Kind
-from orchestrator.core.console import note
+from orchestrator.core.console import note, warn
 from orchestrator.core.document import Document
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
-from orchestrator.core.validation import checked, read_file
-from orchestrator.engine.flags import read_flags
+from orchestrator.core.validation import checked, read_file, read_model
+from orchestrator.engine import read_flags
 from orchestrator.images import input_digests, read_inputs
 from orchestrator.kernels.disk import Store
 from orchestrator.patches import read_ledger
 from orchestrator.plan import NAME, Plan
 from orchestrator.plan.decide import Knowledge, decide
-from orchestrator.plan.known_bad import read_known_bad
+from orchestrator.plan.known_bad import KnownBad, Reports
 from orchestrator.profile import PARTS, Composed, Override, Profile, compose, part_names
-from orchestrator.render.artifacts import Artifacts, ContextFile
-from orchestrator.render.files import files
+from orchestrator.render import Artifacts, ContextFile, files
 from orchestrator.runtimes import REGISTRY, runtime_kind
 
 _KINDS: Mapping[str, Kind] = {"hardware": Kind.HARDWARE, "model": Kind.MODEL, "engine": Kind.ENGINE}
@@ -62,9 +61,25 @@ class Loaded:
     plan: Plan
 
 
+def read_known_bad(catalogue: Catalogue) -> tuple[KnownBad, ...]:
+    """Every report of a layout known as bad. Raises ProfileError with every fault of a file at its line."""
+    files = [read_model(path, Reports, catalogue.shown(path)) for path in catalogue.all(Kind.REPORTS)]
+    return tuple(entry for file in files for entry in file.known_bad)
+
+
 def profile_names(catalogue: Catalogue | None = None) -> tuple[str, ...]:
     """The profiles of the catalogue, sorted; by default the user's own and those that are shipped."""
     return (catalogue or Catalogue.from_environment()).names(Kind.PROFILE)
+
+
+def usable_plans(overrides: Sequence[str] = ()) -> Iterator[Plan]:
+    """The plan of each profile of the catalogue; one that cannot be planned is left out, with a warning."""
+    for name in profile_names():
+        try:
+            yield load(name, overrides=overrides).plan
+        except ProfileError as error:
+            first = error.each()[0].message
+            warn(f"profile `{name}` is left out: {first}", hint=f"`deploy show {name}` says all that is wrong")
 
 
 def load(

@@ -3,18 +3,24 @@
 from pathlib import Path
 
 from orchestrator.commands.machine import inspect_host, wait_until_drained
+from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import Progress, note, warn
 from orchestrator.core.errors import WeightsError
-from orchestrator.core.paths import Home, data_root
-from orchestrator.host.gpu_checks import VRAM_IN_USE
-from orchestrator.host.report import Level, PreflightReport
+from orchestrator.core.paths import Home
+from orchestrator.environments import interpreter
+from orchestrator.host import VRAM_IN_USE, Level, PreflightReport
 from orchestrator.patches import ConfigTransform, read_ledger
 from orchestrator.plan import Plan
-from orchestrator.render.artifacts import Artifacts
+from orchestrator.render import Artifacts
 from orchestrator.runtimes import Place, Prepared, runtime_kind
-from orchestrator.runtimes.process.environment import generate_model
-from orchestrator.runtimes.process.prepare import interpreter
-from orchestrator.weights import checkpoint_directory, needs_mtp, overlay_path, verify_checkpoint, write_overlay
+from orchestrator.weights import (
+    checkpoint_directory,
+    generate_model,
+    needs_mtp,
+    overlay_path,
+    verify_checkpoint,
+    write_overlay,
+)
 
 
 def prepare(artifacts: Artifacts, place: Place) -> Prepared:
@@ -43,8 +49,9 @@ def _checkpoint(plan: Plan, place: Place) -> None:
         return
     home, directory = place.home, checkpoint_directory(plan.model, place.home)
     if plan.model.source.kind == "generated":
-        python = Path(interpreter(plan, home))
-        generate_model(plan.model, python=python, images_root=data_root() / "images", home=home, progress=Progress())
+        python = Path(interpreter(plan.engine, home))
+        generator = Catalogue.of(home).path(Kind.IMAGE_FILE, plan.model.source.location)
+        generate_model(plan.model, generator, python=python, home=home, progress=Progress())
     else:
         note(f"checkpoint {directory}: {verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan))}")
 

@@ -16,7 +16,7 @@ from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
 from orchestrator.plan import Plan
 from orchestrator.prove import SmokeReport, Starting, smoke_test, target_of, wait
-from orchestrator.runtimes.base import Handle, Runtime, Status
+from orchestrator.runtimes import Handle, Runtime, Status
 
 
 def answers(handle: Handle) -> bool:
@@ -108,6 +108,6 @@ def explain_failure(runtime: Runtime, handle: Handle, detail: str) -> str:
     """What the log, and the runtime's word of the end, give away about a failure; nothing known is said to be so."""
     try:
         matches = diagnose(chain(runtime.logs(handle, follow=False), filter(None, [detail]))).matches
-    except (DeployError, KeyboardInterrupt) as error:
-        return f"diagnosis: the log was not read: {error if isinstance(error, DeployError) else 'interrupted'}"
+    except (DeployError, OSError, KeyboardInterrupt) as error:
+        return f"diagnosis: the log was not read: {str(error) or 'interrupted'}"
     return "\n\n".join(found.to_text() for found in matches) or "diagnosis: no known signature in the log"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.commands.runs import load_result
+from orchestrator.commands.runs import load_outcome, load_result
 from orchestrator.core.errors import UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.report import (
@@ -19,7 +19,7 @@ from orchestrator.report import (
     render_json,
     render_markdown,
 )
-from orchestrator.results import RESULT_FILE, Outcome, load_outcome
+from orchestrator.results import RESULT_FILE, Outcome
 
 
 def find_results(paths: Sequence[Path]) -> tuple[Path, ...]:

@@ -8,6 +8,7 @@
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -20,8 +21,8 @@ from orchestrator.core.errors import BenchError, HostError, NameTakenError, Usag
 from orchestrator.core.files import open_lock, read_own, write_whole
 from orchestrator.core.paths import Home
 from orchestrator.plan import NAME, Plan
-from orchestrator.render.artifacts import ContextFile
-from orchestrator.results import RESULT_FILE, BenchResult
+from orchestrator.render import ContextFile
+from orchestrator.results import RESULT_FILE, BenchResult, Outcome, outcome_from_json
 
 _PID_WIDTH: Final = 10  # characters, so that a lock file is never truncated
 
@@ -84,9 +85,7 @@ def claim(home: Home, name: str) -> Iterator[None]:
     try:
         lock = open_lock(home.make_runs(name) / ".lock")
     except OSError as error:
-        where = str(error.filename or home.root)
-        why = f"cannot write below `{home.root}`: {error.strerror}"
-        raise HostError(why, where=where, hint="set DEPLOY_HOME") from error
+        raise _unwritable(home, error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -105,17 +104,22 @@ def claim(home: Home, name: str) -> Iterator[None]:
 
 
 def open_run(home: Home, name: str, plan: Plan) -> RunDir:
-    """A fresh run directory, its own even where two starts meet in one second."""
-    first = home.make_runs(name) / f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{plan.digest[:8]}"
-    path, attempt = first, 1
-    while True:
-        try:
-            path.mkdir(mode=0o700)
-        except FileExistsError:
-            attempt += 1
-            path = first.with_name(f"{first.name}-{attempt}")
-        else:
-            return RunDir(path)
+    """A fresh run directory, its own even where two starts meet in one second. Raises HostError where none is made."""
+    try:
+        first = home.make_runs(name) / f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{plan.digest[:8]}"
+        for attempt in itertools.count(1):
+            path = first if attempt == 1 else first.with_name(f"{first.name}-{attempt}")
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+                break
+    except OSError as error:
+        raise _unwritable(home, error) from error
+    return RunDir(path)
+
+
+def _unwritable(home: Home, error: OSError) -> HostError:
+    why = f"cannot write below `{home.root}`: {error.strerror}"
+    return HostError(why, where=str(error.filename or home.root), hint="set DEPLOY_HOME")
 
 
 def latest_run(home: Home, name: str) -> RunDir | None:
@@ -144,8 +148,17 @@ def read_plan(run: RunDir | None) -> Plan | None:
 def load_result(path: Path) -> BenchResult:
     """A measurement, from its file or the directory that holds it. Raises BenchError for one that cannot be read."""
     file = path / RESULT_FILE if path.is_dir() else path
+    return BenchResult.from_json(_read(file, "result"), where=str(file))
+
+
+def load_outcome(file: Path) -> Outcome:
+    """An evaluation, from its file. Raises BenchError for one that cannot be read."""
+    return outcome_from_json(_read(file, "outcome"), where=str(file))
+
+
+def _read(file: Path, what: str) -> str:
     try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BenchError(f"cannot read the result: {error.strerror}", where=str(file)) from error
-    return BenchResult.from_json(text, where=str(file))
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BenchError(f"cannot read the {what}: {reason}", where=str(file)) from error

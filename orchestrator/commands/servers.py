@@ -10,8 +10,7 @@ from orchestrator.core.errors import HostError, StartError, UsageError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
-from orchestrator.runtimes import REGISTRY
-from orchestrator.runtimes.base import Handle, Runtime
+from orchestrator.runtimes import REGISTRY, Handle, Runtime
 
 
 @dataclass(frozen=True)

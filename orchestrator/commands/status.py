@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from orchestrator.commands.servers import Fleet
 from orchestrator.core.console import table
-from orchestrator.runtimes.base import Handle, Status
+from orchestrator.runtimes import Handle, Status
 
 _ASKED_AT_ONCE = 16
 

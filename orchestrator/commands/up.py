@@ -12,7 +12,7 @@ from orchestrator.commands.prepare import prepare, require_machine
 from orchestrator.commands.proof import answers, await_ready, explain_failure, prove
 from orchestrator.commands.runs import RunDir, claim, latest_run, open_run, read_plan
 from orchestrator.commands.servers import Fleet, api_key, fleet
-from orchestrator.core.console import note, say
+from orchestrator.core.console import note, say, warn
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
@@ -21,7 +21,7 @@ from orchestrator.core.signals import heard, held
 from orchestrator.plan import Plan
 from orchestrator.plan.changes import changes
 from orchestrator.prove import SmokeReport
-from orchestrator.render.artifacts import Artifacts
+from orchestrator.render import Artifacts
 from orchestrator.runtimes import Handle, Runtime, Status
 
 
@@ -42,7 +42,10 @@ class UpRequest:
         """The command that asks for the same again."""
         argv = ["deploy", "up", "--profile", self.profile, "--name", name]
         argv += [word for override in self.overrides for word in ("--set", override)]
-        return quote(argv + (["--host", self.host] if self.host else []))
+        argv += ["--host", self.host] if self.host else []
+        argv += ["--strict-kernels"] if self.strict_kernels else []
+        argv += ["--timeout", f"{self.timeout:g}"] if self.timeout is not None else []
+        return quote(argv)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,9 @@ class Up:
 
 def dry_run_text(request: UpRequest, home: Home) -> str:
     """What `up` would start, as the files it would write; starts and writes nothing."""
-    artifacts = render_artifacts(*planned(request.profile, request.overrides, home))
+    plan, inputs = planned(request.profile, request.overrides, home)
+    place_of(plan, home, request.host)  # a host that the start would refuse is refused here
+    artifacts = render_artifacts(plan, inputs)
     shown = (file for file in rendered_files(artifacts, request.name) if "/" not in file.path)
     return "\n".join(f"==> {file.path} <==\n{file.content.decode()}" for file in shown)
 
@@ -222,7 +227,15 @@ def _take_down(handle: Handle, runtime: Runtime) -> str:
     except DeployError:
         return ""
     finally:
+        _stop(handle, runtime)
+
+
+def _stop(handle: Handle, runtime: Runtime) -> None:
+    """Stop a server; where that fails, say so at once: the error to raise is the one that came before."""
+    try:
         runtime.stop(handle, grace=0)
+    except (DeployError, OSError) as error:
+        warn(f"`{handle.name}` may still run: {error}", hint=f"`deploy down {handle.name}` stops it")
 
 
 def _recorded_command(home: Home, name: str) -> str | None:

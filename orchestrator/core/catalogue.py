@@ -34,7 +34,7 @@ class Kind(Enum):
     KERNELS = "profiles/kernels/*.yaml"
     REPORTS = "profiles/reports/*.yaml"
     PATCH = "patches/*/patch.yaml"
-    IMAGE = "images/*"
+    IMAGE_FILE = "images/*"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Catalogue:
         """As `find`. Raises ProfileError where there is none, with the nearest name."""
         if found := self.find(kind, name):
             return found
-        what = kind.name.lower()
+        what = kind.name.lower().replace("_", " ")
         raise ProfileError(f"there is no {what} `{name}`", hint=did_you_mean(name, self.names(kind)))
 
     def names(self, kind: Kind) -> tuple[str, ...]:

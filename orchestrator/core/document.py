@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 import yaml
 
-from orchestrator.core.errors import DeployError, Problem, ProfileError
+from orchestrator.core.errors import DeployError, Problem, ProfileError, first_of
 
 Data: TypeAlias = "bool | int | float | str | list[Data] | dict[str, Data] | None"
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -67,7 +67,7 @@ def read_document(text: str, name: str, *, fault: type[DeployError] = ProfileErr
         reader.refuse("expected a mapping of keys to values", 1)
         data = {}
     if reader.problems:
-        raise fault(f"`{name}` cannot be read", problems=reader.problems)
+        raise fault(f"`{name}` cannot be read", problems=first_of(reader.problems))
     return Document(name, data, reader.lines)
 
 

@@ -1,10 +1,15 @@
-"""Files that are written whole or not at all, and files and directories that are this user's alone."""
+"""Files written whole or not at all, files and folders that are this user's alone, and locks between processes."""
 
 import errno
+import fcntl
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from orchestrator.core.console import Progress
 
 _MOST: Final = 4 << 20  # bytes of a record; what is longer is none of ours
 
@@ -88,3 +93,20 @@ def _require_own(status: os.stat_result, path: Path) -> None:
 def _require_file(status: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a file", str(path))
+
+
+@contextmanager
+def locked(path: Path, progress: Progress) -> Iterator[None]:
+    """Be the only process that holds the lock at `path`, waiting for another one and saying so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = open_lock(path)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.update(f"waiting for another command that makes `{path.stem.lstrip('.')}`")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            progress.done()
+        yield
+    finally:
+        os.close(lock)

@@ -24,7 +24,7 @@ from orchestrator.engine.answers import (
 )
 from orchestrator.engine.config_file import Delivery, delivery
 from orchestrator.engine.endpoints import authorization
-from orchestrator.engine.flags import FlagTable, flag_problems, read_flags
+from orchestrator.engine.flags import FlagTable, flag_problems, flag_words, parse_flags, read_flags
 from orchestrator.engine.launch import Launch, launch_argv
 from orchestrator.engine.log import StageReader, quotes_a_user, says_port_taken
 from orchestrator.engine.metrics import Metric, read_metrics
@@ -74,6 +74,7 @@ __all__ = [
     "delivery",
     "endpoints",
     "flag_problems",
+    "flag_words",
     "generate_body",
     "has_choices",
     "has_usage",
@@ -81,6 +82,7 @@ __all__ = [
     "launch_argv",
     "load_body",
     "number",
+    "parse_flags",
     "quotes_a_user",
     "read_chat",
     "read_chat_events",

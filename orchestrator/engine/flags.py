@@ -108,7 +108,7 @@ def _spec(entry: Mapping[str, Any]) -> FlagSpec:
 FlagValue: TypeAlias = "bool | int | float | str | Sequence[int | float | str]"
 
 
-def words(value: FlagValue) -> tuple[str, ...]:
+def flag_words(value: FlagValue) -> tuple[str, ...]:
     """A value as it stands in an argv; nothing for a switch."""
     if isinstance(value, bool):
         return ()
@@ -126,10 +126,10 @@ def flag_problems(name: str, value: FlagValue, table: FlagTable, where: str) -> 
         return
     option = f"`--{name}` of sglang {table.version}"
     if expected := _expected(value, spec):
-        shown = str(list(words(value))) if isinstance(value, list | tuple) else str(value)
+        shown = str(list(flag_words(value))) if isinstance(value, list | tuple) else str(value)
         yield Problem(f"{option} takes {expected}, found `{shown}`", where)
         return
-    for word in words(value):
+    for word in flag_words(value):
         if not _is_number(word, spec.number):
             yield Problem(f"{option} takes {_NUMBERS[spec.number or '']}, found `{word}`", where)
         elif word.startswith("-") and not _INTEGER.match(word) and spec.number is None:
@@ -151,7 +151,7 @@ def _expected(value: FlagValue, spec: FlagSpec) -> str:
         return "no value: write `true` or `false`"
     if isinstance(value, list | tuple) and not spec.several:
         return "one value"
-    return "" if words(value) or spec.optional else "at least one value"
+    return "" if flag_words(value) or spec.optional else "at least one value"
 
 
 def _is_number(word: str, kind: str | None) -> bool:

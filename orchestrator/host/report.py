@@ -64,13 +64,13 @@ class PreflightReport:
         return {"profile": self.profile, "ready": self.ready, "findings": [asdict(item) for item in self.findings]}
 
     def to_text(self) -> str:
-        """The report as a table, with what mends the rest below it."""
+        """The report as a table, with the hints below it."""
         rows = [(item.level, item.check, item.found, item.needed) for item in self.findings]
-        mends = [f"{item.check}: {item.hint}" for item in self.findings if item.hint]
-        return "\n".join([table(("", "check", "found", "needed"), rows), *mends])
+        hints = [f"{item.check}: {item.hint}" for item in self.findings if item.hint]
+        return "\n".join([table(("", "check", "found", "needed"), rows), *hints])
 
     def require(self, *, but: Collection[str] = ()) -> None:
-        """Raise HostError with every failed check (`but` some, by name), its remedy as the hint."""
+        """Raise HostError with every failed check (`but` some, by name), each with its hint."""
         failed = [finding for finding in self.failed if finding.check not in but]
         problems = [Problem(f"{item.check}: {item.found} (needed: {item.needed})", hint=item.hint) for item in failed]
         if problems:

@@ -8,7 +8,7 @@ from orchestrator.core.console import Progress, say, warn
 from orchestrator.core.errors import BuildError
 from orchestrator.images.client import Docker
 from orchestrator.plan import Engine
-from orchestrator.render.dockerfile import base_reference
+from orchestrator.render import base_reference
 
 _GONE: Final = re.compile(r"manifest unknown|not found|does not exist|repository name not known", re.IGNORECASE)
 

@@ -22,8 +22,7 @@ from orchestrator.images.base import ensure_base, image_id
 from orchestrator.images.client import Docker
 from orchestrator.images.receipt import BASE_LABEL, RECEIPT_LABEL, ImageReceipt, labels, read_receipt
 from orchestrator.plan import Engine, Plan
-from orchestrator.render.artifacts import Artifacts, BuildContext
-from orchestrator.render.dockerfile import repository
+from orchestrator.render import Artifacts, BuildContext, repository
 
 # BuildKit: `#7 [3/4] RUN …`, output as `#7 0.213 …`; the classic builder: `Step 3/7 : RUN …`, output as it is.
 _STEP: Final = re.compile(r"^(?:#\d+ \[\s*(?P<at>\d+/\d+)\]|Step (?P<step>\d+/\d+) :) (?P<what>.*)$")

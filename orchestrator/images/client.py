@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.shell import ProgramResult, follow, run
-from orchestrator.host.docker_endpoint import docker_endpoint
+from orchestrator.host import docker_endpoint
 
 Line = Callable[[str], None]  # what is done with one line of output
 _CLEAN_UP = 10.0  # seconds the daemon has to drop what was half done

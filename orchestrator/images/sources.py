@@ -10,7 +10,7 @@ from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.core.paths import data_root
 from orchestrator.patches import read_diffs, read_ledger
 from orchestrator.plan import Plan
-from orchestrator.render.dockerfile import ImageSources
+from orchestrator.render import ImageSources
 
 PROGRAMS: Final = ("apply_patches.py", "read_sources.py")  # what runs inside an image; the first imports the other
 
@@ -54,7 +54,7 @@ def input_digests(inputs: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _template(plan: Plan, catalogue: Catalogue) -> str:
-    path = catalogue.find(Kind.IMAGE, f"{plan.engine.template}.Dockerfile.j2")
+    path = catalogue.find(Kind.IMAGE_FILE, f"{plan.engine.template}.Dockerfile.j2")
     if path is None:
         raise BuildError(f"there is no image template `{plan.engine.template}`", where=f"engine {plan.engine.name}")
     return path.read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def _copied(plan: Plan, catalogue: Catalogue) -> dict[str, bytes]:
     """The requirement file of an engine that is installed in the build, with the shim it starts through."""
     if plan.engine.requirements is None:
         return {}
-    requirements = catalogue.find(Kind.IMAGE, plan.engine.requirements)
+    requirements = catalogue.find(Kind.IMAGE_FILE, plan.engine.requirements)
     if requirements is None:
         message = f"there is no requirement file `{plan.engine.requirements}`"
         raise BuildError(message, where=f"engine {plan.engine.name}")

@@ -22,12 +22,20 @@ def _flat(value: object, key: str) -> Iterator[tuple[str, str]]:
         for item in value:
             yield from _flat({str(item.get("name") or item.get("id")): _named(item)}, key)
     else:
-        yield key, str(list(value) if isinstance(value, tuple) else value)
+        yield key, _shown(value)
+
+
+def _shown(value: object) -> str:
+    """A value as a profile would have it."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value)) or "none"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _named(item: Mapping[str, object]) -> object:
     """A flag or variable by its values alone; anything else whole."""
-    for key in ("value", "values"):
-        if key in item:
-            return item[key]
+    if "values" in item:
+        return item["values"] or True  # a bare switch
+    if "value" in item:
+        return item["value"]
     return {key: inner for key, inner in item.items() if key != "id"}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.errors import Problem, ProfileError, first_of
-from orchestrator.engine.flags import FlagTable, words
+from orchestrator.engine import FlagTable, flag_words
 from orchestrator.patches import Patch
 from orchestrator.plan.known_bad import KnownBad, known_bad
 from orchestrator.plan.patches import PatchFacts, environment, select
@@ -90,7 +90,7 @@ def _patches(profile: Profile, knowledge: Knowledge) -> tuple[PatchUse, ...]:
         platform=profile.engine.platform,
         quantisation=profile.model.quantisation,
         mtp_layer=profile.model.mtp_layer,
-        speculative_steps=int(words(steps.value)[0]) if steps and steps.value is not False else None,
+        speculative_steps=int(flag_words(steps.value)[0]) if steps and steps.value is not False else None,
         inputs=knowledge.inputs,
     )
     return tuple(use for use in select(knowledge.ledger, facts) if use.id not in profile.without_patches)
@@ -99,7 +99,7 @@ def _patches(profile: Profile, knowledge: Knowledge) -> tuple[PatchUse, ...]:
 def _flags(profile: Profile) -> tuple[Flag, ...]:
     settings = {name: setting for name, setting in profile.flags.items() if setting.value is not False}
     return tuple(
-        Flag(name=name, values=words(setting.value), origin=setting.origin, source=setting.source)
+        Flag(name=name, values=flag_words(setting.value), origin=setting.origin, source=setting.source)
         for name, setting in sorted(settings.items())
     )
 

@@ -7,9 +7,8 @@ from fnmatch import fnmatch
 from packaging.specifiers import SpecifierSet
 from pydantic import Field
 
-from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import Problem
-from orchestrator.core.validation import StrictModel, read_model
+from orchestrator.core.validation import StrictModel
 from orchestrator.patches import VersionRange
 from orchestrator.plan.plan import Plan
 
@@ -42,12 +41,6 @@ class Reports(StrictModel):
     """A file of reports."""
 
     known_bad: tuple[KnownBad, ...]
-
-
-def read_known_bad(catalogue: Catalogue) -> tuple[KnownBad, ...]:
-    """Every report of the catalogue. Raises ProfileError with every fault of a file at its line."""
-    files = [read_model(path, Reports, catalogue.shown(path)) for path in catalogue.all(Kind.REPORTS)]
-    return tuple(entry for file in files for entry in file.known_bad)
 
 
 def known_bad(entries: Sequence[KnownBad], plan: Plan, *, accepted: Collection[str] = ()) -> tuple[Problem, ...]:

@@ -10,7 +10,7 @@ from orchestrator.core.document import KeyPath
 from orchestrator.core.errors import Problem
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.secret import names_secret
-from orchestrator.engine.flags import FlagTable, flag_problems
+from orchestrator.engine import FlagTable, flag_problems
 from orchestrator.patches import Patch
 from orchestrator.plan.known_bad import KnownBad
 from orchestrator.profile import Composed, Profile
@@ -77,7 +77,7 @@ def heads_divide(case: Case) -> Iterator[Problem]:
     for heads, what in ((model.attention_heads, "attention heads"), (model.kv_heads, "key and value heads")):
         if heads is None or heads % ranks == 0 or (what != "attention heads" and ranks % heads == 0):
             continue
-        fitting = ", ".join(str(count) for count in range(1, min(heads, ranks, 1024) + 1) if heads % count == 0)
+        fitting = ", ".join(str(count) for count in range(1, min(heads, 1024) + 1) if heads % count == 0)
         per = f"tp {ranks}" if ranks == layout.tp.value else f"tp {layout.tp.value} over dp {layout.dp.value}"
         yield Problem(
             f"{heads} {what} do not divide by {per}",

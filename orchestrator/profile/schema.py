@@ -22,7 +22,7 @@ _UNITS: Final = {
 }
 # Control characters, the line ends that Unicode adds, and bytes of an argument that are no UTF-8.
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_FLAGS: Final = "sglang's options, long names without dashes"
+_FLAGS: Final = "sglang's options, by long name without the leading dashes"
 _ENV: Final = "the server's environment"
 _WEEK: Final = 7 * 86_400  # seconds
 

@@ -9,6 +9,7 @@ the same port.
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 import httpx
@@ -16,12 +17,12 @@ import httpx
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.secret import Secret, redact
+from orchestrator.core.waiting import look_until
 from orchestrator.engine import NoAnswerError, OddAnswerError, StageReader, endpoints, says_port_taken
 from orchestrator.engine.client import EngineClient
-from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes import ServerState, Status
 
 POLL_SECONDS: Final = 0.2
-MAX_POLL_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +58,13 @@ def wait(
     shown = progress or Progress()
     with EngineClient(server.url, key=server.api_key, transport=transport) as client:
         attempt = _Wait(server, client=client, clock=clock)
+
+        def meanwhile(_: object) -> None:
+            shown.update(attempt.reader.text, transient=f"{attempt.elapsed:.0f} s")
+            attempt.give_up_after(silence=silence, timeout=timeout)
+
         try:
-            began = clock()
-            while not attempt.serves():
-                shown.update(attempt.reader.text, transient=f"{attempt.elapsed:.0f} s")
-                attempt.give_up_after(silence=silence, timeout=timeout)
-                # Half of the time at most goes into looking: the log of a far container is sent anew each time.
-                sleep(max(POLL_SECONDS, min(clock() - began, MAX_POLL_SECONDS)))
-                began = clock()
+            look_until(bool, attempt.serves, within=inf, pause=POLL_SECONDS, meanwhile=meanwhile, sleep=sleep)
             seconds = attempt.elapsed
             shown.update(f"ready after {seconds:.1f} s")
         finally:

@@ -1,1 +1,21 @@
 """From a plan to artifacts: pure functions that return text, bytes and argv."""
+
+from orchestrator.render.artifacts import Artifacts, BuildContext, Command, ContextFile, server_command
+from orchestrator.render.dockerfile import ImageSources, base_reference, build_context, repository
+from orchestrator.render.files import SHELL_HOME, files, script_file, wrapped
+
+__all__ = [
+    "SHELL_HOME",
+    "Artifacts",
+    "BuildContext",
+    "Command",
+    "ContextFile",
+    "ImageSources",
+    "base_reference",
+    "build_context",
+    "files",
+    "repository",
+    "script_file",
+    "server_command",
+    "wrapped",
+]

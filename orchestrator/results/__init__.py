@@ -33,8 +33,8 @@ from orchestrator.results.scores import (
     Outcome,
     judge_independent,
     judge_outcomes,
-    load_outcome,
     outcome_file,
+    outcome_from_json,
     outcome_to_json,
 )
 
@@ -66,8 +66,8 @@ __all__ = [
     "figures",
     "judge_independent",
     "judge_outcomes",
-    "load_outcome",
     "outcome_file",
+    "outcome_from_json",
     "outcome_to_json",
     "result_text",
 ]

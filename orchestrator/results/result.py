@@ -29,7 +29,7 @@ class MarkKind(StrEnum):
     WRONG_LENGTH = "wrong-length"  # prompts or answers were not of the stated token count
     CLIENT_LAGGED = "client-lagged"  # the load client did not keep its own schedule
     INCOMPLETE = "incomplete"  # interrupted, or the endpoint died
-    CHANGED_WORKLOAD = "changed-workload"  # rates, requests or duration were overridden on the command line
+    CHANGED_WORKLOAD = "changed-workload"  # requests or duration were overridden on the command line
 
 
 class BenchEnding(StrEnum):

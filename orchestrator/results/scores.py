@@ -5,7 +5,6 @@ A share is a part of 1, an interval is 95 % unless another confidence is given, 
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import NormalDist
 from typing import Final
 
@@ -67,16 +66,14 @@ def outcome_to_json(outcome: Outcome) -> str:
     return _OUTCOME.dump_json(outcome, indent=1).decode() + "\n"
 
 
-def load_outcome(file: Path) -> Outcome:
-    """Read an outcome. Raises BenchError for what is missing, damaged or of another schema."""
+def outcome_from_json(text: str, *, where: str) -> Outcome:
+    """Read an outcome; `where` names its origin. Raises BenchError for another schema or a damaged file."""
     try:
-        outcome = _OUTCOME.validate_json(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BenchError(f"cannot read the outcome: {error.strerror}", where=str(file)) from error
+        outcome = _OUTCOME.validate_json(text)
     except ValidationError as error:
-        raise BenchError("not an outcome of `deploy eval`", where=str(file), problems=faults_in(error)[:10]) from error
+        raise BenchError("not an outcome of `deploy eval`", where=where, problems=faults_in(error)[:10]) from error
     if outcome.schema_version != OUTCOME_SCHEMA or not outcome.items:
-        raise BenchError("an outcome of another version, or an empty one", where=str(file), hint="evaluate again")
+        raise BenchError("an outcome of another version, or an empty one", where=where, hint="evaluate again")
     return outcome
 
 

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this module
     from orchestrator.core.paths import Home
     from orchestrator.core.secret import Secret
-    from orchestrator.host.subject import Check, Space
-    from orchestrator.host.survey import Runner
+    from orchestrator.host import Check, Runner, Space
     from orchestrator.plan import Plan
     from orchestrator.plan.rules import Rule
-    from orchestrator.render.artifacts import Artifacts, ContextFile
+    from orchestrator.render import Artifacts, ContextFile
 
 LOG: Final = "server.log"  # in the run directory
 

@@ -1,5 +1,6 @@
 """Checkpoints: fetched so that a cut costs nothing, and whole before a server sees them."""
 
+from orchestrator.weights.generate import generate_model
 from orchestrator.weights.hub import Hub
 from orchestrator.weights.overlay import overlay_path, write_overlay
 from orchestrator.weights.receipt import stamps
@@ -12,6 +13,7 @@ __all__ = [
     "DownloadProgress",
     "Hub",
     "checkpoint_directory",
+    "generate_model",
     "needs_mtp",
     "overlay_path",
     "stage_checkpoint",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import aiohttp
 
-from orchestrator.bench import measurement
+from orchestrator.bench import benchmark
 from orchestrator.bench.answer import Answer
 from orchestrator.bench.connection import Address
 from orchestrator.cli.main import main
@@ -57,5 +57,5 @@ class AiohttpConnections:
         return self._session
 
 
-measurement.Connections = AiohttpConnections  # type: ignore[assignment,misc]
+benchmark.Connections = AiohttpConnections  # type: ignore[assignment,misc]
 main()

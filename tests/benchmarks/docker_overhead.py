@@ -19,7 +19,7 @@ import httpx
 
 from orchestrator.commands.planning import load
 from orchestrator.core.paths import Home
-from orchestrator.render.artifacts import Artifacts, Command
+from orchestrator.render import Artifacts, Command
 from orchestrator.runtimes.docker.container import container_spec, docker_run_line
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.images import build_image, find_docker, image_sources, on_base
 from orchestrator.images.build import archive
-from orchestrator.render.dockerfile import build_context
+from orchestrator.render import build_context
 from tests.integration.standin import base_image
 from tests.integration.wheels import wheel
 

@@ -18,8 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
 from checkpoint_samples import write_checkpoint
 from plan_samples import model
 
+from orchestrator.host import local, survey
 from orchestrator.host.gpus import ALL_SECTIONS
-from orchestrator.host.survey import MACHINE_SECTIONS, local, survey
+from orchestrator.host.survey import MACHINE_SECTIONS
 from orchestrator.weights import verify_checkpoint
 from orchestrator.weights.receipt import receipt_path
 

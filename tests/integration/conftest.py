@@ -12,12 +12,13 @@ from loopback_registry import serving
 from standin import base_image, packages_of
 from wheels import wheel
 
+from orchestrator import environments
 from orchestrator.commands.planning import load
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home, data_root
 from orchestrator.images import Docker, find_docker
-from orchestrator.runtimes.process import environment as environments
+from orchestrator.weights import generate_model
 
 IMAGES = data_root() / "images"
 
@@ -61,19 +62,15 @@ def cpu_environment(engine_home: Home) -> environments.Environment:
     """Real sglang for a CPU, built on first use."""
     plan = load("cpu-tiny").plan
     assert plan.engine.requirements is not None
-    return environments.ensure(plan.engine.requirements, images_root=IMAGES, home=engine_home, progress=Progress())
+    return environments.ensure(IMAGES / plan.engine.requirements, home=engine_home, progress=Progress())
 
 
 @pytest.fixture(scope="session")
 def tiny_model(engine_home: Home, cpu_environment: environments.Environment) -> Path:
     """The generated checkpoint that `cpu-tiny` serves."""
-    return environments.generate_model(
-        load("cpu-tiny").plan.model,
-        python=cpu_environment.python,
-        images_root=IMAGES,
-        home=engine_home,
-        progress=Progress(),
-    )
+    model = load("cpu-tiny").plan.model
+    generator = IMAGES / model.source.location
+    return generate_model(model, generator, python=cpu_environment.python, home=engine_home, progress=Progress())
 
 
 @pytest.fixture(scope="session")

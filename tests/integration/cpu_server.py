@@ -12,11 +12,11 @@ from ports import free_port
 from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.commands.runs import open_run
 from orchestrator.core.paths import Home
+from orchestrator.core.procfs import Process, family
 from orchestrator.core.secret import Secret
-from orchestrator.host.procfs import Process, family
 from orchestrator.plan import Plan
-from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import Handle, Runtime, Status
+from orchestrator.render import Artifacts
+from orchestrator.runtimes import Handle, Runtime, Status
 from orchestrator.runtimes.process.record import read_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 

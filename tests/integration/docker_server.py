@@ -15,8 +15,8 @@ from orchestrator.commands.runs import open_run
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.plan import Plan
-from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import Handle
+from orchestrator.render import Artifacts
+from orchestrator.runtimes import Handle
 from orchestrator.runtimes.docker.container import Mount, render, spec_of
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 

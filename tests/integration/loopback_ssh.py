@@ -29,6 +29,7 @@ def ssh_server(folder: Path, *, deploy_home: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
     short = tempfile.mkdtemp(prefix=_TUNNELS, dir="/tmp")  # the path of a unix socket has to be
     monkeypatch.setenv("TMPDIR", short)
+    monkeypatch.setattr(tempfile, "tempdir", short)
     Path("/run/sshd").mkdir(exist_ok=True)
     server = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "server")], stderr=subprocess.DEVNULL)
     try:

@@ -8,8 +8,7 @@ import sys
 
 from orchestrator.commands.planning import load
 from orchestrator.images import BuildOptions, ensure_image, find_docker, image_sources, on_base
-from orchestrator.render.artifacts import BuildContext
-from orchestrator.render.dockerfile import build_context
+from orchestrator.render import BuildContext, build_context
 
 TAG = "deploy-test/slow:1"
 STEP = "RUN sleep 600"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +13,8 @@ from quiet import Quietness
 
 from orchestrator.bench import BenchRequest, Workload, load_workload, measure
 from orchestrator.commands.runs import load_result
+from orchestrator.environments import Environment
 from orchestrator.results import Latency, MarkKind, Point, ServerProvenance
-from orchestrator.runtimes.process.environment import Environment
 
 pytestmark = pytest.mark.engine
 
@@ -101,12 +100,6 @@ def test_sglangs_own_client_finds_the_same(
     if apart and min(noisy.values()) > AGREES:
         pytest.skip(f"not judged: one client's own medians differ by {noisy}; the tokens agree")
     assert not apart, (ours, theirs)
-
-
-def histogram_bucket(text: str, name: str, value: float) -> tuple[float, float]:
-    """The edges of the bucket of the histogram `name` that holds `value`."""
-    edges = sorted({float(edge) for edge in re.findall(rf'^{name}_bucket\{{[^}}]*le="([^"]+)"', text, re.MULTILINE)})
-    return max((edge for edge in edges if edge < value), default=0.0), min(edge for edge in edges if edge >= value)
 
 
 def our_medians(latency: Latency | None) -> Medians:

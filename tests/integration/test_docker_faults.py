@@ -20,8 +20,8 @@ from patience import wait_for
 
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.plan import ContainerNeeds, Ulimit
-from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.base import Status
+from orchestrator.render import Artifacts
+from orchestrator.runtimes import Status
 from orchestrator.runtimes.docker.container import spec_of
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 
@@ -201,7 +201,12 @@ def test_a_server_whose_scheduler_is_killed_serves_again(docker_engine: DockerEn
     processes = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
     (scheduler,) = [line.split()[0] for line in processes if "sglang::scheduler" in line]
     os.kill(int(scheduler), signal.SIGKILL)
-    wait_for(lambda: server.runtime.state(server.handle).restarts == 1)
+
+    def runs_again() -> bool:
+        state = server.runtime.state(server.handle)
+        return state.restarts == 1 and state.status is Status.RUNNING
+
+    wait_for(runs_again)
     server.wait_until_ready()
     assert server.complete().status_code == 200
     assert server.runtime.state(server.handle).detail == "restarted 1 of 3 times"

@@ -11,7 +11,7 @@ import pytest
 from docker_server import DockerEngine
 
 from orchestrator.core.secret import Secret
-from orchestrator.runtimes.base import Status
+from orchestrator.runtimes import Status
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker]

@@ -13,16 +13,17 @@ import pytest
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home
-from orchestrator.runtimes.process.environment import Environment, ensure, generate_model
-from orchestrator.runtimes.process.installer import PinnedList, install
+from orchestrator.environments import Environment, ensure
+from orchestrator.environments.installer import PinnedList, install
+from orchestrator.weights import generate_model
 
 BUILD = """
 import sys
 from pathlib import Path
 from orchestrator.core.console import Progress
-from orchestrator.runtimes.process.environment import ensure
+from orchestrator.environments import ensure
 from orchestrator.core.paths import Home
-ensure("small.txt", images_root=Path(sys.argv[1]), home=Home(Path(sys.argv[2])), progress=Progress())
+ensure(Path(sys.argv[1], "small.txt"), home=Home(Path(sys.argv[2])), progress=Progress())
 """
 
 
@@ -41,7 +42,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def build(images: Path, home: Home) -> Environment:
-    return ensure("small.txt", images_root=images, home=home, progress=Progress())
+    return ensure(images / "small.txt", home=home, progress=Progress())
 
 
 def folders(home: Home) -> list[Path]:
@@ -125,7 +126,7 @@ def test_ctrl_c_while_it_is_built_leaves_nothing(images: Path, home: Home) -> No
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ensure("small.txt", images_root=images, home=home, progress=Interrupting())
+        ensure(images / "small.txt", home=home, progress=Interrupting())
     assert folders(home) == []
 
 
@@ -175,9 +176,7 @@ def test_model_is_made_again_only_when_its_generator_changed(
     generator.write_bytes((data_root() / "images" / model.source.location).read_bytes())
 
     def made() -> dict[str, bytes]:
-        folder = generate_model(
-            model, python=cpu_environment.python, images_root=tmp_path, home=home, progress=Progress()
-        )
+        folder = generate_model(model, generator, python=cpu_environment.python, home=home, progress=Progress())
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
     first = made()

@@ -14,7 +14,7 @@ from orchestrator.commands import flag_tables
 from orchestrator.commands.planning import load, profile_names, render_artifacts
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.paths import Home, data_root
-from orchestrator.runtimes.process.environment import Environment
+from orchestrator.environments import Environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels]
 

@@ -23,6 +23,7 @@ from orchestrator import prove as smoke
 from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.core.errors import BuildError, HostError, PatchError
 from orchestrator.diagnose import diagnose
+from orchestrator.environments import Environment
 from orchestrator.images import (
     BuildOptions,
     Docker,
@@ -35,7 +36,6 @@ from orchestrator.images import (
     read_receipt,
     tag_image,
 )
-from orchestrator.runtimes.process.environment import Environment
 
 pytestmark = [pytest.mark.docker, pytest.mark.wheels]
 

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.commands.planning import load
 from orchestrator.images import image_sources, on_base
 from orchestrator.plan import Plan
-from orchestrator.render.dockerfile import build_context
+from orchestrator.render import build_context
 
 pytestmark = pytest.mark.wheels
 

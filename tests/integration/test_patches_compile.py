@@ -114,10 +114,16 @@ def compiled_unit(tools: Path, sources: Path, text: str, folders: list[Path], si
         "-O3",
     ]
     includes = [f"-I{folder}" for folder in (tools / "python/tvm_ffi/include", tools / "usr/include", *folders)]
-    argv = [str(tools / "python/bin/clang-tidy"), "--quiet", "--checks=-*,misc-static-assert", str(unit), "--"]
+    argv = [
+        str(tools / "python/clang_tidy/data/bin/clang-tidy"),
+        "--quiet",
+        "--checks=-*,misc-static-assert",
+        str(unit),
+        "--",
+    ]
     done = subprocess.run(
         [*argv, *hip, *flags, "-DHIP_FP8_TYPE_E4M3=1", *includes],
-        env={"PYTHONPATH": str(tools / "python"), "PATH": "/usr/bin:/bin"},
+        env={"PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         check=False,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from wheels import unpack
 
-from orchestrator.runtimes.process.environment import Environment
+from orchestrator.environments import Environment
 from orchestrator.weights import write_overlay
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels]
@@ -30,7 +30,7 @@ def checkpoints(cpu_environment: Environment, tmp_path_factory: pytest.TempPathF
     for kind in KINDS:
         run(cpu_environment, "make", str(folder / kind), kind)
         copy_literally(folder / kind, folder / f"{kind}-literal")
-        write_overlay(folder / kind, folder / f"{kind}-ours")
+        write_overlay(folder / kind, folder / f"{kind}-ours", ["mtp-exclude"])
     return folder
 
 

@@ -11,9 +11,8 @@ from patience import wait_for
 from ports import free_port
 
 from orchestrator.core.errors import HostError
+from orchestrator.host import over_ssh, port_holder
 from orchestrator.host.machine import read_machine
-from orchestrator.host.ports import port_holder
-from orchestrator.host.ssh import over_ssh
 from orchestrator.host.survey import MACHINE_SECTIONS, survey
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")

@@ -18,10 +18,10 @@ from ports import free_port
 from orchestrator.commands.machine import wait_until_free
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
+from orchestrator.host import local, port_holder
 from orchestrator.host.gpus import ALL_SECTIONS, read_gpus
 from orchestrator.host.machine import read_machine
-from orchestrator.host.ports import port_holder
-from orchestrator.host.survey import MACHINE_SECTIONS, local, survey
+from orchestrator.host.survey import MACHINE_SECTIONS, survey
 from orchestrator.runtimes import Place
 
 

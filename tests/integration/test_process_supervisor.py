@@ -18,9 +18,9 @@ from patience import wait_for
 from orchestrator.core import shell
 from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
+from orchestrator.core.procfs import family, read_process
 from orchestrator.core.secret import Secret
-from orchestrator.host.procfs import family, read_process
-from orchestrator.runtimes.base import Handle, Status
+from orchestrator.runtimes import Handle, Status
 from orchestrator.runtimes.process.record import read_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 

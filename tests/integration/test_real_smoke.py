@@ -16,12 +16,12 @@ from ports import free_port
 from orchestrator import prove as smoke
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.log_lines import LogTail
+from orchestrator.core.procfs import read_process
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
 from orchestrator.engine import StageReader
-from orchestrator.host.procfs import read_process
 from orchestrator.prove import Verdict
-from orchestrator.runtimes.base import Status
+from orchestrator.runtimes import Status
 
 pytestmark = pytest.mark.engine
 

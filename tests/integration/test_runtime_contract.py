@@ -9,8 +9,7 @@ from docker_server import DockerEngine
 from patience import wait_for
 
 from orchestrator.core.errors import NameTakenError
-from orchestrator.runtimes import REGISTRY
-from orchestrator.runtimes.base import Status
+from orchestrator.runtimes import REGISTRY, Status
 
 pytestmark = pytest.mark.engine
 

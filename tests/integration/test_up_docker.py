@@ -22,8 +22,8 @@ from ports import free_port
 from standin import AITER, PACKAGE, engine_image, packages_of
 
 from orchestrator.core.paths import Home
+from orchestrator.environments import Environment
 from orchestrator.images import Docker
-from orchestrator.runtimes.process.environment import Environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker]
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.core.shell import ProgramResult
-from orchestrator.host.survey import Runner, Section, Survey
+from orchestrator.host import Runner
+from orchestrator.host.survey import Section, Survey
 
 RECORDED = Path(__file__).parents[1] / "unit" / "host" / "recorded"
 

@@ -1,6 +1,7 @@
 """The tables inside an image, read without running it: a container is created, copied from and removed."""
 
 import io
+import os
 import re
 import tarfile
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ from docker.errors import DockerException, ImageNotFound, NotFound
 from docker.models.containers import Container
 
 from orchestrator.core.errors import HostError, KernelsError, Problem
+from orchestrator.host import docker_endpoint
 from orchestrator.kernels.disk.files import refuse
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows
 
@@ -53,7 +55,7 @@ def read_digest(image: str, client: docker.DockerClient | None = None) -> str:
 @contextmanager
 def _engine(image: str, client: docker.DockerClient | None) -> Iterator[docker.DockerClient]:
     try:
-        yield client or docker.from_env()
+        yield client or docker.from_env(environment={**os.environ, "DOCKER_HOST": docker_endpoint()})
     except ImageNotFound as error:
         raise KernelsError(
             f"there is no image `{image}` here",

@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from orchestrator.core.shell import ProgramResult
-from orchestrator.host.report import Finding, fail, info, warn
-from orchestrator.host.subject import Space, Subject
-from orchestrator.host.survey import Runner
+from orchestrator.host import Finding, Runner, Space, Subject, fail, info, warn
 from orchestrator.plan import Plan
 
 _IMAGE_BYTES: Final = 64 << 30  # our estimate for an unpacked ROCm or CUDA image with the layers of a build

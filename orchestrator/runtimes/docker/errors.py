@@ -12,7 +12,7 @@ import urllib3
 from docker.errors import APIError, DockerException
 
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
-from orchestrator.render.artifacts import Artifacts
+from orchestrator.render import Artifacts
 from orchestrator.runtimes.docker.container import ContainerSpec
 
 # runc names a limit by its number (setrlimit(2)). OFILE is BSD's name of NOFILE.
@@ -25,11 +25,17 @@ _LIMITS: Final = {
 
 @contextmanager
 def daemon_errors(host: str) -> Iterator[None]:
-    """Turn "the daemon at `host` does not answer" into a HostError; what the daemon itself answers passes through."""
+    """Turn a daemon at `host` that does not answer, or fails, into a HostError; what it refuses passes through."""
     try:
         yield
-    except APIError:
-        raise
+    except APIError as error:
+        if not error.is_server_error():
+            raise
+        raise HostError(
+            f"the Docker daemon at `{host}` fails",
+            hint="its own log says why: `journalctl -u docker` on its machine",
+            details=f"  {error.explanation or error}",
+        ) from error
     except (DockerException, requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
         raise HostError(
             f"the Docker daemon at `{host}` does not answer",

@@ -10,8 +10,7 @@ import docker
 
 from orchestrator.core.paths import Home
 from orchestrator.core.shell import ProgramResult, attempt
-from orchestrator.host.docker_endpoint import docker_endpoint
-from orchestrator.host.ssh import FarHost, Tunnel
+from orchestrator.host import FarHost, Tunnel, docker_endpoint
 from orchestrator.runtimes.docker.container import ContainerSpec
 from orchestrator.runtimes.docker.errors import daemon_errors
 

@@ -7,12 +7,11 @@ from typing import Final
 from orchestrator.core.console import note
 from orchestrator.core.errors import Problem
 from orchestrator.core.paths import Home
-from orchestrator.host.docker_endpoint import far_machine
+from orchestrator.host import far_machine
 from orchestrator.images import build_image, find_docker, image_sources, image_tag
 from orchestrator.plan import Plan
 from orchestrator.plan.rules import Case
-from orchestrator.render.artifacts import Artifacts, ContextFile
-from orchestrator.render.dockerfile import build_context
+from orchestrator.render import Artifacts, ContextFile, build_context
 from orchestrator.runtimes.base import Place, Prepared, Runtime, RuntimeKind
 from orchestrator.runtimes.docker.checks import daemon, image, image_space
 from orchestrator.runtimes.docker.container import docker_run_file, render

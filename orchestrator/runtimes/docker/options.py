@@ -12,7 +12,7 @@ from docker.types import DeviceRequest, Mount, Ulimit
 from orchestrator.core.secret import Secret
 from orchestrator.engine import Delivery
 from orchestrator.plan import ContainerNeeds
-from orchestrator.render.artifacts import Artifacts
+from orchestrator.render import Artifacts
 from orchestrator.runtimes.docker.container import CONFIG_FILE, ContainerSpec, container_argv, container_env
 
 GroupId = Callable[[str], str | None]  # the id of a group on the Docker host by its name, None where there is none

@@ -14,10 +14,10 @@ from requests import codes
 
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
+from orchestrator.core.procfs import find_process, identity
 from orchestrator.core.secret import Secret
 from orchestrator.engine import Delivery, delivery
-from orchestrator.host.procfs import find_process, identity
-from orchestrator.render.artifacts import Artifacts
+from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState
 from orchestrator.runtimes.docker.container import RUN_DIR, ContainerSpec, container_labels, container_name, spec_of
 from orchestrator.runtimes.docker.errors import DaemonRefusal, start_error
@@ -27,6 +27,7 @@ from orchestrator.runtimes.docker.options import archive, container_options, hos
 from orchestrator.runtimes.docker.state import ABSENT, server_state
 
 _STARTER: Final = "deploy.starter"
+_RECORD: Final = ("deploy.profile", "deploy.plan", "deploy.url")  # labels that a server of ours bears beside its name
 
 
 class DockerRuntime:
@@ -60,7 +61,7 @@ class DockerRuntime:
         """See `Runtime.find`."""
         label = "deploy.name" if name is None else f"deploy.name={name}"
         with self._host.errors():
-            found = self._host.client.containers.list(all=True, filters={"label": label}, sparse=True)
+            found = self._host.client.containers.list(all=True, filters={"label": [label, *_RECORD]}, sparse=True)
             handles = [self._handle(container, container.attrs["Labels"]) for container in found]
         return tuple(sorted(handles, key=lambda handle: handle.name))
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
+from orchestrator.host import Finding, Subject, fail, info, warn
 from orchestrator.host.gpus import gib
-from orchestrator.host.report import Finding, fail, info, warn
-from orchestrator.host.subject import Subject
 
 
 def device_access(subject: Subject) -> Iterator[Finding]:

@@ -5,11 +5,10 @@ from typing import Final
 
 from orchestrator.core.errors import Problem
 from orchestrator.core.paths import Home
-from orchestrator.host.subject import Space
-from orchestrator.host.survey import Runner
+from orchestrator.host import Runner, Space
 from orchestrator.plan import Plan
 from orchestrator.plan.rules import Case
-from orchestrator.render.artifacts import Artifacts, ContextFile
+from orchestrator.render import Artifacts, ContextFile
 from orchestrator.runtimes.base import Runtime, RuntimeKind
 from orchestrator.runtimes.process.checks import device_access, locked_memory
 from orchestrator.runtimes.process.prepare import prepare, rendered

@@ -4,13 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from orchestrator.core.console import Progress
-from orchestrator.core.errors import BuildError
-from orchestrator.core.paths import Home, data_root
+from orchestrator.environments import interpreter
 from orchestrator.plan import Plan
-from orchestrator.render.artifacts import Artifacts, server_command
+from orchestrator.render import Artifacts, server_command
 from orchestrator.runtimes.base import Place, Prepared
-from orchestrator.runtimes.process import environment
 from orchestrator.weights import overlay_path
 
 
@@ -29,20 +26,5 @@ def model_path(plan: Plan) -> str:
 
 def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     """Put the interpreter that has the engine into the command. Raises BuildError."""
-    argv = (interpreter(artifacts.plan, place.home), *artifacts.command.argv[1:])
+    argv = (interpreter(artifacts.plan.engine, place.home), *artifacts.command.argv[1:])
     return Prepared(artifacts=replace(artifacts, command=replace(artifacts.command, argv=argv)), records={})
-
-
-def interpreter(plan: Plan, home: Home) -> str:
-    """A Python that has the engine: the one the plan names, else its environment's, built where it is not there yet."""
-    if plan.engine.python is not None:
-        return plan.engine.python
-    if plan.engine.requirements is None:
-        raise BuildError(
-            f"engine `{plan.engine.name}` has no requirement file to build an environment from",
-            hint="name an interpreter that has the engine: `--set engine.python=python3`",
-        )
-    made = environment.ensure(
-        plan.engine.requirements, images_root=data_root() / "images", home=home, progress=Progress()
-    )
-    return str(made.python)

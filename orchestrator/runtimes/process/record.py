@@ -10,7 +10,7 @@ from typing import Any, Final, get_type_hints
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import read_own, write_whole
-from orchestrator.host.procfs import Marks
+from orchestrator.core.procfs import Marks
 
 FILE: Final = "process.json"
 _IDENTITY: Final = re.compile(r"[0-9a-z-]+/[0-9]{1,10}/[0-9]{1,20}")

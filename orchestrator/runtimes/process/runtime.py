@@ -24,13 +24,13 @@ from orchestrator.core.errors import DeployError, HostError, NameTakenError, Sta
 from orchestrator.core.files import open_lock
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
+from orchestrator.core.procfs import VARIABLE, Marks, Process, family, find_process, identity, read_process
 from orchestrator.core.secret import Secret, names_secret
 from orchestrator.core.signals import held
 from orchestrator.core.waiting import look_until
 from orchestrator.engine import delivery
-from orchestrator.host.procfs import VARIABLE, Marks, Process, family, find_process, identity, read_process
 from orchestrator.plan import NAME, Plan
-from orchestrator.render.artifacts import Artifacts
+from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status
 from orchestrator.runtimes.process.record import FILE, Record, read_record, token_of, write_record
 from orchestrator.runtimes.process.supervisor import CONFIG, StartRequest

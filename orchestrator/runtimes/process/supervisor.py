@@ -28,9 +28,9 @@ from typing import IO, Final
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.log_lines import split_lines
+from orchestrator.core.procfs import Marks, family, identity
 from orchestrator.core.secret import Secret, redact
 from orchestrator.core.shell import PIPE, Program, start
-from orchestrator.host.procfs import Marks, family, identity
 from orchestrator.runtimes.base import LOG
 from orchestrator.runtimes.process.record import FILE, Record, private, write_record
 

@@ -17,7 +17,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("engine", "profile", "patches", "results"),
     ("plan",),
     ("render",),
-    ("host", "weights"),
+    ("host", "weights", "environments"),
     ("images", "kernels", "bench", "evals"),
     ("runtimes",),
     ("prove", "diagnose", "report"),
@@ -29,6 +29,19 @@ LEVELS: tuple[tuple[str, ...], ...] = (
 EDGES = {"orchestrator.patches.ledger", "orchestrator.engine.flags", "orchestrator.engine.client"}
 PURE = ("engine", "profile", "patches", "results", "plan", "render", "kernels")
 IMPURE_IMPORTS = {"os", "subprocess", "socket", "time", "httpx", "docker", "datetime", "random", "tempfile", "shutil"}
+READS = {
+    "read_text",
+    "read_bytes",
+    "write_text",
+    "write_bytes",
+    "open",
+    "is_file",
+    "is_dir",
+    "exists",
+    "iterdir",
+    "glob",
+}
+READS |= {"read_file", "read_model", "write_whole"}  # our own
 # How sglang is spoken to and what its log says: paths of its API, the header with its key, fields of its requests,
 # counters, options of its launch line, wordings that tell how far a start is. All of it stands in `engine`; a docstring
 # may name it.
@@ -68,6 +81,13 @@ def imports(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
+def calls(path: Path) -> Iterator[str]:
+    """The name of each function and method that is called."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            yield getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
 @pytest.mark.parametrize(("module", "path"), MODULES)
 def test_an_import_points_down(module: str, path: Path) -> None:
     if module == "orchestrator":
@@ -82,11 +102,13 @@ def test_an_import_points_down(module: str, path: Path) -> None:
 
 @pytest.mark.parametrize(("module", "path"), [found for found in MODULES if room_of(found[0]) in PURE])
 def test_pure_rooms_touch_nothing(module: str, path: Path) -> None:
-    """No clock, no environment, no network and no processes, but for the modules that are named."""
+    """No file, no clock, no environment, no network and no processes, but for the modules that are named."""
     if module in EDGES or module.startswith("orchestrator.kernels.disk"):
         return
     touched = {imported.split(".")[0] for imported in imports(path)} & IMPURE_IMPORTS
     assert not touched, f"{module} imports {sorted(touched)}"
+    read = set(calls(path)) & READS
+    assert not read, f"{module} calls {sorted(read)}"
 
 
 def texts(source: str) -> Iterator[str]:

@@ -1,5 +1,8 @@
 """The small HTTP client reads whatever way the bytes are cut."""
 
+import gc
+import tracemalloc
+
 import pytest
 
 from orchestrator.bench.answer import Answer
@@ -109,6 +112,21 @@ def test_the_three_ways_a_body_ends() -> None:
     empty.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
     assert empty.complete
     assert not empty.keep_alive
+
+
+def test_what_was_read_is_not_kept() -> None:
+    """No garbage is collected under load, and the counters are read every second."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            assert len(Framing().feed(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"x" * 100_000)) == 100_000
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert held < 200_000
 
 
 @pytest.mark.parametrize("size", [1, 25, 1000])

@@ -7,13 +7,22 @@ import pytest
 from kernel_samples import MISS
 
 from orchestrator.bench import BenchRequest, load_workload
-from orchestrator.commands.bench import BenchOptions, WorkloadChanges, bench, change, is_url, server_target, url_target
+from orchestrator.commands.bench import (
+    BenchOptions,
+    WorkloadChanges,
+    bench,
+    change,
+    command_to_resume,
+    is_url,
+    server_target,
+    url_target,
+)
 from orchestrator.commands.planning import load
 from orchestrator.commands.servers import Fleet
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.report import load_published
-from orchestrator.runtimes.base import Handle
+from orchestrator.runtimes import Handle
 
 
 class OneServer:
@@ -128,3 +137,22 @@ def test_a_url_that_cannot_be_measured_is_refused_and_its_password_not_repeated(
     with pytest.raises(UsageError) as caught:
         url_target(url, gpus=None, api_key_env=None)
     assert "pass@" not in caught.value.message + caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("command", "again"),
+    [
+        (
+            "deploy bench glm --workload wafer-20k-1k --requests 20 --host ssh://node",
+            "deploy bench glm --workload wafer-20k-1k --requests 20 --host ssh://node --output 'my results' --resume",
+        ),
+        (
+            "deploy bench glm -w w --output 'my results' --resume",
+            "deploy bench glm -w w --output 'my results' --resume",
+        ),
+        ("deploy bench glm -w w '--output=my results'", "deploy bench glm -w w '--output=my results' --resume"),
+    ],
+)
+def test_the_command_that_goes_on_asks_for_the_same_measurement(command: str, again: str) -> None:
+    """Without its options the measurement would be another one, which is not resumed, or of another server."""
+    assert command_to_resume(command, Path("my results")) == again

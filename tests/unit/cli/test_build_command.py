@@ -68,6 +68,12 @@ def test_render_knows_only_what_it_is_given(home: Home, tmp_path: Path, capsys: 
     assert capsys.readouterr().out.strip() in (tmp_path / "out" / "docker-run.sh").read_text()
 
 
+def test_a_dry_run_of_a_process_refuses_a_far_host_as_the_start_would() -> None:
+    """It used to print the command for this machine, whatever was named."""
+    with pytest.raises(UsageError, match=r"the process runtime runs on this machine, not on `ssh://node`"):
+        up(profile="cpu-tiny", dry_run=True, host="ssh://node")
+
+
 def test_a_file_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"`--give moe-table=…` needs the path of a file"):
         render(profile="mi355x-tp8", give=[f"moe-table={tmp_path / 'none.csv'}"])

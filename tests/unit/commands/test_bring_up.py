@@ -20,10 +20,11 @@ from orchestrator.runtimes import Handle, ServerState, Status
 class Recording:
     """A runtime that starts nothing and notes what is asked of it."""
 
-    def __init__(self, *, flapping: bool = False) -> None:
+    def __init__(self, *, flapping: bool = False, stops: bool = True) -> None:
         self.servers: list[Handle] = []
         self.asked: list[str] = []
         self.flapping = flapping  # nothing that is asked of it is answered, but for a stop
+        self.stops = stops
 
     def start(self, *_: object, name: str, run_dir: Path, **__: object) -> Handle:
         self.servers = [
@@ -57,6 +58,8 @@ class Recording:
     def stop(self, _handle: Handle, *, grace: float) -> None:
         assert grace == 0
         self.asked.append("stop")
+        if not self.stops:
+            raise HostError("the daemon does not answer")
         self.servers = []
 
 
@@ -108,6 +111,35 @@ def test_a_server_goes_down_even_where_nothing_is_to_be_learnt_of_it(
     assert runtime.servers == []
     assert runtime.asked == ["stop", "logs"]
     assert "the daemon does not answer" in str(caught.value.details)
+
+
+@pytest.mark.parametrize("failure", [NotReadyError("the server exited"), OSError(28, "No space left on device")])
+def test_a_server_that_cannot_be_stopped_is_named_and_the_error_of_the_start_is_raised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], failure: Exception
+) -> None:
+    """The stop's own error used to take the place of the start's, and nothing said what was left."""
+    failing(monkeypatch, failure)
+    runtime = Recording(flapping=True, stops=False)
+    with pytest.raises(type(failure)) as caught:
+        up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+    assert caught.value is failure
+    said = capsys.readouterr().err
+    assert "warning: `tiny` may still run: the daemon does not answer" in said
+    assert "hint: `deploy down tiny` stops it" in said
+
+
+def test_a_log_that_cannot_be_opened_does_not_hide_the_error_of_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Unreadable(Recording):
+        def logs(self, _handle: Handle, *, follow: bool) -> Iterator[str]:
+            assert not follow
+            raise PermissionError(13, "Permission denied")
+
+    failing(monkeypatch, NotReadyError("the server exited"))
+    with pytest.raises(NotReadyError, match="the server exited") as caught:
+        up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": Unreadable()}))  # type: ignore[dict-item]
+    assert "the log was not read" in caught.value.details
 
 
 def test_a_failed_start_of_a_runtime_leaves_nothing_to_take_down(tmp_path: Path) -> None:
@@ -205,3 +237,28 @@ def test_what_asks_a_command_to_end_waits_until_the_block_is_done(number: signal
     finally:
         signal.signal(number, before)
     assert done
+
+
+def test_the_command_of_a_start_asks_for_the_same_again() -> None:
+    """It is kept beside the server, and named as the way back to it."""
+    request = up.UpRequest(
+        profile="./my profile.yaml",
+        name=None,
+        overrides=("layout.tp=4",),
+        host="ssh://node",
+        replace=True,
+        keep=True,
+        strict_kernels=True,
+        timeout=90.0,
+    )
+    assert request.command("tiny") == (
+        "deploy up --profile './my profile.yaml' --name tiny --set layout.tp=4 --host ssh://node --strict-kernels"
+        " --timeout 90"
+    )
+
+
+def test_a_disk_that_takes_no_run_directory_is_the_machines_fault(tmp_path: Path) -> None:
+    """As a bare OSError it lost the way back to the server that was replaced."""
+    (tmp_path / "runs").write_text("a file in its place")
+    with pytest.raises(HostError, match="cannot write below"):
+        open_run(Home(tmp_path), "tiny", load("cpu-tiny").plan)

@@ -47,6 +47,14 @@ def test_a_run_that_fails_leaves_nothing(home: Home, monkeypatch: pytest.MonkeyP
     assert tables(home) == []
 
 
+def test_what_is_no_wheel_is_named(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "some.whl").write_text("no zip")
+    for name in ("some.whl", "none.whl"):
+        with pytest.raises(UsageError, match="cannot be unpacked as a wheel"):
+            flag_tables.write_flag_table("0.5.17", home, wheel=tmp_path / name, python=Path("python3"))
+    assert tables(home) == []
+
+
 @pytest.mark.parametrize("version", ["*", "../x", "main", "0.5"])
 def test_what_is_no_version_is_refused(home: Home, version: str) -> None:
     with pytest.raises(UsageError, match="is not a version"):

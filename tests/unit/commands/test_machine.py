@@ -12,8 +12,7 @@ from orchestrator.commands.machine import inspect_host, place_of
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.shell import ProgramResult
-from orchestrator.host.subject import Access
-from orchestrator.host.survey import Runner
+from orchestrator.host import Access, Runner
 from orchestrator.runtimes import Place
 from orchestrator.runtimes.docker.checks import image_digests
 

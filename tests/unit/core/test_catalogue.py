@@ -1,6 +1,7 @@
 """What a user adds in the tool's home, and what takes the place of a shipped file."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,24 @@ def test_the_list_does_not_end_at_a_broken_profile(
     else:
         assert "cannot be used: `engine` must name a file" in printed
         assert "mi355x-tp8" in printed
+
+
+@pytest.mark.parametrize("command", [["matrix"], ["kernels", "coverage", "--json"]])
+def test_a_broken_profile_does_not_keep_a_command_from_the_others(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """One file in the home used to end every command over all profiles, that of the images' CI too."""
+    (home / "profiles/broken.yaml").write_text("hardware: cpu\nmodel: tiny\n")
+    monkeypatch.setenv("DEPLOY_HOME", str(home))
+    monkeypatch.setattr("orchestrator.cli.main.signal.signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["deploy", *command])
+    with suppress(SystemExit):
+        main()
+    printed = capsys.readouterr()
+    assert "mi355x-tp8" in printed.out
+    assert "warning: profile `broken` is left out: `engine` must name a file" in printed.err
+
+
+def test_what_is_not_there_is_called_what_it_is(home: Path) -> None:
+    with pytest.raises(ProfileError, match=r"there is no image file `small_model\.py`"):
+        Catalogue.of(Home(home)).path(Kind.IMAGE_FILE, "small_model.py")

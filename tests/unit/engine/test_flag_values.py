@@ -7,7 +7,7 @@ import pytest
 from orchestrator.commands.planning import load
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.errors import ProfileError
-from orchestrator.engine.flags import read_flags
+from orchestrator.engine import read_flags
 from orchestrator.plan import Plan
 from orchestrator.runtimes import runtime_kind
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.commands.runs import load_outcome, load_result
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.secret import Secret
 from orchestrator.evals.harness import EvalRequest, argv, local_task, read_items, read_outcome
 from orchestrator.evals.suites import find_suite
-from orchestrator.results import load_outcome, outcome_file, outcome_to_json
+from orchestrator.results import outcome_file, outcome_to_json
 
 RECORDED = Path(__file__).parent / "recorded"
 MODEL_ARGS = (
@@ -121,3 +122,12 @@ def test_a_damaged_outcome_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "eval.json").write_text(text)
     with pytest.raises(BenchError):
         load_outcome(tmp_path / "eval.json")
+
+
+def test_bytes_that_are_no_text_are_refused_in_words(tmp_path: Path) -> None:
+    """They used to end as a fault of this tool."""
+    file = tmp_path / "eval.json"
+    file.write_bytes(b'{"suite": "\xe9"}')
+    for load in (load_outcome, load_result):
+        with pytest.raises(BenchError, match="cannot read the"):
+            load(file)

@@ -7,7 +7,7 @@ import pytest
 from machine_samples import survey_of
 
 from orchestrator.core.errors import HostError
-from orchestrator.host.drain import wait_for_vram
+from orchestrator.host import wait_for_vram
 from orchestrator.host.gpus import GpuInventory
 from orchestrator.host.gpus.amd import read_amd
 

@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.core.errors import UsageError
-from orchestrator.host.ssh import FarHost, over_ssh
+from orchestrator.host import FarHost, over_ssh
 
 
 @pytest.mark.parametrize(

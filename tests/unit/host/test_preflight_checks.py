@@ -10,11 +10,9 @@ from plan_samples import plan_of
 
 from orchestrator.core.errors import HostError, NoWeightsError, Problem, WeightsError
 from orchestrator.core.shell import ProgramResult
+from orchestrator.host import Access, Finding, Level, PreflightReport, Space, preflight
 from orchestrator.host.gpu_checks import carries, image_toolkit
 from orchestrator.host.machine_checks import bound_cpus
-from orchestrator.host.preflight import preflight
-from orchestrator.host.report import Finding, Level, PreflightReport
-from orchestrator.host.subject import Access, Space
 from orchestrator.plan import Plan
 from orchestrator.runtimes import runtime_kind
 

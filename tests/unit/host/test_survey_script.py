@@ -7,8 +7,8 @@ from machine_samples import runner_of, sections
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.shell import ProgramResult
+from orchestrator.host import over_ssh
 from orchestrator.host.machine import cpu_list, listening_ports, read_machine
-from orchestrator.host.ssh import over_ssh
 from orchestrator.host.survey import MACHINE_SECTIONS, Section, parse, script, survey
 
 

@@ -12,8 +12,7 @@ from orchestrator.core.errors import BuildError
 from orchestrator.images import image_sources, on_base
 from orchestrator.images.build import archive
 from orchestrator.plan import Plan
-from orchestrator.render.artifacts import BuildContext
-from orchestrator.render.dockerfile import base_reference, build_context, repository
+from orchestrator.render import BuildContext, base_reference, build_context, repository
 
 TABLE = b"gfx,cu_num\n"
 DIGEST = "sha256:" + "b4" * 32

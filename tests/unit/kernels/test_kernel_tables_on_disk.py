@@ -6,17 +6,19 @@ from pathlib import Path
 
 import httpx
 import pytest
+from docker.errors import DockerException
 from kernel_samples import FUSED_TP8, HEADER, STAGE1_KW, UNFUSED_TP8, every_bucket, glm_plan, line, rows
 
 from orchestrator.commands.kernels import RowSources, build_table, cover
 from orchestrator.commands.planning import load, planned, profile_names, render_artifacts
 from orchestrator.core.catalogue import Catalogue
-from orchestrator.core.errors import DeployError, KernelsError, WeightsError
+from orchestrator.core.errors import DeployError, HostError, KernelsError, WeightsError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
 from orchestrator.kernels.coverage import applies_to
 from orchestrator.kernels.disk.checkpoint import read_checkpoint
 from orchestrator.kernels.disk.files import companion, read_tables
+from orchestrator.kernels.disk.image import read_digest
 from orchestrator.kernels.disk.pins import PinnedTable, read_pins
 from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.upstream import upstream_table
@@ -246,3 +248,18 @@ def test_a_staged_checkpoint_decides_the_key_without_being_named(tmp_path: Path)
     staged.mkdir(parents=True)
     (staged / "config.json").write_text(json.dumps(CONFIG))
     assert cover(plan, RowSources(), home).found.fusion.fused is True
+
+
+def test_the_tables_of_an_image_are_read_where_it_was_pulled_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image is pulled by the docker command; the SDK alone knows nothing of its context."""
+    asked: list[str] = []
+
+    def refuse(*, environment: dict[str, str]) -> None:
+        asked.append(environment["DOCKER_HOST"])
+        raise DockerException("no engine in this test")
+
+    monkeypatch.setattr("orchestrator.kernels.disk.image.docker_endpoint", lambda: "unix:///of/the/context.sock")
+    monkeypatch.setattr("orchestrator.kernels.disk.image.docker.from_env", refuse)
+    with pytest.raises(HostError, match="no engine in this test"):
+        read_digest("lmsysorg/sglang-rocm:v0")
+    assert asked == ["unix:///of/the/context.sock"]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from plan_samples import flag, plan_of
 
-from orchestrator.commands.planning import load
+from orchestrator.commands.planning import load, read_known_bad
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.errors import ProfileError
 from orchestrator.plan import Plan
-from orchestrator.plan.known_bad import image_date, known_bad, read_known_bad
+from orchestrator.plan.known_bad import image_date, known_bad
 
 REPORTS = read_known_bad(Catalogue.shipped())
 

@@ -75,8 +75,8 @@ def test_all_faults_come_at_once_each_with_its_place() -> None:
         (["server.host=node"], "`node` is not an address", "127.0.0.1"),
         (["without_patches=[rocm-guard]"], "the ledger has no patch `rocm-guard`", "rocm-cuda-runtime-guard"),
         (["model.mtp_layer=null"], "speculation needs a draft", "speculative"),
-        (["layout.tp=3"], "64 attention heads do not divide by tp 3", "1, 2"),
-        (["layout.tp=6", "layout.dp=2", "layout.dp_attention=true"], "do not divide by tp 6 over dp 2", "1, 2"),
+        (["layout.tp=3"], "64 attention heads do not divide by tp 3", "1, 2, 4, 8, 16, 32, 64"),
+        (["layout.tp=6", "layout.dp=2", "layout.dp_attention=true"], "do not divide by tp 6 over dp 2", "1, 2, 4, 8"),
         (["accept_known_bad=[dsa-dp-attention-hung]"], "there is no report `dsa-dp-att", "`dsa-dp-attention-hang`?"),
     ],
 )

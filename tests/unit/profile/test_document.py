@@ -50,3 +50,9 @@ def test_what_is_no_mapping_is_refused_with_its_line(text: str) -> None:
 def test_bytes_that_are_no_text_are_refused() -> None:
     with pytest.raises(ProfileError, match="not text"):
         read_document("a: \x00", "f.yaml")
+
+
+def test_a_fault_is_shown_once_a_line() -> None:
+    with pytest.raises(ProfileError) as caught:
+        read_document("layout: &x [*x]\n", "f.yaml")
+    assert [problem.where for problem in caught.value.problems] == ["f.yaml:1"]

@@ -11,7 +11,7 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.secret import Secret
 from orchestrator.prove.waiting import Starting, wait
-from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes import ServerState, Status
 
 LOADING = ["server_args=ServerArgs(api_key='sk-secret-0123')", "[2026-07-02 10:14:31] Load weight begin."]
 READY = ["Uvicorn running on http://127.0.0.1:30000", "The server is fired up and ready to roll!"]

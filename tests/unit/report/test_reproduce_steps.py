@@ -24,7 +24,7 @@ from orchestrator.commands.servers import Fleet
 from orchestrator.core.errors import DeployError, HostError, Interrupted, UsageError
 from orchestrator.core.paths import Home, data_root
 from orchestrator.report import Published, ReproduceRun, load_published
-from orchestrator.runtimes.base import Handle
+from orchestrator.runtimes import Handle
 
 NOW = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
 WAFER = load_published("wafer-glm52")

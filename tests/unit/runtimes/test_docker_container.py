@@ -2,6 +2,7 @@
 
 import dataclasses
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from docker.models.containers import Container
 from orchestrator.commands.planning import load
 from orchestrator.core.paths import Home
 from orchestrator.plan import Plan
-from orchestrator.render.artifacts import Artifacts
+from orchestrator.render import Artifacts
 from orchestrator.runtimes.docker.container import (
     CONFIG_FILE,
     container_env,
@@ -159,3 +160,24 @@ def test_a_container_that_was_started_by_hand_is_listed_too(tmp_path: Path) -> N
     runtime = DockerRuntime(Home(tmp_path), "unix:///nowhere")
     handle = runtime._handle(Container({"Id": "abc"}), labels)
     assert (handle.name, handle.run_dir) == ("tiny", str(tmp_path / "runs/tiny"))
+
+
+def test_a_container_of_a_stranger_is_not_taken_for_a_server(tmp_path: Path) -> None:
+    """One that carries `deploy.name` alone: `status` used to end in a KeyError."""
+    ours = container_labels(load("cpu-tiny").plan, "tiny")
+
+    class Daemon:
+        """Two containers, listed as the Docker API filters: one has to bear every label."""
+
+        containers = property(lambda self: self)
+
+        def list(self, *, filters: Mapping[str, Sequence[str]], **_: bool) -> list[Container]:
+            return [
+                Container({"Id": "abc", "Labels": labels})
+                for labels in (ours, {"deploy.name": "blue"})
+                if set(filters["label"]) <= labels.keys()
+            ]
+
+    runtime = DockerRuntime(Home(tmp_path), "unix:///nowhere")
+    runtime._host.__dict__["client"] = Daemon()
+    assert [handle.name for handle in runtime.find()] == ["tiny"]

@@ -2,7 +2,7 @@
 
 import pytest
 import requests
-from docker.errors import DockerException
+from docker.errors import APIError, DockerException
 
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
@@ -91,3 +91,23 @@ def test_words_that_are_not_known_are_shown_as_they_are() -> None:
 def test_a_daemon_that_does_not_answer_is_named(error: Exception) -> None:
     with pytest.raises(HostError, match=r"`tcp://node:2375` does not answer"), daemon_errors("tcp://node:2375"):
         raise error
+
+
+def test_a_daemon_that_fails_is_named_with_its_words() -> None:
+    """A daemon that is about to restart answers 500; it used to end as a fault of this tool."""
+    answer = requests.Response()
+    answer.status_code = 500
+    failing = APIError("500 Server Error", answer, "dial unix /run/containerd/containerd.sock: connection refused")
+    with (
+        pytest.raises(HostError, match=r"the Docker daemon at `tcp://node:2375` fails") as caught,
+        daemon_errors("tcp://node:2375"),
+    ):
+        raise failing
+    assert "containerd.sock" in caught.value.details
+
+
+def test_what_a_daemon_refuses_passes_through() -> None:
+    answer = requests.Response()
+    answer.status_code = 409
+    with pytest.raises(APIError), daemon_errors("tcp://node:2375"):
+        raise APIError("409 Client Error", answer, "in use")

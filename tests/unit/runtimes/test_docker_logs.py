@@ -11,7 +11,7 @@ from docker.models.containers import Container
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.log_lines import LogTail
-from orchestrator.runtimes.base import LOG
+from orchestrator.runtimes import LOG
 from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
 
 

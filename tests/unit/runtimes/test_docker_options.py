@@ -8,7 +8,7 @@ from orchestrator.commands.planning import load
 from orchestrator.core.secret import Secret
 from orchestrator.engine.config_file import Delivery
 from orchestrator.plan import Ulimit
-from orchestrator.render.artifacts import Artifacts
+from orchestrator.render import Artifacts
 from orchestrator.runtimes.docker.container import CONFIG_FILE, ContainerSpec, container_argv, render, spec_of
 from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
 

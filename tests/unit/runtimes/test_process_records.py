@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core import procfs
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
-from orchestrator.host import procfs
-from orchestrator.runtimes.base import Status
+from orchestrator.runtimes import Status
 from orchestrator.runtimes.process import runtime as runtime_module
 from orchestrator.runtimes.process.record import Record, read_record, write_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime

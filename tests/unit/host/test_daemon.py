@@ -8,8 +8,9 @@ import pytest
 
 from orchestrator.core.paths import Home
 from orchestrator.core.shell import ProgramResult
-from orchestrator.host import docker_endpoint as module
-from orchestrator.host.docker_endpoint import DEFAULT, docker_endpoint
+from orchestrator.host import daemon as module
+from orchestrator.host import docker_endpoint
+from orchestrator.host.daemon import DEFAULT
 from orchestrator.images import Docker
 from orchestrator.runtimes.docker.host import DockerHost
 

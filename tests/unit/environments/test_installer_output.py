@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.console import Progress
-from orchestrator.runtimes.process.installer import PinnedList, _Steps, pip_settings_for_uv
+from orchestrator.environments.installer import PinnedList, _Steps, pip_settings_for_uv
 
 # Recorded, shortened: uv 0.13.9 with its output in a pipe, then pip 26.1.
 UV = """\

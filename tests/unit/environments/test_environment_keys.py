@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-from plan_samples import plan_of
 
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home, data_root
-from orchestrator.runtimes.process.environment import _Recipe, ensure, generate_model
-from orchestrator.runtimes.process.installer import hint
+from orchestrator.environments.environment import _Recipe, ensure
+from orchestrator.environments.installer import hint
 
 CPU = "torch==2.13.0+cpu\nsglang==0.5.14\n"
 
@@ -33,11 +32,11 @@ def test_shipped_list_pins_every_package_and_asks_for_the_cpu_build_of_torch() -
 
 
 def test_key_changes_with_the_list_and_with_the_shim(images: Path) -> None:
-    first = _Recipe.read("engine.txt", images).digest
+    first = _Recipe.read(images / "engine.txt", images / "cpu_shim").digest
     (images / "cpu_shim/shim.py").write_text("changed")
-    second = _Recipe.read("engine.txt", images).digest
+    second = _Recipe.read(images / "engine.txt", images / "cpu_shim").digest
     (images / "engine.txt").write_text(CPU + "h11==0.16.0\n")
-    third = _Recipe.read("engine.txt", images).digest
+    third = _Recipe.read(images / "engine.txt", images / "cpu_shim").digest
 
     assert len({first, second, third}) == 3
 
@@ -45,24 +44,24 @@ def test_key_changes_with_the_list_and_with_the_shim(images: Path) -> None:
 def test_shim_belongs_to_a_cpu_torch_only(images: Path) -> None:
     (images / "engine.txt").write_text("torch==2.13.0+cu130\n")
 
-    assert _Recipe.read("engine.txt", images).shim == ()
+    assert _Recipe.read(images / "engine.txt", images / "cpu_shim").shim == ()
 
 
 def test_finished_environment_is_reused(images: Path, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    folder = home.environments / _Recipe.read("engine.txt", images).digest[:16]
+    folder = home.environments / _Recipe.read(images / "engine.txt", images / "cpu_shim").digest[:16]
     (folder / "bin").mkdir(parents=True)
     (folder / "bin/python").write_text("")
     (folder / "environment.json").write_text("{}")
 
-    environment = ensure("engine.txt", images_root=images, home=home, progress=Progress())
+    environment = ensure(images / "engine.txt", home=home, progress=Progress(), shim=images / "cpu_shim")
 
     assert (environment.python, environment.built) == (folder / "bin/python", False)
 
 
 def test_list_that_is_not_there_is_named(images: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"no requirement file `other\.txt`"):
-        ensure("other.txt", images_root=images, home=Home(tmp_path), progress=Progress())
+        ensure(images / "other.txt", home=Home(tmp_path), progress=Progress())
 
 
 @pytest.mark.parametrize(
@@ -76,17 +75,3 @@ def test_list_that_is_not_there_is_named(images: Path, tmp_path: Path) -> None:
 )
 def test_hint_follows_from_what_pip_said(said: str, advice: str) -> None:
     assert advice in hint(said)
-
-
-def test_nobody_elses_directory_is_emptied_for_a_generated_model(images: Path, tmp_path: Path) -> None:
-    """Naming a model after a directory that holds something used to empty it."""
-    (images / "tiny_model.py").write_text("")
-    home = Home(tmp_path / "home")
-    theirs = home.models / "tiny" / "thesis.pdf"
-    theirs.parent.mkdir(parents=True)
-    theirs.write_text("years of work")
-    with pytest.raises(BuildError, match="not made here"):
-        generate_model(
-            plan_of("cpu-tiny").model, python=Path("python3"), images_root=images, home=home, progress=Progress()
-        )
-    assert theirs.read_text() == "years of work"

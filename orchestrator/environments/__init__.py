@@ -1,0 +1,5 @@
+"""Python environments of engines, and of the evaluation harness: built from pinned lists with uv, kept by digest."""
+
+from orchestrator.environments.environment import Environment, ensure, interpreter
+
+__all__ = ["Environment", "ensure", "interpreter"]

@@ -1,0 +1,33 @@
+"""The difference between the plan that runs and the one that was asked for."""
+
+from dataclasses import replace
+
+from orchestrator.commands.planning import load
+from orchestrator.plan.changes import changes
+
+
+def test_each_value_that_differs_stands_as_it_is_written() -> None:
+    old = load("mi355x-tp8", overrides=["flags.cuda-graph-bs-decode=[1,2]"]).plan
+    new = load(
+        "mi355x-tp8",
+        overrides=[
+            "flags.cuda-graph-bs-decode=[1,2,4]",
+            "flags.max-running-requests=9",
+            "flags.trust-remote-code=false",
+        ],
+    ).plan
+    new = replace(new, hardware=replace(new.hardware, container=replace(new.hardware.container, groups=())))
+    assert changes(old.to_dict(), new.to_dict()).splitlines() == [
+        "- flags.cuda-graph-bs-decode: 1 2",
+        "+ flags.cuda-graph-bs-decode: 1 2 4",
+        f"- flags.max-running-requests: {old.flag('max-running-requests')}",
+        "+ flags.max-running-requests: 9",
+        "- flags.trust-remote-code: true",
+        "- hardware.container.groups: video render",
+        "+ hardware.container.groups: none",
+    ]
+
+
+def test_equal_plans_have_no_difference() -> None:
+    plan = load("cpu-tiny").plan
+    assert changes(plan.to_dict(), plan.to_dict()) == ""

@@ -1,0 +1,24 @@
+"""Generated checkpoints: made in a place of their own."""
+
+from pathlib import Path
+
+import pytest
+from plan_samples import plan_of
+
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import BuildError
+from orchestrator.core.paths import Home
+from orchestrator.weights import generate_model
+
+
+def test_nobody_elses_directory_is_emptied_for_a_generated_model(tmp_path: Path) -> None:
+    """Naming a model after a directory that holds something used to empty it."""
+    generator = tmp_path / "tiny_model.py"
+    generator.write_text("")
+    home = Home(tmp_path / "home")
+    theirs = home.models / "tiny" / "thesis.pdf"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("years of work")
+    with pytest.raises(BuildError, match="not made here"):
+        generate_model(plan_of("cpu-tiny").model, generator, python=Path("python3"), home=home, progress=Progress())
+    assert theirs.read_text() == "years of work"
