@@ -8,7 +8,6 @@
 
 import contextlib
 import fcntl
-import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -107,14 +106,22 @@ def open_run(home: Home, name: str, plan: Plan) -> RunDir:
     """A fresh run directory, its own even where two starts meet in one second. Raises HostError where none is made."""
     try:
         first = home.make_runs(name) / f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{plan.digest[:8]}"
-        for attempt in itertools.count(1):
-            path = first if attempt == 1 else first.with_name(f"{first.name}-{attempt}")
-            with contextlib.suppress(FileExistsError):
-                path.mkdir(mode=0o700)
-                break
+        return RunDir(_make_folder(first))
     except OSError as error:
         raise _unwritable(home, error) from error
-    return RunDir(path)
+
+
+def _make_folder(first: Path) -> Path:
+    """Make `first`, or where it is taken, `first-2` and so on."""
+    path, attempt = first, 1
+    while True:
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            attempt += 1
+            path = first.with_name(f"{first.name}-{attempt}")
+        else:
+            return path
 
 
 def _unwritable(home: Home, error: OSError) -> HostError:
