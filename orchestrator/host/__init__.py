@@ -1,10 +1,10 @@
 """The machine a server runs on: its GPUs, devices, limits, CPUs, disks and ports."""
 
+from orchestrator.host.checks import preflight
 from orchestrator.host.daemon import docker_endpoint, far_machine
 from orchestrator.host.drain import wait_for_vram
 from orchestrator.host.gpu_checks import VRAM_IN_USE
 from orchestrator.host.ports import plan_ports, port_holder
-from orchestrator.host.preflight import preflight
 from orchestrator.host.report import Finding, Level, PreflightReport, fail, info, warn
 from orchestrator.host.ssh import FarHost, Tunnel, over_ssh
 from orchestrator.host.subject import Access, Check, Space, Subject

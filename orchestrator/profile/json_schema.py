@@ -6,7 +6,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from orchestrator.profile.compose import PARTS
+from orchestrator.profile.layers import PARTS
 from orchestrator.profile.schema import EngineFile, HardwareFile, ModelFile, Profile
 
 KINDS: Final[Mapping[str, type[BaseModel]]] = {

@@ -2,7 +2,7 @@
 
 from orchestrator.render.artifacts import Artifacts, BuildContext, Command, ContextFile, server_command
 from orchestrator.render.dockerfile import ImageSources, base_reference, build_context, repository
-from orchestrator.render.files import SHELL_HOME, files, script_file, wrapped
+from orchestrator.render.scripts import SHELL_HOME, files, script_file, wrapped
 
 __all__ = [
     "SHELL_HOME",

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.core.document import Document, read_document
 from orchestrator.core.errors import ProfileError
-from orchestrator.profile.compose import Composed, Override, compose, part_names
+from orchestrator.profile.layers import Composed, Override, compose, part_names
 
 HARDWARE = read_document("gpus: 8\nflags:\n  a: {value: 1, origin: recipe, source: x}\n  b: {value: 1}\n", "hw.yaml")
 MODEL = read_document("layers: 2\n", "model.yaml")
