@@ -103,12 +103,13 @@ def planned(
 ) -> tuple[Plan, dict[str, bytes]]:
     """A profile's plan and what its image is given, by input name: what `build` and `up` agree on.
 
-    That is what the user gives, and the table that `deploy kernels table` built for the profile, where it did and the
-    user gives none.
+    That is what the user gives, and the table that `deploy kernels table` built for the profile, where it did, the
+    user gives none, and there is an image to put it into.
     """
     valid = read_profile(profile, overrides=overrides, catalogue=Catalogue.of(home))
     table = Store.at(home, valid.profile.engine.aiter_commit).table_of(valid.name)
-    built = {_MOE_TABLE: table} if table.is_file() else {}
+    kind = REGISTRY.get(valid.profile.runtime)
+    built = {_MOE_TABLE: table} if table.is_file() and kind is not None and kind().contained else {}
     return _decided(valid, {**built, **(given or {})})
 
 
