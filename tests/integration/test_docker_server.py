@@ -1,6 +1,7 @@
 """A real sglang server in a container: started, found, asked, followed, stopped, and its secrets kept."""
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
@@ -8,8 +9,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cpu_server import CpuServer
 from docker_server import DockerEngine
 
+from orchestrator.commands.planning import rendered_files
+from orchestrator.commands.runs import RunDir, read_plan, write_files
 from orchestrator.core.secret import Secret
 from orchestrator.runtimes import Status
 from orchestrator.runtimes.docker.runtime import DockerRuntime
@@ -75,3 +79,23 @@ def test_the_life_of_a_server(docker_engine: DockerEngine, other: DockerRuntime)
     assert KEY not in kept
     assert list(other.logs(server.handle, follow=True)) == kept.splitlines()
     other.stop(server.handle, grace=60)
+
+
+def test_a_server_started_with_the_rendered_script_is_one_like_the_others(
+    docker_engine: DockerEngine, other: DockerRuntime, tmp_path: Path
+) -> None:
+    """`deploy render --output DIR`, then `DIR/docker-run.sh` by hand: known by its labels, its plan read from DIR."""
+    artifacts, name, folder = docker_engine.artifacts(), docker_engine.name("by-hand"), tmp_path / "rendered"
+    write_files(folder, rendered_files(artifacts, name))
+    environ = {**os.environ, "DEPLOY_HOME": str(docker_engine.home.root)}
+    subprocess.run([str(folder / "docker-run.sh")], env=environ, check=True, capture_output=True, cwd="/")
+    (handle,) = other.find(name)
+    docker_engine.started.append((DockerRuntime(docker_engine.home), handle))
+
+    assert (handle.run_dir, read_plan(RunDir(folder))) == (str(folder), artifacts.plan)
+    server = CpuServer(handle=handle, runtime=other, plan=artifacts.plan)
+    server.wait_until_ready()
+    assert server.complete().status_code == 200
+    other.stop(handle, grace=0)
+    assert other.find(name) == ()
+    assert "ready to roll" in (folder / "server.log").read_text()
