@@ -65,7 +65,10 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[Iterator[s
             found = servers.find(subject)
             run = latest_run(home, subject)
             if found:
-                yield servers.runtime(found[0]).logs(found[0], follow=False)
+                runtime = servers.runtime(found[0])
+                if detail := runtime.state(found[0]).detail:
+                    note(f"`{subject}`: {detail}")  # the log of what was killed says nothing of it
+                yield runtime.logs(found[0], follow=False)
             elif run is not None and run.log.is_file():
                 note(f"`{subject}` is gone; this is its last log, `{run.log}`")
                 yield LogTail(run.log).to_end()

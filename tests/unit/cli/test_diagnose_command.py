@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
 from orchestrator.core.errors import UsageError
+from orchestrator.runtimes import REGISTRY
+from orchestrator.runtimes.process.record import Record, write_record
 
 LOGS = Path(__file__).parents[1] / "diagnose/logs"
 PORT_TAKEN = LOGS / "port-taken/match-real-0.5.14.log"
@@ -52,6 +54,29 @@ def test_the_last_log_of_a_server_that_is_gone(home: Path) -> None:
     started(home, "glm", "20260702T101431Z-aaaa", LOGS / "no-weights/match-real-0.5.14.log")
     started(home, "glm", "20260703T101431Z-aaaa", PORT_TAKEN)
     assert diagnose("glm").startswith("fatal: port-taken")
+
+
+def test_how_a_server_ended_is_told_where_its_log_cannot(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is killed writes no last line."""
+    monkeypatch.setattr("orchestrator.commands.servers.REGISTRY", {"process": REGISTRY["process"]})
+    started(home, "tiny", "20260703T101431Z-bbbb", LOGS / "no-weights/match-real-0.5.14.log")
+    record = Record(
+        name="tiny",
+        profile="cpu-tiny",
+        plan_digest="d1",
+        url="http://127.0.0.1:30010",
+        argv=("python3",),
+        started_at="2026-07-03T10:00:00+00:00",
+        token="t",
+        supervisor="boot/10/100",
+        server="boot/11/101",
+        output=None,
+        exit_code=137,
+        ended_at=None,
+        stopped=False,
+    )
+    write_record(home / "runs/tiny/20260703T101431Z-bbbb", record)
+    assert "note: `tiny`: killed by SIGKILL" in CliRunner().invoke(app, ["diagnose", "tiny"]).stderr
 
 
 def test_without_a_name_the_last_start(home: Path) -> None:
