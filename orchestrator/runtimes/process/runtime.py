@@ -14,30 +14,27 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core import shell
-from orchestrator.core.console import warn
-from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
+from orchestrator.core.errors import HostError, NameTakenError, StartError
 from orchestrator.core.files import open_lock
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
-from orchestrator.core.procfs import VARIABLE, Marks, Process, family, find_process, identity, read_process
+from orchestrator.core.procfs import VARIABLE, Marks, family
 from orchestrator.core.secret import Secret, names_secret
 from orchestrator.core.signals import held
-from orchestrator.core.waiting import look_until
 from orchestrator.engine import delivery
 from orchestrator.plan import NAME, Plan
 from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status
-from orchestrator.runtimes.process.record import FILE, Record, read_record, token_of, write_record
-from orchestrator.runtimes.process.supervisor import CONFIG, StartRequest
+from orchestrator.runtimes.process.ending import end, put_away, record_end, runs
+from orchestrator.runtimes.process.record import Record, read_record, token_of
+from orchestrator.runtimes.process.supervisor import StartRequest
 
 _POLL: Final = 0.05  # seconds between two looks at /proc
-_LAST_WORD: Final = 3.0  # seconds a supervisor has to record the end of its server
-_AFTER_KILL: Final = 5.0  # seconds the kernel has to end what was killed
 _HUB_VARIABLE: Final = "HF_TOKEN"
 _REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")  # of the hub, where a path may stand as well
 
@@ -78,7 +75,7 @@ class ProcessRuntime:
             return _no_record(Status.UNKNOWN, error.message)
         if record is None or record.stopped or record.supervisor != handle.identity:
             return _no_record(Status.ABSENT, "")
-        running = record.exit_code is None and _runs(record.marks)
+        running = record.exit_code is None and runs(record.marks)
         return ServerState(
             status=Status.RUNNING if running else Status.EXITED,
             exit_code=record.exit_code,
@@ -115,12 +112,12 @@ class ProcessRuntime:
             marks = Marks(token=token_of(run_dir))
             if not family(marks):
                 raise
-            _end(handle.name, marks, grace=grace)
-            _put_away(handle.name, run_dir)
+            end(handle.name, marks, grace=grace)
+            put_away(handle.name, run_dir)
             return
         if record is not None and record.supervisor == handle.identity and not record.stopped:
-            _end(handle.name, record.marks, grace=grace)
-            _record_end(record, run_dir)
+            end(handle.name, record.marks, grace=grace)
+            record_end(record, run_dir)
 
     def _take_back(self, name: str, run_dir: Path) -> None:
         """End what a start that failed has left, whether its record is there or not."""
@@ -128,9 +125,9 @@ class ProcessRuntime:
             record = read_record(run_dir)
         except HostError:
             record = None
-        _end(name, record.marks if record else Marks(token=token_of(run_dir)), grace=0)
+        end(name, record.marks if record else Marks(token=token_of(run_dir)), grace=0)
         if record is not None:
-            _record_end(record, run_dir)
+            record_end(record, run_dir)
 
     def _request(
         self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]
@@ -215,16 +212,11 @@ def _servers(folder: Path) -> list[Handle]:
                 known.append((record, run_dir))
         except HostError:
             lost.append(_lost(folder.name, run_dir))
-    found = [_handle(record, run_dir) for record, run_dir in known if not record.stopped and _runs(record.marks)]
+    found = [_handle(record, run_dir) for record, run_dir in known if not record.stopped and runs(record.marks)]
     if not found and known:
         newest, run_dir = max(known, key=lambda pair: (pair[0].started_at, pair[1].name))
         found = [] if newest.stopped else [_handle(newest, run_dir)]
     return [*found, *lost]
-
-
-def _runs(marks: Marks) -> bool:
-    """Whether anything of a server does; its supervisor is asked first, which is the quickest."""
-    return (marks.supervisor is not None and find_process(marks.supervisor) is not None) or bool(family(marks))
 
 
 def _handle(record: Record, run_dir: Path) -> Handle:
@@ -256,64 +248,3 @@ def _how_it_ended(code: int | None) -> str:
     if code <= 128:
         return f"exit code {code}"
     return f"killed by {signal.Signals(code - 128).name}" if code - 128 in set(signal.Signals) else f"exit code {code}"
-
-
-def _end(name: str, marks: Marks, *, grace: float) -> None:
-    """SIGTERM to the server, `grace` seconds to drain, SIGKILL to all that is left. Raises DeployError."""
-    if not (running := family(marks)):
-        return
-    server = find_process(marks.server) if marks.server else None
-    leaders = (process for process in running if process.pid == process.session)
-    supervisors = [leader for leader in leaders if marks.supervisor in {None, identity(leader.pid)}]
-    _send([server] if server else supervisors or running, signal.SIGTERM)  # a supervisor hands it on
-    if look_until(lambda runs: not runs, lambda: _runs(marks), within=grace, pause=_POLL):
-        for spared, seconds in ((supervisors, _LAST_WORD), ([], _AFTER_KILL)):
-            _kill(marks, spared, within=seconds)
-    if left := ", ".join(str(process.pid) for process in family(marks)):
-        raise DeployError(f"processes of `{name}` do not end: {left}", hint="`ps -o stat,wchan -p PID` says why")
-
-
-def _kill(marks: Marks, spared: Collection[Process], *, within: float) -> None:
-    """SIGKILL to everything, what comes up meanwhile included, until nothing is left or the time is over."""
-
-    def kill(left: Collection[Process]) -> None:
-        _send([process for process in left if process not in spared], signal.SIGKILL)
-
-    look_until(lambda left: not left, lambda: family(marks), within=within, pause=_POLL, meanwhile=kill)
-
-
-def _send(processes: Collection[Process], number: signal.Signals) -> None:
-    for process in processes:
-        now = read_process(process.pid)
-        if now is not None and now.started == process.started:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process.pid, number)
-
-
-def _record_end(record: Record, run_dir: Path) -> None:
-    """Note that a server was stopped; where that cannot be written it has ended all the same."""
-    try:
-        (run_dir / CONFIG).unlink(missing_ok=True)
-        write_record(run_dir, dataclasses.replace(read_record(run_dir) or record, stopped=True))
-    except (OSError, HostError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error.message
-        warn(
-            f"everything of `{record.name}` has ended, and `{run_dir / FILE}` cannot be written: {reason}",
-            hint=f"`deploy down {record.name}` once more, when it can be",
-        )
-
-
-def _put_away(name: str, run_dir: Path) -> None:
-    """What could not be read when its server ended: the supervisor's last word, or else out of the way."""
-    try:
-        record = read_record(run_dir)
-    except HostError:
-        away = run_dir / f"{FILE}.unreadable"
-        try:
-            (run_dir / FILE).rename(away)
-        except OSError as error:
-            reason = f"`{run_dir / FILE}` cannot be moved away: {error.strerror}"
-            warn(f"everything of `{name}` that could be told has ended, and {reason}")
-        return
-    if record is not None:
-        _record_end(record, run_dir)

@@ -13,7 +13,7 @@ from orchestrator.core import procfs
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
 from orchestrator.runtimes import Status
-from orchestrator.runtimes.process import runtime as runtime_module
+from orchestrator.runtimes.process import ending
 from orchestrator.runtimes.process.record import Record, read_record, write_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 
@@ -254,7 +254,7 @@ def test_an_end_that_cannot_be_written_down_is_an_end(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     run_dir = keep(home, RECORD)
-    monkeypatch.setattr(runtime_module, "write_record", full)
+    monkeypatch.setattr(ending, "write_record", full)
     runtime = ProcessRuntime(home)
     runtime.stop(runtime.find()[0], grace=0)
 
