@@ -33,7 +33,7 @@ def end(name: str, marks: Marks, *, grace: float) -> None:
     leaders = (process for process in running if process.pid == process.session)
     supervisors = [leader for leader in leaders if marks.supervisor in {None, identity(leader.pid)}]
     _send([server] if server else supervisors or running, signal.SIGTERM)  # a supervisor hands it on
-    if look_until(lambda runs: not runs, lambda: runs(marks), within=grace, pause=_POLL):
+    if look_until(lambda alive: not alive, lambda: runs(marks), within=grace, pause=_POLL):
         for spared, seconds in ((supervisors, _LAST_WORD), ([], _AFTER_KILL)):
             _kill(marks, spared, within=seconds)
     if left := ", ".join(str(process.pid) for process in family(marks)):
