@@ -147,6 +147,8 @@ def change(workload: Workload, changes: WorkloadChanges) -> tuple[Workload, tupl
     update: dict[str, object] = {key: value for key, value in plain.items() if value is not None}
     if changes.rates_rps is not None:
         update |= {"rates_rps": tuple(sorted(set(changes.rates_rps))), "climb": None}
+    if changes.requests is not None:
+        update |= {"duration_s": None}  # which would decide instead
     changed = {key: value for key, value in update.items() if getattr(workload, key) != value}
     try:
         changed_workload = Workload.model_validate({**workload.model_dump(), **changed})

@@ -39,7 +39,11 @@ def server_script(artifacts: Artifacts) -> str:
     if artifacts.command.in_home:
         lines.append(f"cd {SHELL_HOME}")
     lines += [f"export {name}={shlex.quote(value)}" for name, value in artifacts.command.env]
-    return "\n".join(lines) + "\n" + f"exec {wrapped(artifacts.command.argv)}\n"
+    command = wrapped(artifacts.command.argv)
+    if plan.server.api_key_env is not None:  # without it the server would answer everyone who reaches it
+        lines.append(': "${API_KEY_FILE:?the absolute path of a .yaml file with the line api-key: KEY}"')
+        command += ' \\\n  --config "$API_KEY_FILE"'
+    return "\n".join(lines) + f"\nexec {command}\n"
 
 
 def origin_lines(plan: Plan) -> Iterator[str]:

@@ -40,5 +40,11 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
         if not result.ok:
             last = "\n".join(result.stderr.splitlines()[-_SHOWN_LINES:])
             raise BuildError(f"model `{model.name}` could not be generated", where=str(generator), details=last)
+        if not target.is_dir():
+            raise BuildError(
+                f"the generator of model `{model.name}` ended without making `{target}`",
+                where=str(generator),
+                hint="it is called with that directory as its one argument, and writes the checkpoint there",
+            )
         marker.write_text(digest)
     return target

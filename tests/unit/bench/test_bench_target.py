@@ -156,3 +156,11 @@ def test_a_url_that_cannot_be_measured_is_refused_and_its_password_not_repeated(
 def test_the_command_that_goes_on_asks_for_the_same_measurement(command: str, again: str) -> None:
     """Without its options the measurement would be another one, which is not resumed, or of another server."""
     assert command_to_resume(command, Path("my results")) == again
+
+
+def test_a_number_of_requests_given_is_the_number_sent_whatever_the_file_says() -> None:
+    """A duration in the workload's file used to decide all the same, while the result was marked as changed."""
+    timed = load_workload("wafer-20k-1k").model_copy(update={"duration_s": 8.0})
+    workload, overridden = change(timed, changes(requests=6))
+    assert workload.requests_at(2.0) == 6
+    assert "requests" in overridden

@@ -8,6 +8,7 @@ from plan_samples import plan_of
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home
+from orchestrator.core.shell import ProgramResult
 from orchestrator.weights import generate_model
 
 
@@ -22,3 +23,16 @@ def test_nobody_elses_directory_is_emptied_for_a_generated_model(tmp_path: Path)
     with pytest.raises(BuildError, match="not made here"):
         generate_model(plan_of("cpu-tiny").model, generator, python=Path("python3"), home=home, progress=Progress())
     assert theirs.read_text() == "years of work"
+
+
+def test_a_generator_that_makes_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It used to be called a fault of this tool."""
+    generator = tmp_path / "owl.py"
+    generator.write_text("print(1)")
+    done = ProgramResult(argv=(), code=0, stdout="1", stderr="")
+    monkeypatch.setattr("orchestrator.weights.generate.shell.run", lambda _argv: done)
+    with pytest.raises(BuildError, match="ended without making") as caught:
+        generate_model(
+            plan_of("cpu-tiny").model, generator, python=Path("python3"), home=Home(tmp_path), progress=Progress()
+        )
+    assert caught.value.where == str(generator)
