@@ -191,12 +191,14 @@ def test_no_secret_of_the_caller_stands_in_the_supervisor_or_the_server(
 ) -> None:
     for name in ("KEY", "COPY", "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "sk-12345")
+    monkeypatch.setenv("WANDB_API_KEY", "sk-another")  # told by its name, the others by their value as well
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     server = start("import time; time.sleep(600)", {"KEY": "sk-12345"})
 
     supervisor, program = environments_of(server)
 
-    assert all("sk-12345" not in environ.values() for environ in (supervisor, program))
+    secrets = {"sk-12345", "sk-another"}
+    assert all(secrets.isdisjoint(environ.values()) for environ in (supervisor, program))
     assert all(environ["TOKENIZERS_PARALLELISM"] == "false" for environ in (supervisor, program))
 
 
@@ -214,7 +216,7 @@ def test_hub_token_reaches_a_server_that_fetches_something(engine: CpuEngine, mo
 def test_what_a_start_makes_is_its_owners_alone_whatever_the_umask(start: Start, engine: CpuEngine) -> None:
     before = os.umask(0)
     try:
-        server = start("import time; time.sleep(600)")
+        server = start("import time; time.sleep(600)", {"KEY": "sk-12345"})  # with the FIFO that hands it over
     finally:
         os.umask(before)
 

@@ -19,4 +19,11 @@ def test_planned_decides_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
         monkeypatch.setattr(planning, name, counted)
     planning.planned("mi355x-tp8", (), Home(tmp_path))
-    assert sorted(calls) == ["checked", "compose", "decide", "read_flags", "read_ledger"]
+    once = ["checked", "compose", "decide", "read_flags", "read_ledger"]
+    assert sorted(calls) == once
+
+    calls.clear()
+    table = tmp_path / "table.csv"
+    table.write_text("")
+    planning.planned("mi355x-tp8", (), Home(tmp_path), given={"moe-table": table})
+    assert sorted(calls) == once

@@ -62,7 +62,8 @@ def test_a_conflict_is_shown_and_ends_with_an_error(
     )
     monkeypatch.setattr(SourceChecker, "check_directory", lambda *_: states)
 
-    with pytest.raises(PatchError, match="`two`"):
+    with pytest.raises(PatchError, match="`two`") as caught:
         check_patches(source=Path(), json=json)
+    assert caught.value.exit_code == 5
     shown = capsys.readouterr().out
     assert '"state": "conflict"' in shown if json else "two    conflict  a.py:1: x" in shown
