@@ -76,11 +76,14 @@ class EngineClient:
         A health request that meets the end of another one waits for an output that never comes (sglang 0.5.14,
         managers/scheduler.py:1633): a single 503 says nothing of a server that serves, so give it two `tries`.
         """
-        status = 0
-        for _ in range(tries):
-            status, _ = self._ask("GET", HEALTH, limits=HEALTH_LIMITS)
-            if status == httpx.codes.OK:
-                break
+        from tenacity import Retrying, retry_if_not_result, stop_after_attempt  # noqa: PLC0415 - see `look_until`
+
+        asked = Retrying(
+            stop=stop_after_attempt(tries),
+            retry=retry_if_not_result(lambda answer: answer[0] == httpx.codes.OK),
+            retry_error_callback=lambda state: state.outcome and state.outcome.result(),
+        )
+        status, _ = asked(self._ask, "GET", HEALTH, limits=HEALTH_LIMITS)
         return status
 
     def models(self) -> dict[str, int | None]:

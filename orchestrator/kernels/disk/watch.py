@@ -1,7 +1,6 @@
 """Run a program that may never end: with an outer time limit, and with a short one once its work is done."""
 
 import signal
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.core import shell
+from orchestrator.core.waiting import look_until
 
 
 class WatchEnding(StrEnum):
@@ -29,7 +29,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchLimits:
-    """Seconds: in all, between the last result and the exit, between two looks, between SIGTERM and SIGKILL."""
+    """Seconds: until its work is done, from then to its exit, between two looks, between SIGTERM and SIGKILL."""
 
     total: float
     shutdown: float
@@ -57,15 +57,10 @@ def watch(argv: Sequence[str], *, log: Path, limits: WatchLimits, finished: Call
 
 
 def _wait(program: shell.Program, limits: WatchLimits, finished: Callable[[], bool]) -> Ended:
-    started = time.monotonic()
-    done_since: float | None = None
-    while True:
-        if (code := program.wait_for(limits.look)) is not None:
-            return Ended(ending=WatchEnding.EXITED, code=code)
-        now = time.monotonic()
-        if done_since is None and finished():
-            done_since = now
-        if done_since is not None and now - done_since >= limits.shutdown:
-            return Ended(ending=WatchEnding.HUNG, code=None)
-        if now - started >= limits.total:
-            return Ended(ending=WatchEnding.TIME_LIMIT, code=None)
+    def ends() -> bool:
+        return program.wait_for(limits.look) is not None or finished()
+
+    done = look_until(bool, ends, within=limits.total, pause=0)  # each look is a pause itself
+    if (code := program.wait_for(limits.shutdown if done else 0)) is not None:
+        return Ended(ending=WatchEnding.EXITED, code=code)
+    return Ended(ending=WatchEnding.HUNG if done else WatchEnding.TIME_LIMIT, code=None)

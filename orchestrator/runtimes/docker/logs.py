@@ -1,9 +1,9 @@
 """The log of a container: read, followed through restarts, and kept when the container goes."""
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -14,11 +14,12 @@ from orchestrator.core.console import note
 from orchestrator.core.errors import HostError
 from orchestrator.core.log_lines import split_lines
 from orchestrator.core.secret import redact
+from orchestrator.core.waiting import look_until
 from orchestrator.runtimes.base import LOG
 
 _STAMP: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:]{8}\.\d{9}Z\Z")
 _PAUSE: Final = 0.2  # seconds between two looks at a container that is between two runs
-_SETTLED: Final = 50  # looks after which a run that still goes on has not ended: only its stream has
+_SETTLED: Final = 10.0  # seconds after which a run that still goes on has not ended: only its stream has
 
 
 def container_log(container: Container) -> Iterator[str]:
@@ -79,22 +80,21 @@ def save_log(container: Container, run_dir: Path) -> None:
 
 
 def _runs_again(container: Container, run: str) -> bool:
-    """Wait until Docker has decided: another run (true), or none."""
-    looks = 0
-    while looks < _SETTLED:
+    """Wait until Docker has noticed the end of `run`, and then until it has decided: another run (true), or none."""
+
+    def look() -> tuple[str, str]:
         try:
             container.reload()
         except NotFound:
-            return False
-        state = container.attrs["State"]
-        if state["Status"] not in {"running", "restarting"}:
-            return False
-        if state["Status"] == "running":
-            if state["StartedAt"] != run:
-                return True
-            looks += 1
-        time.sleep(_PAUSE)
-    raise HostError("the log was cut off while the server runs on", hint="ask for it again: the daemon was restarted?")
+            return "removed", ""
+        return container.attrs["State"]["Status"], container.attrs["State"]["StartedAt"]
+
+    goes_on = ("running", run)
+    if look_until(lambda seen: seen != goes_on, look, within=_SETTLED, pause=_PAUSE) == goes_on:
+        hint = "ask for it again: the daemon was restarted?"
+        raise HostError("the log was cut off while the server runs on", hint=hint)
+    status, _ = look_until(lambda seen: seen[0] != "restarting", look, within=inf, pause=_PAUSE)
+    return status == "running"
 
 
 def _lines(container: Container, *, follow: bool, since: float | None) -> Iterator[str]:

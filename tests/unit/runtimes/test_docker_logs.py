@@ -49,7 +49,7 @@ class Restarting:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.runtimes.docker.logs.time.sleep", lambda _: None)
+    monkeypatch.setattr("orchestrator.runtimes.docker.logs._PAUSE", 0)
 
 
 def test_a_log_is_followed_from_run_to_run() -> None:
@@ -64,7 +64,8 @@ def test_following_ends_when_the_container_is_removed() -> None:
     assert list(follow_log(cast("Container", Restarting(removed=True))))[-1] == "loads 2"
 
 
-def test_a_stream_that_was_cut_is_not_waited_for() -> None:
+def test_a_stream_that_was_cut_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.runtimes.docker.logs._SETTLED", 0.1)
     container = Restarting()
     container.reload = lambda: None  # type: ignore[method-assign] # the same run, at every look
     with pytest.raises(HostError, match="the log was cut off while the server runs on"):
