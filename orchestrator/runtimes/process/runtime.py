@@ -176,9 +176,7 @@ def _launch(request: StartRequest, environ: Mapping[str, str | None]) -> Record:
 def _without(secrets: Mapping[str, Secret]) -> dict[str, str | None]:
     """The variables of this process that a server does not inherit: secrets, by their name or their value."""
     values = {secret.reveal() for secret in secrets.values()}
-    return {
-        name: None for name, value in os.environ.items() if names_secret(name) or name in secrets or value in values
-    }
+    return {name: None for name, value in os.environ.items() if names_secret(name) or value in values}
 
 
 def _reads_hub(plan: Plan) -> bool:

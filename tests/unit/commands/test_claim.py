@@ -11,6 +11,8 @@ from orchestrator.commands.runs import RunDir, claim, open_run, read_plan
 from orchestrator.core.errors import HostError, NameTakenError
 from orchestrator.core.paths import Home
 
+pytestmark = pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:

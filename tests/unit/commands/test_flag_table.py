@@ -1,5 +1,7 @@
 """`deploy flags`: a table is written whole or not at all."""
 
+import errno
+import os
 import zipfile
 from pathlib import Path
 
@@ -45,6 +47,20 @@ def test_a_run_that_fails_leaves_nothing(home: Home, monkeypatch: pytest.MonkeyP
         flag_tables.write_flag_table("0.5.17", home, python=Path("python3"))
     assert "ImportError" in caught.value.details
     assert tables(home) == []
+
+
+def test_a_write_that_fails_leaves_the_old_table_whole(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, _target: Path) -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    answer(monkeypatch, GOOD)
+    path = flag_tables.write_flag_table("0.5.17", home, python=Path("python3"))
+    answer(monkeypatch, GOOD.replace("port", "host"))
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        flag_tables.write_flag_table("0.5.17", home, python=Path("python3"))
+    assert path.read_text() == GOOD
+    assert tables(home) == ["0.5.17.json"]
 
 
 def test_what_is_no_wheel_is_named(home: Home, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator.commands import planning
 from orchestrator.core.paths import Home
+from orchestrator.kernels.disk import Store
 
 
 def test_planned_decides_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +19,7 @@ def test_planned_decides_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             return _original(*args, **named)  # type: ignore[operator]
 
         monkeypatch.setattr(planning, name, counted)
-    planning.planned("mi355x-tp8", (), Home(tmp_path))
+    plan, _ = planning.planned("mi355x-tp8", (), Home(tmp_path))
     once = ["checked", "compose", "decide", "read_flags", "read_ledger"]
     assert sorted(calls) == once
 
@@ -27,3 +28,11 @@ def test_planned_decides_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     table.write_text("")
     planning.planned("mi355x-tp8", (), Home(tmp_path), given={"moe-table": table})
     assert sorted(calls) == once
+
+    calls.clear()
+    built = Store.of(Home(tmp_path), plan).table(plan)
+    built.parent.mkdir(parents=True)
+    built.write_text("built")
+    _, inputs = planning.planned("mi355x-tp8", (), Home(tmp_path))
+    assert sorted(calls) == once
+    assert inputs == {"moe-table": b"built"}

@@ -213,6 +213,7 @@ UNREADABLE = {
 }
 
 
+@pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
 @pytest.mark.parametrize("spoil", UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_a_record_that_cannot_be_read_is_a_server_and_hides_no_other(
     home: Home, proc: Path, spoil: Callable[[Path], None]

@@ -1,0 +1,25 @@
+"""What is found in a directory of packages: the sources of aiter count only where they lie beside those of sglang."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.images import SourceChecker
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """Two directories with sglang, `site` with an aiter that reads a tuned table, `alone` without any."""
+    for module in ("site/sglang/srt/__init__.py", "alone/sglang/srt/__init__.py", "site/aiter/__init__.py"):
+        (tmp_path / module).parent.mkdir(parents=True)
+        (tmp_path / module).touch()
+    (tmp_path / "site/aiter/jit").mkdir()
+    (tmp_path / "site/aiter/jit/core.py").write_text('AITER_CONFIG_FMOE = os.getenv("AITER_CONFIG_FMOE", default)\n')
+    return tmp_path
+
+
+@pytest.mark.parametrize(("given", "state"), [("site/sglang", "needed"), ("alone/sglang", "not applicable")])
+def test_a_table_is_needed_where_aiter_reads_one(packages: Path, given: str, state: str) -> None:
+    found = {patch.id: patch.state for patch in SourceChecker.of_ledger().check_directory(packages / given)}
+
+    assert found["aiter-fp4-moe-table"] == state
