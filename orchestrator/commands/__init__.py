@@ -1,1 +1,4 @@
-"""The workflows: each reads as a sentence."""
+"""The workflows: each reads as a sentence.
+
+Shows nothing here: its modules are imported by name, the module `up` for `deploy up`.
+"""
