@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from orchestrator.core.catalogue import Catalogue, Kind
@@ -16,7 +17,12 @@ def read_ledger(catalogue: Catalogue | None = None) -> tuple[Patch, ...]:
 
     Raises ProfileError with all that is wrong in any patch.yaml, each at its line.
     """
-    catalogue = catalogue or Catalogue.from_environment()
+    return _read(catalogue or Catalogue.from_environment())
+
+
+@cache
+def _read(catalogue: Catalogue) -> tuple[Patch, ...]:
+    """Once a process: the plan, its image and the checkpoint's overlay all ask for it."""
     patches: list[Patch] = []
     problems: list[Problem] = []
     places: dict[str, str] = {}

@@ -51,7 +51,8 @@ def decide(name: str, *, profile: Profile, composed: Composed, knowledge: Knowle
     )
     _refuse(name, (problem for rule in RULES for problem in rule(case)))
     plan = _plan(name, profile=profile, composed=composed, knowledge=knowledge)
-    _refuse(name, known_bad(knowledge.known_bad, plan, accepted=profile.accept_known_bad))
+    accepted = profile.accept_known_bad
+    _refuse(name, known_bad(knowledge.known_bad, plan, accepted=accepted, place=composed.place))
     return plan
 
 

@@ -1,12 +1,13 @@
 """Layouts that are reported broken: data (profiles/reports/known-bad.yaml), matched against a plan."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatch
 
 from packaging.specifiers import SpecifierSet
 from pydantic import Field
 
+from orchestrator.core.document import KeyPath
 from orchestrator.core.errors import Problem
 from orchestrator.core.validation import StrictModel
 from orchestrator.patches import VersionRange
@@ -26,6 +27,13 @@ class When(StrictModel):
     flags: Mapping[str, str] = Field(default={}, description="flag -> shell pattern of its value, `*` for any")
     env_not: Mapping[str, str] = Field(default={}, description="variable -> the value that makes it good")
 
+    @property
+    def key(self) -> KeyPath:
+        """The key of a profile that most narrowly says what is broken."""
+        if self.flags:
+            return "flags", next(iter(self.flags))
+        return ("engine",) if self.dp_attention is None else ("layout", "dp_attention")
+
 
 class KnownBad(StrictModel):
     """One report: what breaks, where it was reported, what mends it."""
@@ -43,12 +51,19 @@ class Reports(StrictModel):
     known_bad: tuple[KnownBad, ...]
 
 
-def known_bad(entries: Sequence[KnownBad], plan: Plan, *, accepted: Collection[str] = ()) -> tuple[Problem, ...]:
-    """What is reported broken about a plan, save the reports whose id the user accepts."""
+def known_bad(
+    entries: Sequence[KnownBad],
+    plan: Plan,
+    *,
+    accepted: Collection[str] = (),
+    place: Callable[[KeyPath], str] = lambda _: "",
+) -> tuple[Problem, ...]:
+    """What is reported broken about a plan, save the reports whose id the user accepts; `place` is that of a key."""
     return tuple(
         Problem(
             f"this layout is reported broken: {entry.what} ({entry.source})",
-            hint=f"{entry.hint}; if you know better: `--set accept_known_bad=[{entry.id}]`",
+            place(entry.when.key),
+            f"{entry.hint}; if you know better: `--set accept_known_bad=[{entry.id}]`",
         )
         for entry in entries
         if entry.id not in accepted and matches(entry.when, plan)

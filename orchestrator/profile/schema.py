@@ -259,7 +259,7 @@ class Profile(StrictModel):
     """A whole profile, after its layers were put together."""
 
     description: Text = Field(default="", description="what it is for, one line")
-    runtime: Text = Field(default="docker", description="docker or process")
+    runtime: Text = Field(default="docker", description="the runtime that starts and stops the server")
     hardware: HardwareSection = Field(description="the node")
     model: ModelSection = Field(description="the checkpoint")
     engine: EngineSection = Field(description="the build of sglang")

@@ -196,8 +196,8 @@ def _published_eval(line: PublishedEval) -> EvalRow:
     return EvalRow(
         title=line.title,
         measured=False,
-        baseline_label=line.baseline.label,
-        candidate_label=line.candidate.label,
+        baseline_label=line.baseline.shown,
+        candidate_label=line.candidate.shown,
         baseline=line.baseline.score,
         candidate=line.candidate.score,
         judgement=judgement,

@@ -73,6 +73,11 @@ class EvalScore(StrictModel):
     score: _Share
     plus_minus: float | None = None
 
+    @property
+    def shown(self) -> str:
+        """The label, with the ± where one was published."""
+        return self.label if self.plus_minus is None else f"{self.label}, ± {self.plus_minus:g}"
+
 
 class PublishedEval(StrictModel):
     """Two published scores of one suite. `items` are questions, `samples` answers (seeds × questions)."""

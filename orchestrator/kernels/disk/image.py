@@ -5,7 +5,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -55,7 +55,8 @@ def read_digest(image: str, client: docker.DockerClient | None = None) -> str:
 @contextmanager
 def _engine(image: str, client: docker.DockerClient | None) -> Iterator[docker.DockerClient]:
     try:
-        yield client or docker.from_env(environment={**os.environ, "DOCKER_HOST": docker_endpoint()})
+        with nullcontext(client) if client else closing(_local_engine()) as engine:
+            yield engine
     except ImageNotFound as error:
         raise KernelsError(
             f"there is no image `{image}` here",
@@ -63,6 +64,10 @@ def _engine(image: str, client: docker.DockerClient | None) -> Iterator[docker.D
         ) from error
     except DockerException as error:
         raise HostError(f"the Docker engine does not answer: {error}", hint="docker info") from error
+
+
+def _local_engine() -> docker.DockerClient:
+    return docker.from_env(environment={**os.environ, "DOCKER_HOST": docker_endpoint()})
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 from requests import codes
 
+from orchestrator.core.console import warn
+from orchestrator.core.errors import HostError
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process, identity
@@ -147,9 +149,14 @@ class DockerRuntime:
         return True
 
     def _discard(self, starter: str) -> None:
-        """Remove what this very start has created."""
-        for container in self._host.client.containers.list(all=True, filters={"label": f"{_STARTER}={starter}"}):
-            _remove(container)
+        """Remove what this very start has created; where that fails, say so: the error to raise is the start's own."""
+        label = f"{_STARTER}={starter}"
+        try:
+            with self._host.errors():
+                for container in self._host.client.containers.list(all=True, filters={"label": label}):
+                    _remove(container)
+        except (APIError, HostError) as error:
+            warn(f"a container may be left: {error}", hint=f"`docker ps --all --filter label={label}` finds it")
 
 
 def _remove(container: Container) -> None:

@@ -23,6 +23,11 @@ def faults(root: Path) -> list[str]:
     return [f"{problem.where}: {problem.message}" for problem in caught.value.problems]
 
 
+def test_a_ledger_is_read_once_a_process(ledger: Path) -> None:
+    """A plan, its image and the checkpoint's overlay each ask for it."""
+    assert read_ledger(Catalogue((ledger,))) is read_ledger(Catalogue((ledger,)))
+
+
 def test_the_ledger_that_ships_is_valid() -> None:
     assert [patch.id for patch in read_ledger(Catalogue.shipped())] == sorted(
         path.parent.name for path in (data_root() / "patches").glob("*/patch.yaml")

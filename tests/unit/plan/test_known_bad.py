@@ -65,6 +65,14 @@ def test_a_refusal_names_its_source_and_the_way_around() -> None:
     (problem,) = caught.value.problems
     assert "sglang #33973" in problem.message
     assert "accept_known_bad=[dsa-dp-attention-hang]" in problem.hint
+    assert problem.where == "--set layout.dp_attention"
+
+
+def test_a_refusal_names_the_key_that_is_known_bad() -> None:
+    with pytest.raises(ProfileError) as caught:
+        load("mi355x-tp8", overrides=["flags.chunked-prefill-size=131072", "flags.mem-fraction-static=0.85"])
+    (problem,) = caught.value.problems
+    assert problem.where == "--set flags.chunked-prefill-size"
 
 
 def test_a_report_that_the_user_accepts_is_not_raised() -> None:

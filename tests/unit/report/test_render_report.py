@@ -187,6 +187,12 @@ def test_the_published_evaluations_cannot_tell() -> None:
     assert render_html(report(tp4dp2())).count("cannot tell apart at this sample size") == 2
 
 
+def test_a_published_score_is_shown_with_its_plus_minus() -> None:
+    labels = {row.title: (row.baseline_label, row.candidate_label) for row in report(tp4dp2()).evals}
+    assert labels["GSM8K, 5-shot, greedy"] == ("FP8, ± 0.013", "MXFP4, ± 0.014")
+    assert labels["tau2, macro average"] == ("FP8", "MXFP4")
+
+
 def test_a_measured_evaluation_without_a_baseline_stands_beside_the_published_one() -> None:
     items = tuple(Item(id=str(index), right=index % 20 != 0) for index in range(1319))
     outcome = Outcome(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+import requests
 from docker.models.containers import Container
 
 from orchestrator.commands.planning import load
@@ -181,3 +182,24 @@ def test_a_container_of_a_stranger_is_not_taken_for_a_server(tmp_path: Path) -> 
     runtime = DockerRuntime(Home(tmp_path), "unix:///nowhere")
     runtime._host.__dict__["client"] = Daemon()
     assert [handle.name for handle in runtime.find()] == ["tiny"]
+
+
+def test_a_start_that_fails_and_cannot_be_cleared_away_raises_its_own_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Dying:
+        """A daemon that ends while a container is created."""
+
+        api = containers = property(lambda self: self)
+
+        def create_host_config(self, **_: object) -> None:
+            raise KeyboardInterrupt
+
+        def list(self, **_: object) -> None:
+            raise requests.ConnectionError("refused")
+
+    runtime = DockerRuntime(Home(tmp_path), "unix:///nowhere")
+    runtime._host.__dict__["client"] = Dying()
+    with pytest.raises(KeyboardInterrupt):
+        runtime.start(rendered(load("cpu-tiny").plan), name="tiny", run_dir=tmp_path, secrets={})
+    assert "a container may be left: the Docker daemon at `unix:///nowhere` does not answer" in capsys.readouterr().err
