@@ -50,7 +50,7 @@ def coverage(
     json: Json = False,
 ) -> None:
     """Say for each bucket of tokens whether a tuned kernel answers. Exit code 9 where the server would miss."""
-    from orchestrator.commands.kernels import RowSources, cover
+    from orchestrator.commands.coverage import RowSources, cover
     from orchestrator.core.paths import Home
     from orchestrator.kernels import to_dict, to_text
 
@@ -70,7 +70,7 @@ def coverage(
 
 def _plans(profile: str | None, overrides: "Sequence[str]") -> "list[Plan]":
     """The plan of that profile, else those of all profiles that have such kernels."""
-    from orchestrator.commands.kernels import require_moe
+    from orchestrator.commands.coverage import require_moe
     from orchestrator.commands.planning import load, usable_plans
     from orchestrator.kernels import applies_to
 
@@ -97,7 +97,8 @@ def table(
 
     The image's own rows are read from the profile's image, or from copies of its tables given with `--table`.
     """
-    from orchestrator.commands.kernels import RowSources, build_table
+    from orchestrator.commands.coverage import RowSources
+    from orchestrator.commands.kernels import build_table
     from orchestrator.commands.planning import load
     from orchestrator.core.paths import Home
     from orchestrator.kernels import to_dict
@@ -127,7 +128,7 @@ def tune(
     set_: SetOption = None,
 ) -> None:
     """Run aiter's own tuner for the missing keys. On a host with the profile's GPU; goes on where it was stopped."""
-    from orchestrator.commands.kernels import RowSources
+    from orchestrator.commands.coverage import RowSources
     from orchestrator.commands.planning import load
     from orchestrator.commands.tuning import prepare_tuning, run_tuning
     from orchestrator.core.paths import Home

@@ -66,10 +66,13 @@ def show(
     json: Json = False,
 ) -> None:
     """Show what a profile decides."""
+    from orchestrator.commands.coverage import note_coverage
     from orchestrator.commands.explain import explained, explained_table
     from orchestrator.commands.planning import load
+    from orchestrator.core.paths import Home
 
     loaded = load(profile, overrides=set_ or ())
+    note_coverage(loaded.plan, Home.from_environment())
     if explain:
         rows = explained(loaded)
         if json:
@@ -96,10 +99,14 @@ def render(
     That is the plan, the server's command and, for Docker, the image's build context and the `docker run` line. They
     follow from the profile and the options alone: a table that this machine holds is named with `--give`.
     """
+    from orchestrator.commands.coverage import note_coverage
     from orchestrator.commands.planning import plan_given, render_artifacts, rendered_files
     from orchestrator.commands.runs import write_files
+    from orchestrator.core.paths import Home
 
-    files = rendered_files(render_artifacts(*plan_given(profile, set_ or (), named_files("--give", give))))
+    plan, inputs = plan_given(profile, set_ or (), named_files("--give", give))
+    note_coverage(plan, Home.from_environment())
+    files = rendered_files(render_artifacts(plan, inputs))
     if output is None:
         for file in files:
             out(f"==> {file.path} <==\n{file.content.decode(errors='replace')}")

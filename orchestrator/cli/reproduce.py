@@ -39,6 +39,8 @@ def reproduce(
     """
     import datetime as dt
 
+    from orchestrator.commands.coverage import note_coverage
+    from orchestrator.commands.planning import load
     from orchestrator.commands.report import price_book
     from orchestrator.commands.reproduce import STATE_FILE, FinishedSteps, StepRunner, may_be_there, plan_steps
     from orchestrator.commands.reproduce import reproduce as run_steps
@@ -56,6 +58,8 @@ def reproduce(
     planned = plan_steps(published, directory, named=name, download_mb_s=download)
     state = FinishedSteps(directory / STATE_FILE, planned.steps)
     if dry_run:
+        for run in published.reproduce.runs:
+            note_coverage(load(run.profile).plan, Home.from_environment())
         hourly, source = price_book(price or ()).of(published.rates_system.partition("×")[2])
         _show(planned, state.done, hourly=hourly * published.gpus if hourly else None, source=source, json=json)
         return
@@ -74,6 +78,7 @@ def _show(
     planned: "ReproducePlan", done: "Mapping[str, str]", *, hourly: float | None, source: str, json: bool
 ) -> None:
     """What remains, with its sums; `hourly` is USD for the whole node."""
+    from orchestrator.commands.estimates import minutes
     from orchestrator.commands.reproduce import command, still_to_do
 
     steps = still_to_do(planned.steps, done)
@@ -85,18 +90,14 @@ def _show(
         known = {key: value for key, value in total.items() if value is not None}
         out_json({"steps": listed, "left_out": planned.left_out, "total": known})
         return
-    rows = [(f"deploy {' '.join(command(step))}", _minutes(step.about), _usd(step.about, hourly)) for step in steps]
-    out(table(("command", "about", "about USD"), [*rows, ("total", _minutes(seconds), _usd(seconds, hourly))]))
+    rows = [(f"deploy {' '.join(command(step))}", minutes(step.about), _usd(step.about, hourly)) for step in steps]
+    out(table(("command", "about", "about USD"), [*rows, ("total", minutes(seconds), _usd(seconds, hourly))]))
     for sentence in planned.left_out:
         note(sentence)
     if hourly is None:
         note("no price is known: give one with `--price`")
     else:
         note(f"at ${hourly:.2f} an hour for the node ({source}); times are estimates, a failure adds to them")
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _usd(seconds: float, hourly: float | None) -> str:

@@ -24,6 +24,12 @@ def up(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be started, and stop")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="stop a server of that name first")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="leave a server that failed, to look at it")] = False,
+    stage: Annotated[
+        bool, typer.Option("--stage/--no-stage", help="download a checkpoint that is missing, or refuse")
+    ] = True,
+    accept_untuned: Annotated[
+        bool, typer.Option("--accept-untuned", help="start although the load will meet untuned MoE kernels")
+    ] = False,
     strict_kernels: StrictKernels = False,
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="default: as long as the start moves on")
@@ -32,8 +38,8 @@ def up(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Bring a profile's server up: build, start, wait, prove."""
-    from orchestrator.commands.up import UpRequest, dry_run_text, up
+    """Bring a profile's server up: stage, build, start, wait, prove. What is there already is not done again."""
+    from orchestrator.commands.up import UpRequest, preview, up
     from orchestrator.core.paths import Home
 
     request = UpRequest(
@@ -43,11 +49,15 @@ def up(
         host=host,
         replace=replace,
         keep=keep,
+        stage=stage,
+        accept_untuned=accept_untuned,
         strict_kernels=strict_kernels,
         timeout=timeout,
     )
     if dry_run:
-        out(dry_run_text(request, Home.from_environment()))
+        would = preview(request, Home.from_environment())
+        out(would.files)
+        say(would.steps)
         return
     done = up(request, Home.from_environment())
     if json:

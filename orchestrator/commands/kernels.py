@@ -1,104 +1,56 @@
-"""Tuned kernels of a plan: are they covered, the table its server gets, and whether its log says they were used."""
+"""Tuned kernels of a plan: the table its server gets, and whether its log says they were used."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from orchestrator.commands.coverage import RowSources, plan_in_image, require_moe, staged_moe
 from orchestrator.commands.runs import RunDir
-from orchestrator.core.console import note, warn
-from orchestrator.core.errors import DeployError, KernelsError
+from orchestrator.core.console import note, say, warn
+from orchestrator.core.errors import BuildError, DeployError, KernelsError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
 from orchestrator.images import ensure_base, find_docker
 from orchestrator.kernels import (
     Coverage,
     GateReport,
-    MoeCheckpoint,
     RowOrigin,
     Table,
-    TunedRow,
     applies_to,
     assemble,
     coverage_of,
     gate_report,
-    rank_shapes,
 )
 from orchestrator.kernels.disk import (
-    ImageTables,
     Store,
-    read_checkpoint,
-    read_image,
     read_pins,
     read_tables,
     upstream_table,
 )
 from orchestrator.plan import Plan
 from orchestrator.render import base_reference
-from orchestrator.weights import checkpoint_directory
+from orchestrator.runtimes import Place, runtime_kind
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowSources:
-    """Where rows are read from: tables named by the user, an image, a checkpoint's folder; each may be absent."""
+def make_table(plan: Plan, home: Home, place: Place, *, accept_untuned: bool) -> bool:
+    """Build the table that the plan's server gets, where there is none, or it is older than what was measured.
 
-    tables: tuple[Path, ...] = ()
-    image: str | None = None
-    model: Path | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoveredPlan:
-    """A coverage, and the tables it was computed from, in words."""
-
-    found: Coverage
-    tables: str
-
-
-def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
-    """Coverage of a plan by the tables given, else by the table built for its profile, else by none.
-
-    The key follows from the checkpoint given, else from the one that is staged, else both count.
+    Returns whether it was built. Raises as `build_table`, unless untuned kernels are accepted.
     """
-    checkpoint = _checkpoint(plan, given, home)
-    shapes = set(rank_shapes(plan, checkpoint.moe if checkpoint else None))
-    built = Store.of(home, plan).table(plan)
-    rows: list[TunedRow] = []
-    names = []
-    if given.image:
-        shipped, plan = plan_in_image(plan, given.image)
-        rows += shipped.rows
-        names.append(f"{shipped.files} files in `{given.image}`")
-    paths = given.tables
-    if not paths and not given.image and built.is_file():
-        paths = (built,)
-    rows += read_tables(paths, keep=lambda row: row.key.shape in shapes)
-    names += [f"`{path}`" for path in paths]
-    pinned = read_pins().names_of(plan.engine.aiter_commit)
-    return CoveredPlan(
-        found=coverage_of(plan, rows, checkpoint=checkpoint, names=pinned), tables=", ".join(names) or "no table"
-    )
-
-
-def _checkpoint(plan: Plan, given: RowSources, home: Home) -> MoeCheckpoint | None:
-    """The checkpoint named, else the one that is staged for the plan, else none."""
-    folder = given.model or checkpoint_directory(plan.model, home)
-    return read_checkpoint(folder) if given.model or (folder / "config.json").is_file() else None
-
-
-def plan_in_image(plan: Plan, image: str) -> tuple[ImageTables, Plan]:
-    """The image's tables, and the plan with the aiter that is really in there."""
-    if plan.engine.aiter_dir is None:
-        raise KernelsError(
-            f"the engine of `{plan.profile}` has no aiter", where=f"engine {plan.engine.name}: aiter_dir"
-        )
-    shipped = read_image(image, plan.engine.aiter_dir)
-    commit = shipped.aiter_commit or plan.engine.aiter_commit
-    if commit != plan.engine.aiter_commit:
-        warn(
-            f"`{image}` holds aiter {commit}, the engine of `{plan.profile}` pins {plan.engine.aiter_commit}",
-            hint=f"`--set engine.aiter_commit={commit}` with this image, also for `deploy up`",
-        )
-    return shipped, replace(plan, engine=replace(plan.engine, aiter_commit=commit))
+    store = Store.of(home, plan)
+    if not applies_to(plan) or not runtime_kind(plan.runtime).contained or store.is_fresh(plan):
+        return False
+    say("building the table of tuned MoE kernels: the image's rows, what was measured, and aiter's newer ones")
+    try:
+        built = build_table(plan, RowSources(far=place.far), home, upstream=True)
+    except (KernelsError, BuildError) as error:
+        if accept_untuned:
+            warn(f"no table of tuned kernels: {error.message}", hint=error.hint)
+            return False
+        error.hint = "; or ".join(filter(None, [error.hint, "`--accept-untuned` starts without"]))
+        raise
+    note(f"tuned kernels {built.path}: {built.found.line}")
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +78,8 @@ def build_table(plan: Plan, given: RowSources, home: Home, *, upstream: bool) ->
     require_moe(plan)
     asked = plan
     own = [replace(row, origin=RowOrigin.IMAGE) for row in read_tables(given.tables)]
-    if image := given.image or (None if given.tables else _own_image(plan)):
-        shipped, plan = plan_in_image(plan, image)
+    if image := given.image or (None if given.tables else _own_image(plan, given.far)):
+        shipped, plan = plan_in_image(plan, image, given.far)
         own += shipped.rows
     pins = read_pins()
     rows = [*Store.of(home, plan).measured(), *own]
@@ -138,30 +90,21 @@ def build_table(plan: Plan, given: RowSources, home: Home, *, upstream: bool) ->
         rows += [replace(row, where=f"{place}:{row.where.rpartition(':')[2]}") for row in found]
     names = pins.names_of(plan.engine.aiter_commit)
     table = assemble(plan, rows, names=names)
-    checkpoint = _checkpoint(plan, given, home)
+    checkpoint = staged_moe(plan, given, home)
     written = Store.of(home, asked).write(asked, table.rows)  # where `build` and `up` look for it
     return BuiltTable(
         path=written, table=table, found=coverage_of(plan, table.rows, checkpoint=checkpoint, names=names)
     )
 
 
-def _own_image(plan: Plan) -> str:
+def _own_image(plan: Plan, far: str | None) -> str:
     """The image the plan's own is built on, pulled where it is missing."""
     try:
-        ensure_base(find_docker(), plan.engine)
+        ensure_base(find_docker(far), plan.engine)
     except DeployError as error:
         error.hint = f"{error.hint}; or give copies of its tables with `--table`"
         raise
     return base_reference(plan.engine)
-
-
-def require_moe(plan: Plan) -> None:
-    """Raise KernelsError for a plan whose server asks aiter for no MXFP4 experts."""
-    if not applies_to(plan):
-        raise KernelsError(
-            f"the server of `{plan.profile}` asks aiter for no MXFP4 experts",
-            hint="`deploy kernels coverage` without `--profile` shows the profiles that do",
-        )
 
 
 def kernel_gate(log: Iterable[str], *, plan: Plan, run: RunDir, strict: bool) -> GateReport | None:

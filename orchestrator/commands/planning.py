@@ -18,7 +18,7 @@ from orchestrator.patches import read_ledger
 from orchestrator.plan import NAME, Plan
 from orchestrator.plan.decide import Knowledge, decide
 from orchestrator.plan.known_bad import KnownBad, Reports
-from orchestrator.profile import PARTS, Composed, Override, Profile, compose, part_names
+from orchestrator.profile import EXTENDS, PARTS, Composed, Override, Profile, compose, part_names
 from orchestrator.render import Artifacts, ContextFile, files
 from orchestrator.runtimes import REGISTRY, runtime_kind
 
@@ -103,11 +103,13 @@ def planned(
 ) -> tuple[Plan, dict[str, bytes]]:
     """A profile's plan and what its image is given, by input name: what `build` and `up` agree on.
 
-    That is what the user gives, and the table that `deploy kernels table` built for the profile, where it did, the
-    user gives none, and there is an image to put it into.
+    That is what the user gives, and the table that was built for this model and layout, where one was, the user gives
+    none, and there is an image to put it into.
     """
     valid = read_profile(profile, overrides=overrides, catalogue=Catalogue.of(home))
-    table = Store.at(home, valid.profile.engine.aiter_commit).table_of(valid.name)
+    layout, hardware = valid.profile.layout, valid.profile.hardware
+    store = Store.at(home, valid.profile.engine.aiter_commit)
+    table = store.table_of(valid.composed.names["model"], hardware.arch, tp=layout.tp.value, ep=layout.ep.value)
     kind = REGISTRY.get(valid.profile.runtime)
     built = {_MOE_TABLE: table} if table.is_file() and kind is not None and kind().contained else {}
     return _decided(valid, {**built, **(given or {})})
@@ -145,13 +147,37 @@ def read_profile(name: str, *, overrides: Sequence[str] = (), catalogue: Catalog
     if not NAME.match(path.stem):
         hint = "rename it: lower-case letters and digits, with single `.`, `_` or `-` between them"
         raise ProfileError(f"a profile cannot be called `{path.stem}`", where=str(path), hint=hint)
-    document = read_file(path, catalogue.shown(path))
-    names = part_names(document, given)
-    parts = _read_parts(names, document, catalogue)
-    composed = compose(parts, names=names, profile=document, overrides=given)
+    layers = _read_layers(path, catalogue)
+    names = part_names(layers, given)
+    parts = _read_parts(names, layers[-1], catalogue)
+    composed = compose(parts, names=names, profiles=layers, overrides=given)
     message = f"profile `{path.stem}` is not valid"
     profile = checked(composed.data, Profile, place=composed.place, message=message)
     return Valid(name=path.stem, composed=composed, profile=profile, catalogue=catalogue)
+
+
+def _read_layers(path: Path, catalogue: Catalogue) -> tuple[Document, ...]:
+    """A profile's own file last, before it the one it extends, and so on down."""
+    layers: list[Document] = []
+    names: list[str] = []
+    while True:
+        document = read_file(path, catalogue.shown(path))
+        layers.insert(0, document)
+        base = document.data.get(EXTENDS)
+        if base is None:
+            return tuple(layers)
+        place = document.place((EXTENDS,))
+        if not isinstance(base, str):
+            raise ProfileError(
+                "`extends` names no profile", where=place, hint="`extends: NAME`, one of `deploy profiles`"
+            )
+        if base in names:
+            raise ProfileError(f"profile `{base}` extends itself, by way of others", where=place)
+        if (found := catalogue.find(Kind.PROFILE, base)) is None:
+            hint = did_you_mean(base, catalogue.names(Kind.PROFILE))
+            raise ProfileError(f"there is no profile `{base}` to extend", where=place, hint=hint)
+        names.append(base)
+        path = found
 
 
 def _profile_path(name: str, catalogue: Catalogue) -> Path:

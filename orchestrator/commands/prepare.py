@@ -1,8 +1,9 @@
-"""Before a start: what the server runs in, the checkpoint, the machine."""
+"""Before a start: the checkpoint, what the server runs in, the machine."""
 
 from pathlib import Path
 
 from orchestrator.commands.machine import inspect_host, wait_until_drained
+from orchestrator.commands.staging import stage_missing
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import Progress, note, warn
 from orchestrator.core.errors import WeightsError
@@ -13,19 +14,28 @@ from orchestrator.patches import ConfigTransform, read_ledger
 from orchestrator.plan import Plan
 from orchestrator.render import Artifacts
 from orchestrator.runtimes import Place, Prepared, runtime_kind
-from orchestrator.weights import (
-    checkpoint_directory,
-    generate_model,
-    needs_mtp,
-    overlay_path,
-    verify_checkpoint,
-    write_overlay,
-)
+from orchestrator.weights import checkpoint_directory, generate_model, overlay_path, write_overlay
+
+
+def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
+    """The checkpoint is there and whole, as far as it is on this machine: generated, verified, or staged where allowed.
+
+    Raises WeightsError, HostError.
+    """
+    if place.far is not None:
+        warn(f"the checkpoint on {place.far} is not looked at", hint="`deploy stage` on that machine verifies it")
+        return
+    home, directory = place.home, checkpoint_directory(plan.model, place.home)
+    if plan.model.source.kind == "generated":
+        python = Path(interpreter(plan.engine, home))
+        generator = Catalogue.of(home).path(Kind.IMAGE_FILE, plan.model.source.location)
+        generate_model(plan.model, generator, python=python, home=home, progress=Progress())
+    else:
+        note(f"checkpoint {directory}: {stage_missing(plan, directory, allowed=stage)}")
 
 
 def prepare(artifacts: Artifacts, place: Place) -> Prepared:
-    """Make everything a start needs, while whatever runs goes on running. Raises BuildError or WeightsError."""
-    _checkpoint(artifacts.plan, place)
+    """Make what the server runs in, while whatever runs goes on running. Raises BuildError or WeightsError."""
     prepared = runtime_kind(artifacts.plan.runtime).prepare(artifacts, place)
     _overlay(artifacts.plan, place.home, prepared.not_needed)
     return prepared
@@ -40,20 +50,6 @@ def require_machine(plan: Plan, place: Place) -> PreflightReport:
     report.require(but={VRAM_IN_USE})  # that one is waited for
     wait_until_drained(plan, place)
     return report
-
-
-def _checkpoint(plan: Plan, place: Place) -> None:
-    """The checkpoint is there and whole, as far as it is on this machine."""
-    if place.far is not None:
-        warn(f"the checkpoint on {place.far} is not looked at", hint="`deploy stage` on that machine verifies it")
-        return
-    home, directory = place.home, checkpoint_directory(plan.model, place.home)
-    if plan.model.source.kind == "generated":
-        python = Path(interpreter(plan.engine, home))
-        generator = Catalogue.of(home).path(Kind.IMAGE_FILE, plan.model.source.location)
-        generate_model(plan.model, generator, python=python, home=home, progress=Progress())
-    else:
-        note(f"checkpoint {directory}: {verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan))}")
 
 
 def _overlay(plan: Plan, home: Home, not_needed: frozenset[str]) -> None:

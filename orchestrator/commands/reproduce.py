@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.bench import Workload, load_workload, workload_name
+from orchestrator.commands.estimates import ABOUT, PULL, starting
 from orchestrator.commands.planning import load
 from orchestrator.commands.runs import latest_run, read_plan
 from orchestrator.commands.servers import Fleet
@@ -29,20 +30,6 @@ STATE_FILE: Final = "reproduce.json"
 _BEFORE: Final = ("preflight", "stage", "kernels", "build")  # what may fail before anything is measured
 _COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {"kernels": ("kernels", "table")}  # else the stage's own name
 
-# Estimates, in seconds, for one node of eight GPUs, without what is downloaded or loaded. `up` compiles and captures
-# graphs; `down` waits until VRAM is given back.
-_ABOUT: Final = {
-    "preflight": 5.0,
-    "stage": 5.0,
-    "kernels": 15.0,
-    "build": 30.0,
-    "up": 420.0,
-    "smoke": 60.0,
-    "report": 5.0,
-    "down": 120.0,
-}
-_PULL: Final = 900.0  # of an engine's image
-_LOAD: Final = 0.56e9  # bytes a second: 408 GiB in 13 min over NFS; NVMe took 3-4 min (AMD-AGI/Infera, GLM-5.2 recipe)
 _DRAIN: Final = 30.0  # until the last answer of a rate has come
 _CLIMB: Final = 2  # rates beyond the listed ones until the knee is found
 
@@ -109,14 +96,13 @@ def _download(stage: str, plan: Plan, download_mb_s: float) -> tuple[str, float]
     if stage == "stage" and plan.model.source.kind == "hub":
         return plan.model.source.location, plan.model.weight_bytes / (download_mb_s * 1e6)
     if stage in {"kernels", "build"} and plan.engine.image:
-        return plan.engine.image, _PULL
+        return plan.engine.image, PULL
     return "", 0.0
 
 
 def _serve(run: ReproduceRun, plan: Plan, directory: Path, *, published: Published, named: str) -> Iterator[Step]:
     name = plan.profile
-    loading = plan.model.weight_bytes / _LOAD
-    yield _step("up", name, "up", "--profile", run.profile, "--name", name, more=loading)
+    yield _step("up", name, "up", "--profile", run.profile, "--name", name, more=starting(plan))
     yield _step("smoke", name, "smoke", name)
     for workload in run.workloads:
         output = directory / name / workload_name(workload)
@@ -134,7 +120,7 @@ def _serve(run: ReproduceRun, plan: Plan, directory: Path, *, published: Publish
 
 def _step(stage: str, run: str, *argv: str, more: float = 0.0) -> Step:
     """A stage of one server; `more` is what it may take beyond its usual time, in seconds."""
-    return Step(id=f"{run}/{stage}", stage=stage, run=run, argv=argv, about=_ABOUT[stage] + more)
+    return Step(id=f"{run}/{stage}", stage=stage, run=run, argv=argv, about=ABOUT.get(stage, 0.0) + more)
 
 
 def bench_seconds(workload: Workload, *, tok_s: float) -> float:

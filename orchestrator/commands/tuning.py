@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.commands.kernels import RowSources, cover, plan_in_image, require_moe
+from orchestrator.commands.coverage import RowSources, cover, plan_in_image, require_moe
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.kernels import Key, RowOrigin

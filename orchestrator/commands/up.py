@@ -4,14 +4,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
+from orchestrator.commands.coverage import note_coverage, require_covered
 from orchestrator.commands.down import grace_of
-from orchestrator.commands.kernels import kernel_gate
+from orchestrator.commands.kernels import kernel_gate, make_table
 from orchestrator.commands.machine import place_of
 from orchestrator.commands.planning import planned, render_artifacts, rendered_files
-from orchestrator.commands.prepare import prepare, require_machine
+from orchestrator.commands.prepare import bring_checkpoint, prepare, require_machine
 from orchestrator.commands.proof import answers, await_ready, explain_failure, prove
 from orchestrator.commands.runs import RunDir, claim, latest_run, open_run, read_plan
 from orchestrator.commands.servers import Fleet, api_key, fleet
+from orchestrator.commands.steps import steps_text
 from orchestrator.core.console import note, say, warn
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError
 from orchestrator.core.paths import Home
@@ -35,6 +37,8 @@ class UpRequest:
     host: str | None
     replace: bool
     keep: bool
+    stage: bool  # fetch a checkpoint that is missing
+    accept_untuned: bool
     strict_kernels: bool
     timeout: float | None  # seconds, None for as long as something moves
 
@@ -43,6 +47,8 @@ class UpRequest:
         argv = ["deploy", "up", "--profile", self.profile, "--name", name]
         argv += [word for override in self.overrides for word in ("--set", override)]
         argv += ["--host", self.host] if self.host else []
+        argv += ["--no-stage"] if not self.stage else []
+        argv += ["--accept-untuned"] if self.accept_untuned else []
         argv += ["--strict-kernels"] if self.strict_kernels else []
         argv += ["--timeout", f"{self.timeout:g}"] if self.timeout is not None else []
         return quote(argv)
@@ -62,13 +68,23 @@ class Up:
         return {"already_up": smoke is None, **asdict(self.handle), "ready_seconds": self.seconds, "smoke": smoke}
 
 
-def dry_run_text(request: UpRequest, home: Home) -> str:
-    """What `up` would start, as the files it would write; starts and writes nothing."""
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """What `up` would do: its steps, and the files it would start the server from."""
+
+    steps: str
+    files: str
+
+
+def preview(request: UpRequest, home: Home) -> Preview:
+    """What `up` would do and start; it starts and writes nothing."""
     plan, inputs = planned(request.profile, request.overrides, home)
-    place_of(plan, home, request.host)  # a host that the start would refuse is refused here
+    place = place_of(plan, home, request.host)
     artifacts = render_artifacts(plan, inputs)
     shown = (file for file in rendered_files(artifacts, request.name) if "/" not in file.path)
-    return "\n".join(f"==> {file.path} <==\n{file.content.decode()}" for file in shown)
+    files = "\n".join(f"==> {file.path} <==\n{file.content.decode()}" for file in shown)
+    note_coverage(plan, home)
+    return Preview(steps=steps_text(artifacts, place), files=files)
 
 
 def up(request: UpRequest, home: Home) -> Up:
@@ -80,6 +96,14 @@ def up(request: UpRequest, home: Home) -> Up:
     with fleet(home, request.host) as servers, claim(home, name):
         if (running := _already_up(servers, name, plan=plan, request=request)) is not None:
             return running
+        note_coverage(plan, home)
+        if not request.accept_untuned:
+            require_covered(plan, home)  # before anything is downloaded
+        bring_checkpoint(plan, place, stage=request.stage)
+        if make_table(plan, home, place, accept_untuned=request.accept_untuned):
+            plan, inputs = planned(request.profile, request.overrides, home)
+        if not request.accept_untuned:
+            require_covered(plan, home)  # by the checkpoint's own config and the image's own rows
         prepared = prepare(render_artifacts(plan, inputs), place)
         with _way_back(servers, name):
             _make_room(servers, name)

@@ -10,7 +10,7 @@ from orchestrator.kernels.fusion import MoeCheckpoint
 from orchestrator.kernels.gate import GateReader, GateReport, gate_report
 from orchestrator.kernels.keys import Key, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow, write_untuned
-from orchestrator.kernels.table import Table, assemble
+from orchestrator.kernels.table import Table, assemble, promised_rows
 
 __all__ = [
     "Coverage",
@@ -25,6 +25,7 @@ __all__ = [
     "assemble",
     "coverage_of",
     "gate_report",
+    "promised_rows",
     "rank_shapes",
     "to_dict",
     "to_text",

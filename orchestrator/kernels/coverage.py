@@ -6,12 +6,14 @@ from enum import StrEnum
 
 from orchestrator.core.console import table
 from orchestrator.kernels.fusion import Fusion, MoeCheckpoint, decide_fusion
-from orchestrator.kernels.keys import Key, Shape, buckets, fallbacks, mxfp4_key, rank_shapes
+from orchestrator.kernels.keys import Key, Shape, bucket, buckets, fallbacks, mxfp4_key, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow
 from orchestrator.kernels.table import KernelNames, NameVerdict
 from orchestrator.plan import Plan
 
 _DEFAULT_PREFILL = 131072  # no `--chunked-prefill-size`: look at everything aiter distinguishes
+_DEFAULT_DRAFT_TOKENS = 4  # EAGLE without its three numbers is 3/1/4 (sglang 0.5.14, arg_groups/speculative_hook.py)
+_DEFAULT_SPECULATING = 48  # running requests, with speculation and no `--max-running-requests` (the same file, :271)
 
 
 class BucketState(StrEnum):
@@ -29,6 +31,9 @@ class BucketState(StrEnum):
         return self in {BucketState.COVERED, BucketState.BORROWED}
 
 
+_COUNTED = ("tuned", "re-keyed", "borrowed", "missing")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
     """One bucket; `row` is what answers, also where its kernel cannot run."""
@@ -36,6 +41,15 @@ class Bucket:
     key: Key
     state: BucketState
     row: TunedRow | None
+
+    @property
+    def word(self) -> str:
+        """How it counts in a line: a row tuned for this key, one re-keyed to it, one borrowed, or none that runs."""
+        if not self.state.served:
+            return "missing"
+        if self.row and self.row.origin is RowOrigin.REKEYED:
+            return "re-keyed"
+        return "borrowed" if self.state is BucketState.BORROWED else "tuned"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +78,12 @@ class KeyCoverage:
         counts = {state: sum(bucket.state is state for bucket in self.buckets) for state in BucketState}
         return f"{looked_up}; {', '.join(f'{count} {state.value}' for state, count in counts.items() if count)}"
 
+    @property
+    def counts(self) -> str:
+        """How many buckets have a row tuned for them, a re-keyed one, a borrowed one, none."""
+        words = [bucket.word for bucket in self.buckets]
+        return ", ".join(f"{words.count(word)} {word}" for word in _COUNTED)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
@@ -76,6 +96,20 @@ class Coverage:
     names_checked: bool
     fusion: Fusion
     keys: tuple[KeyCoverage, ...]
+    load: tuple[int, ...]  # the buckets that the plan's own load meets, ascending
+
+    @property
+    def missed_by_load(self) -> tuple[int, ...]:
+        """The buckets of the plan's own load for which no tuned kernel runs, ascending."""
+        return tuple(sorted({key.token for key in self.missing} & set(self.load)))
+
+    @property
+    def line(self) -> str:
+        """The whole in a line."""
+        counts = [f"{one.title}: {one.counts} of {len(one.buckets)}" for one in self.keys if one.expected is not False]
+        met = f"its load meets {_listed(self.load)}"
+        missed = f"without a tuned kernel: {_listed(self.missed_by_load) or 'none of them'}"
+        return f"{self.layout}, {'; '.join(counts)}; {met}; {missed}"
 
     @property
     def missing(self) -> tuple[Key, ...]:
@@ -116,15 +150,32 @@ def coverage_of(
             )
             for shape, fused in shapes.items()
         ),
+        load=load_buckets(plan),
     )
 
 
 def wanted_keys(plan: Plan, shape: Shape) -> tuple[Key, ...]:
     """Every key a rank looks up: one a bucket, up to the largest batch it is given (`--chunked-prefill-size`)."""
-    size = int(plan.flag("chunked-prefill-size") or _DEFAULT_PREFILL)
-    largest = size if size > 0 else _DEFAULT_PREFILL  # -1 turns chunking off
     gfx, cu_num = plan.hardware.arch, plan.hardware.compute_units
-    return tuple(mxfp4_key(shape, gfx=gfx, cu_num=cu_num, token=token) for token in buckets(largest))
+    tokens = buckets(_largest_prefill(plan))
+    return tuple(mxfp4_key(shape, gfx=gfx, cu_num=cu_num, token=token) for token in tokens)
+
+
+def load_buckets(plan: Plan) -> tuple[int, ...]:
+    """The buckets that the plan's own load meets for certain: a decode step of one to all requests, a full prefill.
+
+    A step verifies all draft tokens of each running request at once: one stream with 5/1/6 looks 6 tokens up.
+    """
+    speculating = plan.flag("speculative-algorithm") is not None
+    drafts = int(plan.flag("speculative-num-draft-tokens") or _DEFAULT_DRAFT_TOKENS) if speculating else 1
+    running = int(plan.flag("max-running-requests") or (_DEFAULT_SPECULATING if speculating else 1))
+    steps = {bucket(drafts * requests) for requests in range(1, running + 1)}
+    return tuple(sorted({*steps, bucket(_largest_prefill(plan))}))
+
+
+def _largest_prefill(plan: Plan) -> int:
+    size = int(plan.flag("chunked-prefill-size") or _DEFAULT_PREFILL)
+    return size if size > 0 else _DEFAULT_PREFILL  # -1 turns chunking off
 
 
 def _index(rows: Iterable[TunedRow], shapes: set[Shape]) -> dict[Key, TunedRow]:
@@ -173,6 +224,8 @@ def to_dict(found: Coverage) -> dict[str, object]:
         "because": found.fusion.because,
         "hint": found.fusion.hint,
         "missing": len(found.missing),
+        "load": list(found.load),
+        "missed_by_load": list(found.missed_by_load),
         "keys": [_key_dict(one) for one in found.keys],
     }
 
@@ -210,6 +263,7 @@ def to_text(found: Coverage, *, tables: str) -> str:
     if found.fusion.hint:
         lines.append(f"  hint: {found.fusion.hint}")
     lines += [f"{one.title}: key {one.shape} ({one.summary})" for one in found.keys]
+    lines.append(f"the profile's own load meets {_listed(found.load)}")
     if not found.names_checked:
         lines.append(f"kernel names are not checked: {source} is not among the commits this tool knows")
     rows = [
@@ -217,6 +271,10 @@ def to_text(found: Coverage, *, tables: str) -> str:
         for group in zip(*(one.buckets for one in found.keys), strict=True)
     ]
     return "\n".join([*lines, "", table(("tokens", *(one.title for one in found.keys)), rows)])
+
+
+def _listed(tokens: Iterable[int]) -> str:
+    return ", ".join(map(str, tokens))
 
 
 def _cell(bucket: Bucket) -> str:

@@ -3,14 +3,15 @@
 A row has to name kernels that the aiter in the image has; one that does not ends in `Invalid FlyDSL kernel name`.
 """
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.kernels.keys import Shape, rank_shapes
+from orchestrator.kernels.keys import Shape, buckets, mxfp4_key, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow, merge, rekey
-from orchestrator.plan import Plan
+from orchestrator.plan import Moe, Plan
 
 _JUDGED = "flydsl"  # names of other families (CK, assembly) are generated from the row and are not judged
 
@@ -38,6 +39,7 @@ class KernelNames:
     commit: str
     patterns: tuple[re.Pattern[str], ...]
     bound: tuple[ShapeBound, ...]
+    without: Mapping[int, tuple[int, ...]]  # tokens, by inter_dim, whose upstream rows name kernels that it lacks
 
     def judge(self, name: str, shape: Shape) -> NameVerdict:
         """What this aiter makes of `name` for `shape`."""
@@ -100,6 +102,50 @@ def assemble(plan: Plan, rows: Iterable[TunedRow], *, names: KernelNames | None)
     merged = merge([*accepted, *rekeyed], gfx=plan.hardware.arch, cu_num=plan.hardware.compute_units)
     return Table(
         rows=merged.rows, duplicates=merged.dropped, refused=tuple(row for row in given if not _runs(row, names))
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpstreamKeys:
+    """The keys that the pinned upstream table answers: one model, several widths, every bucket up to `tokens`."""
+
+    model_dim: int
+    inter_dim: tuple[int, ...]
+    expert: int
+    topk: int
+    tokens: int
+
+
+def promised_rows(
+    plan: Plan, upstream: UpstreamKeys, names: KernelNames, moe: Moe | None = None
+) -> tuple[TunedRow, ...]:
+    """What `assemble` will take from the pinned upstream table, known before it is downloaded; rows without kernels.
+
+    `moe` is the checkpoint's own shape, by default the plan's.
+    """
+    shapes = {fused: shape for shape, fused in rank_shapes(plan, moe).items()}
+    fused = shapes.get(True)
+    if fused is None or fused.inter_dim not in upstream.inter_dim:
+        return ()
+    if (fused.model_dim, fused.expert, fused.topk) != (upstream.model_dim, upstream.expert, upstream.topk):
+        return ()
+    without = names.without.get(fused.inter_dim, ())
+    tokens = [token for token in buckets(upstream.tokens) if token not in without]
+    origins = {fused: RowOrigin.UPSTREAM, shapes[False]: RowOrigin.REKEYED}
+    return tuple(_promised(plan, shape, token, origin) for shape, origin in origins.items() for token in tokens)
+
+
+def _promised(plan: Plan, shape: Shape, token: int, origin: RowOrigin) -> TunedRow:
+    gpu = plan.hardware
+    return TunedRow(
+        key=mxfp4_key(shape, gfx=gpu.arch, cu_num=gpu.compute_units, token=token),
+        act_type="",
+        tag="",
+        kernels=("", ""),
+        us=math.inf,
+        cells={},
+        origin=origin,
+        where="the pinned upstream table",
     )
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from orchestrator.profile.layers import PARTS
+from orchestrator.profile.layers import EXTENDS, PARTS
 from orchestrator.profile.schema import EngineFile, HardwareFile, ModelFile, Profile
 
 KINDS: Final[Mapping[str, type[BaseModel]]] = {
@@ -23,6 +23,9 @@ def json_schema(kind: str) -> str:
     if kind == "profile":  # a profile names its parts; what they say stands in files of their own
         for part in PARTS:
             schema["properties"][part] = {"type": "string", "description": f"{part}: the name of its file"}
+        extends = {"type": "string", "description": "another profile, of which this one says what differs"}
+        schema["properties"][EXTENDS] = extends
+        schema["anyOf"] = [{"required": schema.pop("required")}, {"required": [EXTENDS]}]
     schema["$defs"] = _used(schema)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"deploy: {kind}"}
     return json.dumps({**schema, **head}, indent=2, ensure_ascii=False, sort_keys=True) + "\n"

@@ -13,6 +13,7 @@ from orchestrator.core.document import DEEPEST, Data, Document, KeyPath, read_sc
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.origin import Origin
 
+EXTENDS: Final = "extends"  # in a profile: the name of another, of which it says what differs
 PARTS: Final = ("hardware", "model", "engine")
 SHARED: Final = ("flags", "env")  # keys of a part that speak for the whole profile
 SETTINGS: Final = (*SHARED, "layout")  # keys whose entries are settings
@@ -64,14 +65,16 @@ class Override:
         return cls(path, read_scalar(value))
 
 
-def part_names(profile: Document, overrides: Sequence[Override]) -> dict[str, str]:
-    """Which hardware, model and engine file the profile (or a `--set`) names.
+def part_names(profiles: Sequence[Document], overrides: Sequence[Override]) -> dict[str, str]:
+    """Which hardware, model and engine file the profile names: itself, the one it extends, or a `--set`.
 
-    Raises ProfileError with every name that is missing or is not text.
+    `profiles` are the layers of the profile, its own last. Raises ProfileError with every name that is missing or is
+    not text.
     """
     names, problems = {}, []
     for part in PARTS:
-        chosen = profile.data.get(part)
+        document = _naming(part, profiles)
+        chosen = document.data.get(part)
         for override in overrides:
             if override.path == (part,):
                 chosen = override.value
@@ -79,28 +82,41 @@ def part_names(profile: Document, overrides: Sequence[Override]) -> dict[str, st
             names[part] = chosen
         else:
             problems.append(
-                Problem(f"`{part}` must name a file, found {_show(chosen)}", profile.place((part,)), f"`{part}: NAME`")
+                Problem(f"`{part}` must name a file, found {_show(chosen)}", document.place((part,)), f"`{part}: NAME`")
             )
     if problems:
-        raise ProfileError(f"`{profile.name}` does not name its parts", problems=problems)
+        raise ProfileError(f"`{profiles[-1].name}` does not name its parts", problems=problems)
     return names
 
 
 def compose(
-    parts: Mapping[str, Document], *, names: Mapping[str, str], profile: Document, overrides: Sequence[Override]
+    parts: Mapping[str, Document],
+    *,
+    names: Mapping[str, str],
+    profiles: Sequence[Document],
+    overrides: Sequence[Override],
 ) -> Composed:
-    """Put the layers together. `parts` and `names` hold one entry for each of `hardware`, `model` and `engine`."""
+    """Put the layers together. `parts` and `names` hold one entry for each of `hardware`, `model` and `engine`.
+
+    `profiles` are the layers of the profile itself, the one that is extended before the one that extends it.
+    """
     data: dict[str, Data] = {}
     places: dict[KeyPath, str] = {}
     for part in PARTS:
         _layer(data, places, _as_layer(part, parts[part]))
-    own = {key: value for key, value in profile.data.items() if key not in PARTS}
-    _layer(data, places, [((key,), value, profile, (key,)) for key, value in own.items()])
+    for profile in profiles:
+        own = {key: value for key, value in profile.data.items() if key not in {*PARTS, EXTENDS}}
+        _layer(data, places, [((key,), value, profile, (key,)) for key, value in own.items()])
     for override in overrides:
         _apply_override(data, places, override)
     for part in PARTS:
-        places.setdefault((part,), profile.place((part,)))
+        places.setdefault((part,), _naming(part, profiles).place((part,)))
     return Composed(data, places, names)
+
+
+def _naming(part: str, profiles: Sequence[Document]) -> Document:
+    """The last layer that names a part, or the profile's own."""
+    return next((profile for profile in reversed(profiles) if part in profile.data), profiles[-1])
 
 
 Entry = tuple[KeyPath, Data, Document, KeyPath]

@@ -3,19 +3,21 @@
 from orchestrator.weights.generate import generate_model
 from orchestrator.weights.hub import Hub
 from orchestrator.weights.overlay import overlay_path, write_overlay
-from orchestrator.weights.receipt import stamps
+from orchestrator.weights.receipt import read_receipt, stamps
 from orchestrator.weights.safetensors import BadShardError, tensor_dtypes
 from orchestrator.weights.stage import DownloadProgress, stage_checkpoint
-from orchestrator.weights.verify import checkpoint_directory, needs_mtp, verify_checkpoint
+from orchestrator.weights.verify import Verified, checkpoint_directory, needs_mtp, verify_checkpoint
 
 __all__ = [
     "BadShardError",
     "DownloadProgress",
     "Hub",
+    "Verified",
     "checkpoint_directory",
     "generate_model",
     "needs_mtp",
     "overlay_path",
+    "read_receipt",
     "stage_checkpoint",
     "stamps",
     "tensor_dtypes",

@@ -15,15 +15,15 @@ STEP = "RUN sleep 600"
 
 
 def with_step(step: str, base: str) -> BuildContext:
-    """The context of `mi355x-tp8` with one more step at the end."""
-    plan = on_base(load("mi355x-tp8").plan, base)
+    """The context of `mi355x-tp8-july` with one more step at the end."""
+    plan = on_base(load("mi355x-tp8-july").plan, base)
     sources = image_sources(plan)
     return build_context(plan, dataclasses.replace(sources, template=f"{sources.template}\n{step}\n"))
 
 
 def main(base: str) -> None:
     options = BuildOptions(tag=TAG, no_cache=True, network=None, secrets={})
-    ensure_image(find_docker(), on_base(load("mi355x-tp8").plan, base).engine, with_step(STEP, base), options)
+    ensure_image(find_docker(), on_base(load("mi355x-tp8-july").plan, base).engine, with_step(STEP, base), options)
 
 
 if __name__ == "__main__":

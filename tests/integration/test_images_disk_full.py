@@ -32,7 +32,7 @@ def test_it_is_said_and_nothing_is_left(small: OwnDaemon, docker_image: str) -> 
     options = BuildOptions(tag="deploy-test/large:1", no_cache=True, network=None, secrets={})
 
     with pytest.raises(BuildError) as caught:
-        ensure_image(docker, on_base(load("mi355x-tp8").plan, docker_image).engine, context, options)
+        ensure_image(docker, on_base(load("mi355x-tp8-july").plan, docker_image).engine, context, options)
 
     assert "no space left on device" in caught.value.details.lower()
     assert "docker system df" in caught.value.hint

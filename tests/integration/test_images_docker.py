@@ -58,8 +58,8 @@ def base(docker: Docker) -> str:
 
 @pytest.fixture(scope="module")
 def image(base: str) -> str:
-    """The patched image of `mi355x-tp8`, built by the command a user gives."""
-    done = deploy("build", "--profile", "mi355x-tp8", "--base-image", base, "--no-cache")
+    """The patched image of `mi355x-tp8-july`, built by the command a user gives."""
+    done = deploy("build", "--profile", "mi355x-tp8-july", "--base-image", base, "--no-cache")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -113,7 +113,7 @@ def test_the_layers_add_less_than_a_megabyte(docker: Docker, base: str, image: s
 def test_an_unchanged_build_is_no_build(image: str, base: str, tmp_path: Path) -> None:
     metadata = tmp_path / "metadata.json"
 
-    done = deploy("build", "--profile", "mi355x-tp8", "--base-image", base, "--metadata-file", str(metadata))
+    done = deploy("build", "--profile", "mi355x-tp8-july", "--base-image", base, "--metadata-file", str(metadata))
 
     assert done.stdout.strip() == image
     assert json.loads(metadata.read_text())["built"] is False
@@ -122,7 +122,7 @@ def test_an_unchanged_build_is_no_build(image: str, base: str, tmp_path: Path) -
 def test_the_classic_builder_makes_the_same_image(docker: Docker, base: str, image: str) -> None:
     classic = dataclasses.replace(docker, builder="classic")
     replaced = docker.run("image", "inspect", "--format", "{{.Id}}", image).stdout.strip()
-    plan = on_base(load("mi355x-tp8").plan, base)
+    plan = on_base(load("mi355x-tp8-july").plan, base)
 
     built = build_image(classic, render_artifacts(plan), no_cache=True)
 
@@ -135,7 +135,7 @@ def test_newer_sources_under_the_old_version_hold_the_fix(docker: Docker) -> Non
     """A dated image: the version says 0.5.14, the file is that of 0.5.15.post1."""
     dated = base_image(wheel("0.5.14"), replaced={CUH: read("0.5.15.post1", CUH).encode()}, docker=docker.program)
 
-    built = build_image(docker, render_artifacts(on_base(load("mi355x-tp8").plan, dated)))
+    built = build_image(docker, render_artifacts(on_base(load("mi355x-tp8-july").plan, dated)))
 
     guard = next(record for record in built.receipt.patches if record.id == GUARD)
     assert (guard.state, guard.files) == ("present upstream", ())
@@ -146,7 +146,7 @@ def test_a_base_that_is_ours_already_holds_our_patch_and_not_upstreams(docker: D
     """The patched image as a base: the receipt still claims the file, with the hashes it had and has."""
     ours = next(record for record in read_receipt(docker, image).patches if record.id == GUARD)
 
-    again = build_image(docker, render_artifacts(on_base(load("mi355x-tp8").plan, image)), no_cache=True)
+    again = build_image(docker, render_artifacts(on_base(load("mi355x-tp8-july").plan, image)), no_cache=True)
 
     docker.run("image", "rm", again.tag)
     guard = next(record for record in again.receipt.patches if record.id == GUARD)
@@ -157,7 +157,7 @@ def test_a_base_that_is_ours_already_holds_our_patch_and_not_upstreams(docker: D
 
 def test_two_builds_of_one_tag_at_once_do_not_meet(docker: Docker, base: str) -> None:
     """The quick one ends, and clears up, while the slow one is between its two builds."""
-    engine = on_base(load("mi355x-tp8").plan, base).engine
+    engine = on_base(load("mi355x-tp8-july").plan, base).engine
     options = BuildOptions(tag="deploy-test/twice:1", no_cache=True, network=None, secrets={})
 
     def built(wait: int) -> str:
@@ -176,7 +176,7 @@ def test_a_patch_that_fits_nowhere_stops_the_build(docker: Docker) -> None:
     base = base_image(wheel("0.5.14"), replaced={CUH: changed.encode()}, docker=docker.program)
 
     with pytest.raises(PatchError) as refused:
-        build_image(docker, render_artifacts(on_base(load("mi355x-tp8").plan, base)))
+        build_image(docker, render_artifacts(on_base(load("mi355x-tp8-july").plan, base)))
 
     assert f"patch `{GUARD}` neither applies nor is present" in refused.value.details
     assert f"{PACKAGE}/{CUH}" in refused.value.details
@@ -185,7 +185,7 @@ def test_a_patch_that_fits_nowhere_stops_the_build(docker: Docker) -> None:
 
 
 def test_a_base_that_does_not_exist_is_said_before_anything_is_built() -> None:
-    done = deploy("build", "--profile", "mi355x-tp8", "--base-image", "127.0.0.1:9/no/such:tag")
+    done = deploy("build", "--profile", "mi355x-tp8-july", "--base-image", "127.0.0.1:9/no/such:tag")
 
     assert done.returncode == BuildError.exit_code
     assert "base image `127.0.0.1:9/no/such:tag`" in done.stderr
@@ -195,7 +195,7 @@ def test_a_base_that_does_not_exist_is_said_before_anything_is_built() -> None:
 def test_a_tag_that_moved_is_an_error(docker: Docker, base: str) -> None:
     moving = "deploy-standin/moving:latest"
     tag_image(docker, base, moving)
-    plan = on_base(load("mi355x-tp4dp2").plan, moving)
+    plan = on_base(load("mi355x-tp4dp2-july").plan, moving)
     build_image(docker, render_artifacts(plan))
     tag_image(docker, base_image(wheel("0.5.14"), replaced={"newer.py": b"#"}, docker=docker.program), moving)
 
@@ -213,7 +213,7 @@ def test_a_secret_is_in_no_layer_and_not_in_the_history(docker: Docker, base: st
         tag="deploy-test/secret:1", no_cache=True, network=None, secrets={"token": tmp_path / "token"}
     )
 
-    ensure_image(docker, on_base(load("mi355x-tp8").plan, base).engine, context, options)
+    ensure_image(docker, on_base(load("mi355x-tp8-july").plan, base).engine, context, options)
 
     seen = docker.run("run", "--rm", "--entrypoint", "cat", options.tag, "/seen")
     history = docker.run("history", "--no-trunc", options.tag).stdout

@@ -23,6 +23,17 @@ from orchestrator.plan import (
 from orchestrator.plan.plan import Ulimit
 
 GLM = Moe(hidden_size=6144, intermediate_size=2048, routed_experts=256, shared_experts=1, experts_per_token=8)
+# The facts of GLM-5.2's config.json that decide the key.
+CONFIG = {
+    "hidden_size": 6144,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 2,
+    "num_nextn_predict_layers": 1,
+    "quantization_config": {"quant_method": "quark", "exclude": ["lm_head"]},
+}
 FUSED_TP8 = Shape(model_dim=6144, inter_dim=256, expert=257, topk=9)
 UNFUSED_TP8 = Shape(model_dim=6144, inter_dim=256, expert=256, topk=8)
 STAGE1 = "flydsl_moe1_afp4_wfp4_bf16_t32x64x256_w4"

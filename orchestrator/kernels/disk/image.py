@@ -14,7 +14,7 @@ from docker.errors import DockerException, ImageNotFound, NotFound
 from docker.models.containers import Container
 
 from orchestrator.core.errors import HostError, KernelsError, Problem
-from orchestrator.host import docker_endpoint
+from orchestrator.host import FarHost, Tunnel, docker_endpoint
 from orchestrator.kernels.disk.files import refuse
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows
 
@@ -32,12 +32,12 @@ class ImageTables:
     aiter_commit: str | None  # None where the image keeps no git directory
 
 
-def read_image(image: str, aiter_dir: str, client: docker.DockerClient | None = None) -> ImageTables:
-    """The tables of `image`, whose aiter sources lie at `aiter_dir`.
+def read_image(image: str, aiter_dir: str, far: str | None = None) -> ImageTables:
+    """The tables of `image`, whose aiter sources lie at `aiter_dir`; with `far`, `ssh://user@node`, on that machine.
 
     Raises HostError without a Docker engine, KernelsError for an image that is not there or holds no such tables.
     """
-    with _engine(image, client) as engine, _created(engine, image) as container:
+    with _engine(image, far) as engine, _created(engine, image) as container:
         files = dict(_csv_files(container, f"{aiter_dir}/{_CONFIGS}"))
         commit = _commit(container, aiter_dir)
         digest = _image_digest(engine, image)
@@ -46,17 +46,20 @@ def read_image(image: str, aiter_dir: str, client: docker.DockerClient | None = 
     return ImageTables(rows=tuple(_rows(files)), files=len(files), digest=digest, aiter_commit=commit)
 
 
-def read_digest(image: str, client: docker.DockerClient | None = None) -> str:
+def read_digest(image: str) -> str:
     """The digest `image` is known by. Raises as read_image does."""
-    with _engine(image, client) as engine:
+    with _engine(image, None) as engine:
         return _image_digest(engine, image)
 
 
 @contextmanager
-def _engine(image: str, client: docker.DockerClient | None) -> Iterator[docker.DockerClient]:
+def _engine(image: str, far: str | None) -> Iterator[docker.DockerClient]:
     try:
-        with nullcontext(client) if client else closing(_local_engine()) as engine:
-            yield engine
+        with (
+            closing(Tunnel.open(FarHost.parse(far))) if far else nullcontext() as tunnel,
+            closing(_client(tunnel.docker_url if tunnel else docker_endpoint())) as client,
+        ):
+            yield client
     except ImageNotFound as error:
         raise KernelsError(
             f"there is no image `{image}` here",
@@ -66,8 +69,8 @@ def _engine(image: str, client: docker.DockerClient | None) -> Iterator[docker.D
         raise HostError(f"the Docker engine does not answer: {error}", hint="docker info") from error
 
 
-def _local_engine() -> docker.DockerClient:
-    return docker.from_env(environment={**os.environ, "DOCKER_HOST": docker_endpoint()})
+def _client(url: str) -> docker.DockerClient:
+    return docker.from_env(environment={**os.environ, "DOCKER_HOST": url})
 
 
 @contextmanager

@@ -1,13 +1,14 @@
 """`profiles/kernels/aiter.yaml`: the pinned upstream table, and the kernel names of the aiter commits we know."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.validation import StrictModel, read_model
 from orchestrator.kernels.keys import Shape
-from orchestrator.kernels.table import KernelNames, ShapeBound
+from orchestrator.kernels.table import KernelNames, ShapeBound, UpstreamKeys
 
 
 class PinnedTable(StrictModel):
@@ -24,9 +25,18 @@ class PinnedTable(StrictModel):
         return self.url.format(commit=self.commit, path=self.path)
 
 
+class _Keys(StrictModel):
+    model_dim: int
+    inter_dim: tuple[int, ...]
+    expert: int
+    topk: int
+    tokens: int
+
+
 class _Names(StrictModel):
     commits: tuple[str, ...]
     patterns: tuple[str, ...]
+    without: Mapping[int, tuple[int, ...]] = {}
 
 
 class _Dimensions(StrictModel):
@@ -44,6 +54,7 @@ class _Bound(StrictModel):
 
 class _Pins(StrictModel):
     upstream: PinnedTable
+    upstream_keys: _Keys
     names: tuple[_Names, ...]
     shape_bound: tuple[_Bound, ...]
 
@@ -53,6 +64,7 @@ class Pins:
     """What the file says."""
 
     upstream: PinnedTable
+    upstream_keys: UpstreamKeys
     names: tuple[KernelNames, ...]
 
     def names_of(self, commit: str | None) -> KernelNames | None:
@@ -72,8 +84,14 @@ def read_pins(catalogue: Catalogue | None = None) -> Pins:
         for one in raw.shape_bound
     )
     names = tuple(
-        KernelNames(commit=commit, patterns=tuple(re.compile(pattern) for pattern in group.patterns), bound=bound)
+        KernelNames(
+            commit=commit,
+            patterns=tuple(re.compile(pattern) for pattern in group.patterns),
+            bound=bound,
+            without=group.without,
+        )
         for group in raw.names
         for commit in group.commits
     )
-    return Pins(upstream=raw.upstream, names=names)
+    keys = UpstreamKeys(**raw.upstream_keys.model_dump())
+    return Pins(upstream=raw.upstream, upstream_keys=keys, names=names)

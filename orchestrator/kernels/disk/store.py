@@ -5,8 +5,8 @@
     kernels/upstream/<commit>-<file>          the pinned upstream table, by checksum
     kernels/<aiter commit>/measured.csv       rows measured by aiter's tuner at that commit
     kernels/<aiter commit>/measured.origins.csv   for each, the host, the image's digest, the commit, the date
-    kernels/<aiter commit>/<profile>.csv      the table a server gets
-    kernels/<aiter commit>/<profile>.origins.csv  for each of its rows, where it comes from
+    kernels/<aiter commit>/<model>-<gfx>-tp8.csv  the table a server gets: what a rank looks up follows from these
+    kernels/<aiter commit>/<model>-<gfx>-tp8.origins.csv  for each of its rows, where it comes from
     kernels/<aiter commit>/tuning/<profile>/  the tuner's input, output and log
 """
 
@@ -51,12 +51,22 @@ class Store:
         return cls(home.kernels / (aiter_commit or "unknown")[:12])
 
     def table(self, plan: Plan) -> Path:
-        """Where the table of a plan's profile lies once it is built."""
-        return self.table_of(plan.profile)
+        """Where the table of a plan's server lies once it is built."""
+        return self.table_of(plan.model.name, plan.hardware.arch, tp=plan.layout.tp, ep=plan.layout.ep)
 
-    def table_of(self, profile: str) -> Path:
-        """Where the table of a profile lies once it is built."""
-        return self.folder / f"{profile}.csv"
+    def table_of(self, model: str, arch: str, *, tp: int, ep: int) -> Path:
+        """Where the table for a model and a layout on this kind of GPU lies once it is built."""
+        layout = f"tp{tp}" if ep == 1 else f"tp{tp}-ep{ep}"
+        return self.folder / f"{model}-{arch}-{layout}.csv"
+
+    def is_fresh(self, plan: Plan) -> bool:
+        """Whether a plan's table is there, and as new as the rows measured so far."""
+        table, measured = self.table(plan), self._measured
+        return table.is_file() and not (measured.is_file() and measured.stat().st_mtime > table.stat().st_mtime)
+
+    @property
+    def _measured(self) -> Path:
+        return self.folder / "measured.csv"
 
     def tuning(self, plan: Plan) -> Path:
         """Where the tuner works for a plan's profile."""
@@ -64,7 +74,7 @@ class Store:
 
     def measured(self) -> list[TunedRow]:
         """The rows measured so far, each with its provenance as its place."""
-        path = self.folder / "measured.csv"
+        path = self._measured
         return read_tables([path], origin=RowOrigin.MEASURED) if path.is_file() else []
 
     def add(self, rows: Iterable[TunedRow], provenance: RowProvenance) -> None:
@@ -73,7 +83,7 @@ class Store:
         both = [*self.measured(), *new]
         gpus = dict.fromkeys((row.key.gfx, row.key.cu_num) for row in both)
         merged = [row for gfx, cu_num in gpus for row in merge(both, gfx=gfx, cu_num=cu_num).rows]
-        self._write(self.folder / "measured.csv", merged)
+        self._write(self._measured, merged)
 
     def write(self, plan: Plan, rows: Sequence[TunedRow]) -> Path:
         """Write the plan's table with its companion of origins, and return the table's path."""

@@ -71,6 +71,8 @@ def start(*, keep: bool) -> up.Start:
         host=None,
         replace=False,
         keep=keep,
+        stage=True,
+        accept_untuned=False,
         strict_kernels=False,
         timeout=None,
     )
@@ -248,6 +250,8 @@ def test_the_command_of_a_start_asks_for_the_same_again() -> None:
         host="ssh://node",
         replace=True,
         keep=True,
+        stage=True,
+        accept_untuned=False,
         strict_kernels=True,
         timeout=90.0,
     )

@@ -25,6 +25,6 @@ def test_a_config_patch_acts_where_the_receipt_says_so_and_nowhere_else(
     monkeypatch.setattr(kind, "build_image", lambda *_: built)
     place = Place(home=Home(tmp_path_factory.mktemp("home")))
 
-    prepared = kind.prepare(render_artifacts(load("mi355x-tp8").plan), place)
+    prepared = kind.prepare(render_artifacts(load("mi355x-tp8-july").plan), place)
 
     assert (EXCLUDE not in prepared.not_needed) == acts

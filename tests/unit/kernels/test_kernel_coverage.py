@@ -27,8 +27,11 @@ NAMES = KernelNames(
     commit="9127c94a",
     patterns=tuple(re.compile(pattern) for pattern in (r"flydsl_moe[12]_afp4_\w+", r"flydsl_mxmoe_\w+")),
     bound=(ShapeBound(prefix="flydsl_mxmoe_", shapes=(Shape(model_dim=6144, inter_dim=512, expert=257, topk=9),)),),
+    without={},
 )
-WITHOUT_KW = KernelNames(commit="7d604afe", patterns=(re.compile(r"flydsl_moe[12]_afp4_(?!\w*_kw)\w+"),), bound=())
+WITHOUT_KW = KernelNames(
+    commit="7d604afe", patterns=(re.compile(r"flydsl_moe[12]_afp4_(?!\w*_kw)\w+"),), bound=(), without={}
+)
 BF16_SHARED = "model.layers.40.mlp.shared_experts.gate_proj"
 BF16_DRAFT = "model.layers.78.mlp.shared_experts.gate_proj"
 
@@ -123,8 +126,7 @@ def test_a_bucket_is_judged_by_the_row_that_answers_it(
 
 
 def test_the_upper_tier_borrows_and_a_borrowed_kernel_is_judged_too() -> None:
-    last = {None: BucketState.BORROWED, WITHOUT_KW: BucketState.UNKNOWN}
-    for names, state in last.items():
+    for names, state in ((None, BucketState.BORROWED), (WITHOUT_KW, BucketState.UNKNOWN)):
         found = coverage_of(glm_plan(), rows([line(32768, kernels=(STAGE1_KW, STAGE2))]), names=names)
         assert found.keys[0].buckets[-1].key.token == 131072
         assert found.keys[0].buckets[-1].state is state

@@ -7,9 +7,10 @@ from pathlib import Path
 import httpx
 import pytest
 from docker.errors import DockerException
-from kernel_samples import FUSED_TP8, HEADER, STAGE1_KW, UNFUSED_TP8, every_bucket, glm_plan, line, rows
+from kernel_samples import CONFIG, FUSED_TP8, HEADER, STAGE1_KW, UNFUSED_TP8, every_bucket, glm_plan, line, rows
 
-from orchestrator.commands.kernels import RowSources, build_table, cover
+from orchestrator.commands.coverage import RowSources, cover
+from orchestrator.commands.kernels import build_table
 from orchestrator.commands.planning import load, planned, profile_names, render_artifacts
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.errors import DeployError, HostError, KernelsError, WeightsError
@@ -24,17 +25,6 @@ from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.upstream import upstream_table
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.kernels.table import NameVerdict
-
-CONFIG = {
-    "hidden_size": 6144,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 2,
-    "num_nextn_predict_layers": 1,
-    "quantization_config": {"quant_method": "quark", "exclude": ["lm_head"]},
-}
 
 
 def table(path: Path, *lines: str) -> Path:

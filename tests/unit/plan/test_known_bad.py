@@ -61,7 +61,7 @@ def test_values_of_flags_and_dates_of_images() -> None:
 
 def test_a_refusal_names_its_source_and_the_way_around() -> None:
     with pytest.raises(ProfileError) as caught:
-        load("mi355x-tp8", overrides=["layout.dp=8", "layout.dp_attention=true"])
+        load("mi355x-tp8-july", overrides=["layout.dp=8", "layout.dp_attention=true"])
     (problem,) = caught.value.problems
     assert "sglang #33973" in problem.message
     assert "accept_known_bad=[dsa-dp-attention-hang]" in problem.hint

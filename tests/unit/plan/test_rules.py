@@ -62,11 +62,11 @@ def test_all_faults_come_at_once_each_with_its_place() -> None:
         (["runtime=process"], "the process runtime needs an engine", "engine.python=python3"),
         (
             ["flags.nsa-prefil-backend=tilelang"],
-            "sglang 0.5.14 has no option `--nsa-prefil-backend`",
+            "sglang 0.5.16 has no option `--nsa-prefil-backend`",
             "nsa-prefill-backend",
         ),
-        (["flags.trust-remote-code=1"], "`--trust-remote-code` of sglang 0.5.14 takes no value", ""),
-        (["flags.kv-cache-dtype=true"], "`--kv-cache-dtype` of sglang 0.5.14 takes a value", ""),
+        (["flags.trust-remote-code=1"], "`--trust-remote-code` of sglang 0.5.16 takes no value", ""),
+        (["flags.kv-cache-dtype=true"], "`--kv-cache-dtype` of sglang 0.5.16 takes a value", ""),
         (["flags.kv-cache-dtype=fp8"], "does not take `fp8`", "fp8_e4m3"),
         (["flags.tp-size=4"], "`tp-size` is not set as a flag", "layout.tp"),
         (["flags.api-key=x"], "`api-key` is not set as a flag", "api_key_env"),
@@ -109,16 +109,16 @@ def test_a_public_address_with_a_key_or_a_word_is_taken() -> None:
 
 def test_dp_attention_on_rocm_is_refused_with_its_report_unless_accepted() -> None:
     with pytest.raises(ProfileError) as caught:
-        load("mi355x-tp8", overrides=["layout.dp=8", "layout.dp_attention=true"])
+        load("mi355x-tp8-july", overrides=["layout.dp=8", "layout.dp_attention=true"])
     [problem] = caught.value.problems
     assert "reported broken" in problem.message
     accepted = problem.hint.rpartition("`--set ")[2].removesuffix("`")
-    load("mi355x-tp8", overrides=["layout.dp=8", "layout.dp_attention=true", accepted])
+    load("mi355x-tp8-july", overrides=["layout.dp=8", "layout.dp_attention=true", accepted])
 
 
 @pytest.mark.parametrize("name", ["mi355x-tp8", "mi355x-tp4dp2"])
 def test_the_newer_engine_differs_only_where_it_must(name: str) -> None:
-    old, new = load(name).plan, load(name, overrides=["engine=sglang-0.5.16-rocm"]).plan
+    old, new = load(f"{name}-july").plan, load(name).plan
     assert old.flags == new.flags
     assert {patch.id for patch in old.patches} - {patch.id for patch in new.patches} == {
         "mtp-shared-expert-exclude", "rocm-cuda-runtime-guard",

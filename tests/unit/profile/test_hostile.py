@@ -59,7 +59,7 @@ def test_a_number_of_steps_that_is_none_is_refused() -> None:
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp8", overrides=["flags.speculative-num-steps=abc"])
     [problem] = caught.value.problems
-    assert problem.message == "`--speculative-num-steps` of sglang 0.5.14 takes a whole number, found `abc`"
+    assert problem.message == "`--speculative-num-steps` of sglang 0.5.16 takes a whole number, found `abc`"
     assert problem.where == "--set flags.speculative-num-steps"
 
 

@@ -15,7 +15,7 @@ def composed(profile: str, *overrides: str) -> Composed:
     return compose(
         {"hardware": HARDWARE, "model": MODEL, "engine": ENGINE},
         names={"hardware": "hw", "model": "m", "engine": "e"},
-        profile=read_document(profile, "p.yaml"),
+        profiles=[read_document(profile, "p.yaml")],
         overrides=[Override.parse(text) for text in overrides],
     )
 
@@ -64,7 +64,7 @@ def test_an_override_has_a_key_and_a_value(text: str) -> None:
 
 def test_missing_parts_are_named_together() -> None:
     with pytest.raises(ProfileError) as caught:
-        part_names(Document("p.yaml", {"hardware": 3}, {("hardware",): 1}), [])
+        part_names([Document("p.yaml", {"hardware": 3}, {("hardware",): 1})], [])
     assert [problem.message for problem in caught.value.problems] == [
         "`hardware` must name a file, found `3`",
         "`model` must name a file, found nothing",

@@ -125,7 +125,7 @@ def test_a_server_takes_as_long_as_its_weights_to_load(tmp_path: Path) -> None:
     planned = plan_steps(runs_of(("cpu-tiny", "smoke-tiny")), tmp_path, named="x", download_mb_s=400)
     tiny = next(step.about for step in planned.steps if step.stage == "up")
     large = next(step.about for step in steps(tmp_path) if step.stage == "up")
-    assert large - tiny == pytest.approx(13 * 60, rel=0.01)
+    assert large - tiny == pytest.approx(13 * 60 + 400, rel=0.01)  # and kernels are compiled, graphs captured
 
 
 def test_each_server_is_down_before_the_next_is_up(tmp_path: Path) -> None:

@@ -24,12 +24,12 @@ from orchestrator.runtimes.docker.container import (
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.weights import overlay_path
 
-IMAGE = "deploy/mi355x-tp4dp2:0123456789ab"
+IMAGE = "deploy/mi355x-tp4dp2-july:0123456789ab"
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return load("mi355x-tp4dp2").plan
+    return load("mi355x-tp4dp2-july").plan
 
 
 def rendered(plan: Plan, image: str = IMAGE) -> Artifacts:
@@ -100,7 +100,7 @@ def test_compiled_kernels_are_not_shared_with_another_image_or_gfx(plan: Plan, c
     hardware = dataclasses.replace(plan.hardware, arch="gfx942")
     other = container_spec(dataclasses.replace(plan, hardware=hardware), IMAGE)
     if change == "image":
-        other = container_spec(plan, "deploy/mi355x-tp4dp2:ba9876543210")
+        other = container_spec(plan, "deploy/mi355x-tp4dp2-july:ba9876543210")
     ours = container_spec(plan, IMAGE)
     assert [cache.target for cache in ours.caches] == [cache.target for cache in other.caches]
     assert not {cache.name for cache in ours.caches} & {cache.name for cache in other.caches}
@@ -117,7 +117,7 @@ def test_a_cpu_compiles_nothing_to_keep() -> None:
 def test_the_labels_are_the_record(plan: Plan) -> None:
     labels = container_labels(plan, "glm")
     assert labels["deploy.name"] == "glm"
-    assert labels["deploy.profile"] == "mi355x-tp4dp2"
+    assert labels["deploy.profile"] == "mi355x-tp4dp2-july"
     assert labels["deploy.plan"] == plan.digest
     assert options(docker_run_line(rendered(plan), "glm"))["--label"] == [
         *(f"{k}={v}" for k, v in sorted(labels.items())),

@@ -91,7 +91,7 @@ def test_a_shard_that_cannot_be_read_leaves_no_half_overlay(checkpoint: Path, tm
 def test_a_plans_config_is_patched_unless_its_sources_turned_out_not_to_need_it(
     checkpoint: Path, tmp_path: Path, not_needed: bool
 ) -> None:
-    plan, home = load("mi355x-tp8").plan, Home(tmp_path / "home")
+    plan, home = load("mi355x-tp8-july").plan, Home(tmp_path / "home")
     home.models.mkdir(parents=True)
     (home.models / plan.model.name).symlink_to(checkpoint)
 

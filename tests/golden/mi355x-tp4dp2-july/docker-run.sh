@@ -2,10 +2,10 @@
 set -eu
 DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(cd "$(dirname "$0")" && pwd)"
-docker run --detach --init --name deploy-mi355x-tp8 \
-  --label deploy.name=mi355x-tp8 \
-  --label deploy.plan=2f5574bdca1055fab915e89d332ed6d0a9ef55b140368fd041e86a446291a915 \
-  --label deploy.profile=mi355x-tp8 \
+docker run --detach --init --name deploy-mi355x-tp4dp2-july \
+  --label deploy.name=mi355x-tp4dp2-july \
+  --label deploy.plan=bb10189deb0bbd6102a54d2535cf7e567028c7100e33258babd304e224a03d7f \
+  --label deploy.profile=mi355x-tp4dp2-july \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
   --label deploy.run-dir="$RUN_DIR" \
@@ -21,14 +21,15 @@ docker run --detach --init --name deploy-mi355x-tp8 \
   --stop-timeout 300 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
-  --mount type=volume,source=deploy-cache-4a32dc7d2a03-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
-  --mount type=volume,source=deploy-cache-4a32dc7d2a03-gfx950-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-4a32dc7d2a03-gfx950-triton,target=/root/.triton \
+  --mount type=bind,source="$DEPLOY_HOME"/overlays/glm-5.2-mxfp4/mtp-shared-expert-exclude/config.json,target=/models/glm-5.2-mxfp4/config.json,readonly \
+  --mount type=volume,source=deploy-cache-9b050cc1d914-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-9b050cc1d914-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-9b050cc1d914-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
-  deploy/mi355x-tp8:652c7c579e49 \
+  deploy/mi355x-tp4dp2-july:0884c93ba4c2 \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")
@@ -47,17 +48,19 @@ exec "$@"
   --served-model-name glm-5.2 \
   --host 0.0.0.0 \
   --port 30000 \
-  --tp-size 8 \
-  --chunked-prefill-size 131072 \
-  --cuda-graph-max-bs-decode 16 \
+  --tp-size 4 \
+  --dp-size 2 \
+  --chunked-prefill-size 32768 \
+  --cuda-graph-max-bs-decode 80 \
   --dsa-decode-backend tilelang \
   --dsa-prefill-backend tilelang \
   --enable-aiter-allreduce-fusion \
   --enable-cache-report \
   --enable-metrics \
   --kv-cache-dtype fp8_e4m3 \
-  --max-running-requests 16 \
-  --mem-fraction-static 0.8 \
+  --load-balance-method round_robin \
+  --max-running-requests 80 \
+  --mem-fraction-static 0.85 \
   --reasoning-parser glm45 \
   --speculative-algorithm EAGLE \
   --speculative-eagle-topk 1 \

@@ -1,5 +1,5 @@
 #!/bin/sh
-# mi355x-tp4dp2: GLM-5.2 MXFP4 on 8x MI355X, two replicas of four GPUs, for aggregate throughput
+# mi355x-tp4dp2-july: mi355x-tp4dp2 as in July 2026, when it was published; its aiter lacks tuned kernels
 #
 # recipe     --chunked-prefill-size 32768       sglang cookbook GLM-5.2.mdx, balanced cell
 # inferred   --cuda-graph-max-bs-decode 80

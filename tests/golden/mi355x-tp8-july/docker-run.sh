@@ -2,10 +2,10 @@
 set -eu
 DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(cd "$(dirname "$0")" && pwd)"
-docker run --detach --init --name deploy-mi355x-tp4dp2 \
-  --label deploy.name=mi355x-tp4dp2 \
-  --label deploy.plan=b6760dbbfad1f05970d7755c8ff9a437f410593ae45b0b3e76ddde056591c8da \
-  --label deploy.profile=mi355x-tp4dp2 \
+docker run --detach --init --name deploy-mi355x-tp8-july \
+  --label deploy.name=mi355x-tp8-july \
+  --label deploy.plan=12e8d98ac6ba53b5ef1feab6940e8382fbfdb2397e5c349bee164ca5a162b357 \
+  --label deploy.profile=mi355x-tp8-july \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
   --label deploy.run-dir="$RUN_DIR" \
@@ -21,14 +21,15 @@ docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --stop-timeout 300 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
-  --mount type=volume,source=deploy-cache-5650f64bfe5e-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
-  --mount type=volume,source=deploy-cache-5650f64bfe5e-gfx950-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-5650f64bfe5e-gfx950-triton,target=/root/.triton \
+  --mount type=bind,source="$DEPLOY_HOME"/overlays/glm-5.2-mxfp4/mtp-shared-expert-exclude/config.json,target=/models/glm-5.2-mxfp4/config.json,readonly \
+  --mount type=volume,source=deploy-cache-ff4334b6031f-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-ff4334b6031f-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-ff4334b6031f-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
-  deploy/mi355x-tp4dp2:c5e2b1a021a9 \
+  deploy/mi355x-tp8-july:d7e28068857d \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")
@@ -47,19 +48,17 @@ exec "$@"
   --served-model-name glm-5.2 \
   --host 0.0.0.0 \
   --port 30000 \
-  --tp-size 4 \
-  --dp-size 2 \
-  --chunked-prefill-size 32768 \
-  --cuda-graph-max-bs-decode 80 \
+  --tp-size 8 \
+  --chunked-prefill-size 131072 \
+  --cuda-graph-max-bs-decode 16 \
   --dsa-decode-backend tilelang \
   --dsa-prefill-backend tilelang \
   --enable-aiter-allreduce-fusion \
   --enable-cache-report \
   --enable-metrics \
   --kv-cache-dtype fp8_e4m3 \
-  --load-balance-method round_robin \
-  --max-running-requests 80 \
-  --mem-fraction-static 0.85 \
+  --max-running-requests 16 \
+  --mem-fraction-static 0.8 \
   --reasoning-parser glm45 \
   --speculative-algorithm EAGLE \
   --speculative-eagle-topk 1 \

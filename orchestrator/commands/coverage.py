@@ -1,0 +1,150 @@
+"""Is every batch that a plan's server meets answered by a tuned kernel? Asked before the node is paid for."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.console import note, warn
+from orchestrator.core.errors import KernelsError
+from orchestrator.core.paths import Home
+from orchestrator.core.validation import read_file
+from orchestrator.kernels import (
+    Coverage,
+    MoeCheckpoint,
+    TunedRow,
+    applies_to,
+    coverage_of,
+    promised_rows,
+    rank_shapes,
+)
+from orchestrator.kernels.disk import ImageTables, Store, read_checkpoint, read_image, read_pins, read_tables
+from orchestrator.plan import Plan
+from orchestrator.weights import checkpoint_directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSources:
+    """Where rows are read from: tables named by the user, an image, a checkpoint's folder; each may be absent."""
+
+    tables: tuple[Path, ...] = ()
+    image: str | None = None
+    model: Path | None = None
+    far: str | None = None  # the Docker host that the image is on; None: this machine's
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoveredPlan:
+    """A coverage, and the tables it was computed from, in words."""
+
+    found: Coverage
+    tables: str
+    known: bool  # False: only the image can tell, which nobody has looked into
+
+
+def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
+    """Coverage of a plan by the tables given, else by the table built for it, else by the one that `up` would build.
+
+    What that one would hold is known for the aiter commits this tool knows. The key follows from the checkpoint given,
+    else from the one that is staged, else both count.
+    """
+    checkpoint = staged_moe(plan, given, home)
+    shapes = set(rank_shapes(plan, checkpoint.moe if checkpoint else None))
+    built = Store.of(home, plan).table(plan)
+    rows: list[TunedRow] = []
+    names = []
+    if given.image:
+        shipped, plan = plan_in_image(plan, given.image, given.far)
+        rows += shipped.rows
+        names.append(f"{shipped.files} files in `{given.image}`")
+    paths = given.tables
+    if not paths and not given.image and built.is_file():
+        paths = (built,)
+    rows += read_tables(paths, keep=lambda row: row.key.shape in shapes)
+    names += [f"`{path}`" for path in paths]
+    pins = read_pins()
+    known = pins.names_of(plan.engine.aiter_commit)
+    if not names and known:
+        rows += Store.of(home, plan).measured()
+        rows += promised_rows(plan, pins.upstream_keys, known, checkpoint.moe if checkpoint else None)
+        names = ["none yet; `up` and `deploy kernels table` build one, which will hold at least this"]
+    return CoveredPlan(
+        found=coverage_of(plan, rows, checkpoint=checkpoint, names=known),
+        tables=", ".join(names) or "no table",
+        known=bool(names),
+    )
+
+
+def note_coverage(plan: Plan, home: Home) -> None:
+    """Say what is known of the plan's tuned kernels before a start; nothing for a plan that asks for none."""
+    if not applies_to(plan):
+        return
+    covered = cover(plan, RowSources(), home)
+    unknown = f"{_aiter(plan)} is not known here; its image tells, on the way up"
+    note(f"tuned kernels of `{plan.profile}`: {covered.found.line if covered.known else unknown}")
+
+
+def require_covered(plan: Plan, home: Home) -> None:
+    """Raise KernelsError for a plan whose own load would meet batches without a tuned kernel, with the ways out.
+
+    A plan of which only its image can tell passes.
+    """
+    if not applies_to(plan):
+        return
+    covered = cover(plan, RowSources(), home)
+    if not covered.known or not (missed := covered.found.missed_by_load):
+        return
+    covering = [f"`--set engine={name}`, whose aiter has them" for name in _covering_engines(plan)]
+    tune = f"`deploy kernels tune --profile {plan.profile}`, hours on a node of this kind"
+    raise KernelsError(
+        f"the load of `{plan.profile}` meets batches without a tuned MoE kernel: {', '.join(map(str, missed))} tokens",
+        where=f"engine `{plan.engine.name}`, {_aiter(plan)}",
+        hint="; or ".join([*covering, tune, "`--accept-untuned`"]),
+    )
+
+
+def _covering_engines(plan: Plan) -> Iterator[str]:
+    """The engines of the catalogue, of the plan's platform, whose aiter has every kernel that its load meets."""
+    catalogue, pins = Catalogue.from_environment(), read_pins()
+    for name in catalogue.names(Kind.ENGINE):
+        engine = read_file(path := catalogue.path(Kind.ENGINE, name), catalogue.shown(path)).data
+        names = pins.names_of(str(engine.get("aiter_commit")))
+        if names is None or engine.get("platform") != plan.engine.platform:
+            continue
+        if not coverage_of(plan, promised_rows(plan, pins.upstream_keys, names), names=names).missed_by_load:
+            yield name
+
+
+def _aiter(plan: Plan) -> str:
+    return f"aiter {plan.engine.aiter_commit[:12]}" if plan.engine.aiter_commit else "the aiter of its image"
+
+
+def staged_moe(plan: Plan, given: RowSources, home: Home) -> MoeCheckpoint | None:
+    """The checkpoint named, else the one that is staged for the plan, else none."""
+    folder = given.model or checkpoint_directory(plan.model, home)
+    return read_checkpoint(folder) if given.model or (folder / "config.json").is_file() else None
+
+
+def plan_in_image(plan: Plan, image: str, far: str | None = None) -> tuple[ImageTables, Plan]:
+    """The image's tables, and the plan with the aiter that is really in there."""
+    if plan.engine.aiter_dir is None:
+        raise KernelsError(
+            f"the engine of `{plan.profile}` has no aiter", where=f"engine {plan.engine.name}: aiter_dir"
+        )
+    shipped = read_image(image, plan.engine.aiter_dir, far)
+    commit = shipped.aiter_commit or plan.engine.aiter_commit
+    if commit != plan.engine.aiter_commit:
+        warn(
+            f"`{image}` holds aiter {commit}, the engine of `{plan.profile}` pins {plan.engine.aiter_commit}",
+            hint=f"`--set engine.aiter_commit={commit}` with this image, also for `deploy up`",
+        )
+    return shipped, replace(plan, engine=replace(plan.engine, aiter_commit=commit))
+
+
+def require_moe(plan: Plan) -> None:
+    """Raise KernelsError for a plan whose server asks aiter for no MXFP4 experts."""
+    if not applies_to(plan):
+        raise KernelsError(
+            f"the server of `{plan.profile}` asks aiter for no MXFP4 experts",
+            hint="`deploy kernels coverage` without `--profile` shows the profiles that do",
+        )

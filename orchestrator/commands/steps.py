@@ -1,0 +1,75 @@
+"""What an `up` would do before its server serves, how long that may take, what it downloads; nothing is done."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from orchestrator.commands.estimates import ABOUT, DOWNLOAD_MB_S, PULL, minutes, starting
+from orchestrator.core.console import table
+from orchestrator.core.paths import Home
+from orchestrator.kernels import applies_to
+from orchestrator.kernels.disk import Store
+from orchestrator.plan import Plan
+from orchestrator.render import Artifacts, base_reference
+from orchestrator.runtimes import Place
+from orchestrator.weights import checkpoint_directory, stamps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step; `about` is seconds, 0 where it is done already."""
+
+    name: str
+    what: str
+    about: float
+
+
+def steps_of(artifacts: Artifacts, place: Place) -> tuple[Step, ...]:
+    """The steps of an `up`, in their order."""
+    plan = artifacts.plan
+    return (_checkpoint(plan, place), *_table(plan, place.home), *_image(artifacts), _start(plan))
+
+
+def steps_text(artifacts: Artifacts, place: Place) -> str:
+    """The steps as a table."""
+    steps = steps_of(artifacts, place)
+    rows = [(step.name, step.what, minutes(step.about) if step.about else "done") for step in steps]
+    total = sum(step.about for step in steps)
+    return table(("step", "what", "about"), [*rows, ("total", "estimates, not promises", minutes(total))])
+
+
+def _checkpoint(plan: Plan, place: Place) -> Step:
+    model, directory = plan.model, checkpoint_directory(plan.model, place.home)
+    if place.far is not None:
+        return Step(name="checkpoint", what=f"expected on {place.far}: `deploy stage` there fetches it", about=0.0)
+    if model.source.kind != "hub":
+        made = "made here" if model.source.kind == "generated" else "verified"
+        return Step(name="checkpoint", what=f"{directory}: {made}", about=ABOUT["stage"])
+    here = sum(size for size, _ in stamps(directory).values()) if directory.is_dir() else 0
+    missing = max(model.weight_bytes - here, 0)
+    if missing == 0:
+        return Step(name="checkpoint", what=f"{directory}: verified", about=ABOUT["stage"])
+    what = f"{missing / 1e9:.1f} GB of {model.source.location} to download, at {DOWNLOAD_MB_S:.0f} MB/s"
+    return Step(name="checkpoint", what=what, about=missing / (DOWNLOAD_MB_S * 1e6))
+
+
+def _table(plan: Plan, home: Home) -> Iterator[Step]:
+    if not applies_to(plan):
+        return
+    store = Store.of(home, plan)
+    if store.is_fresh(plan):
+        yield Step(name="table", what=str(store.table(plan)), about=0.0)
+    else:
+        yield Step(name="table", what="of tuned kernels: the image's, and aiter's newer ones", about=ABOUT["kernels"])
+
+
+def _image(artifacts: Artifacts) -> Iterator[Step]:
+    if artifacts.build is None:
+        return
+    base = base_reference(artifacts.plan.engine)
+    what = f"{base} pulled and patched, where that was not done before"
+    yield Step(name="image", what=what, about=PULL + ABOUT["build"])
+
+
+def _start(plan: Plan) -> Step:
+    what = f"{plan.model.weight_bytes / 1e9:.1f} GB loaded, kernels compiled, graphs captured, smoke test"
+    return Step(name="start", what=what, about=starting(plan))

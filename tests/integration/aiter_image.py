@@ -1,0 +1,37 @@
+"""A stand-in of the ROCm image: aiter's tables where it keeps them, and nothing else."""
+
+import io
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+import docker
+from docker.errors import ImageNotFound
+from kernel_samples import HEADER, line
+
+COMMIT: Final = "9127c94a18e4398e1eba91f6639e910f0994ad02"
+AITER: Final = "/sgl-workspace/aiter"
+_FILES: Final = {
+    "aiter/configs/model_configs/glm5_fp4_tuned_fmoe.csv": f"{HEADER}\n{line(32)}\n",
+    "aiter/configs/model_configs/glm5_fp4_untuned_fmoe.csv": "token,model_dim\n1,6144\n",
+    "aiter/configs/model_configs/bf16_tuned_gemm.csv": "M,N,K\n1,2,3\n",
+    "aiter/configs/tuned_fmoe.csv": f"{HEADER}\n{line(16)}\n",
+    "aiter/configs/tuned_grouped_fmoe.csv": "max_m\n1\n",
+    ".git/HEAD": f"{COMMIT}\n",
+}
+
+
+@contextmanager
+def imported(engine: docker.DockerClient) -> Iterator[str]:
+    """The image's name, until the end of the block."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for path, text in _FILES.items():
+            member = tarfile.TarInfo(f"{AITER.lstrip('/')}/{path}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    engine.api.import_image_from_data(content.getvalue(), repository="deploy-kernels-test", tag="1")
+    yield "deploy-kernels-test:1"
+    with suppress(ImageNotFound):
+        engine.images.remove("deploy-kernels-test:1", force=True)

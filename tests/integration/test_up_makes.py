@@ -1,0 +1,117 @@
+"""What `up` makes on its way: the checkpoint from a hub, the table of tuned kernels, each once.
+
+The image ends it: the stand-in holds aiter's tables and no sglang, so nothing is started, whatever the machine has.
+"""
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import docker
+import pytest
+from aiter_image import imported
+from checkpoint_samples import write_checkpoint
+from command_line import CommandLine
+from kernel_samples import CONFIG, FUSED_TP8, HEADER, line
+from loopback_hub import Hub, serve
+
+from orchestrator.core.paths import Home, data_root
+from orchestrator.images import Docker
+
+pytestmark = pytest.mark.docker
+TABLE = "\n".join([HEADER, *(line(1 << exponent, shape=FUSED_TP8) for exponent in range(16))]) + "\n"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    source = write_checkpoint(tmp_path / "hub", size=100_000, layers=4, mtp_layer=78)
+    (source / "config.json").write_text(json.dumps(CONFIG))
+    with serve(Hub(repository="amd/GLM-5.2-MXFP4", directory=source)) as running:
+        yield running
+
+
+@pytest.fixture
+def upstream() -> Iterator[str]:
+    """aiter's repository, as far as it is asked for."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(TABLE.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def aiter_image(docker_daemon: Docker) -> Iterator[str]:
+    with closing(docker.from_env(environment={"DOCKER_HOST": docker_daemon.host})) as engine, imported(engine) as name:
+        yield name
+
+
+@pytest.fixture
+def deploy(tmp_path: Path, hub: Hub, upstream: str, aiter_image: str) -> CommandLine:
+    home = Home(tmp_path / "home")
+    pins = (data_root() / "profiles" / "kernels" / "aiter.yaml").read_text()
+    pins = pins.replace("https://raw.githubusercontent.com/ROCm/aiter", upstream)
+    known = next(row for row in pins.splitlines() if "sha256:" in row)
+    (home.root / "profiles" / "kernels").mkdir(parents=True)
+    pinned = pins.replace(known, f"  sha256: {hashlib.sha256(TABLE.encode()).hexdigest()}")
+    (home.root / "profiles" / "kernels" / "aiter.yaml").write_text(pinned)
+    own = {name: "" for name in os.environ if name.startswith("HF_")}
+    environ = {**own, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "IMAGE": aiter_image}
+    return CommandLine(home, environ)
+
+
+def up(deploy: CommandLine, *options: str) -> tuple[int, str]:
+    image = ("--set", f"engine.image={deploy.environ['IMAGE']}")
+    done = deploy.run("up", "--profile", "mi355x-tp8", *image, *options)
+    return done.returncode, done.stderr
+
+
+def test_a_checkpoint_and_a_table_that_are_missing_are_made_and_made_once(deploy: CommandLine, hub: Hub) -> None:
+    code, said = up(deploy)
+    assert code == 5, said  # no sglang in the image: the table and the checkpoint came before
+    model, kernels = deploy.home.models / "glm-5.2-mxfp4", deploy.home.kernels / "9127c94a18e4"
+    assert "100% of 0.0 GB" in said
+    assert (model / "model-00002-of-00003.safetensors").stat().st_size > 0
+    table = kernels / "glm-5.2-mxfp4-gfx950-tp8.csv"
+    assert f"tuned kernels {table}: TP8," in said
+    sent, built = dict(hub.sent), table.stat().st_mtime_ns
+    assert up(deploy)[0] == 5
+    assert (hub.sent, table.stat().st_mtime_ns) == (sent, built)
+
+
+def test_a_download_that_was_cut_goes_on_with_the_next_up(deploy: CommandLine, hub: Hub) -> None:
+    hub.cuts["model-00002-of-00003.safetensors"] = 50_000
+    code, said = up(deploy)
+    assert (code, "the download broke off" in said) == (4, True)
+    hub.cuts.clear()
+    hub.down = False
+    assert up(deploy)[0] == 5
+
+
+def test_without_staging_a_missing_checkpoint_is_refused(deploy: CommandLine, hub: Hub) -> None:
+    code, said = up(deploy, "--no-stage")
+    assert (code, hub.sent) == (4, {})
+    assert "there is no checkpoint of `glm-5.2-mxfp4`" in said
+
+
+def test_untuned_kernels_are_refused_before_anything_is_downloaded(deploy: CommandLine, hub: Hub) -> None:
+    code, said = up(deploy, "--set", "engine.aiter_commit=7d604afe5fa7efba63c0dce323b95d9daf2db112")
+    assert (code, hub.sent) == (9, {})
+    assert "meets batches without a tuned MoE kernel: 8, 32, 128 tokens" in said

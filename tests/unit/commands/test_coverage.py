@@ -1,0 +1,106 @@
+"""What is known of a plan's tuned kernels before anything is downloaded, and what is refused for it."""
+
+import os
+from pathlib import Path
+
+import pytest
+from kernel_samples import FUSED_TP8, UNFUSED_TP8, every_bucket, glm_plan
+
+from orchestrator.commands.coverage import RowSources, cover, note_coverage, require_covered
+from orchestrator.commands.planning import load, planned
+from orchestrator.core.errors import KernelsError
+from orchestrator.core.paths import Home
+from orchestrator.kernels.coverage import load_buckets
+from orchestrator.kernels.disk import Store
+from orchestrator.plan import Plan
+
+
+def plan_of(profile: str, *overrides: str) -> Plan:
+    return load(profile, overrides=overrides).plan
+
+
+@pytest.mark.parametrize(
+    ("profile", "missing", "met"),
+    [
+        ("mi355x-tp8", (), ()),
+        ("mi355x-tp4dp2", (), ()),
+        ("mi355x-tp8-july", (1, 2, 4, 8, 32, 128, 256, 512), (8, 32, 128)),
+        ("mi355x-tp4dp2-july", (1, 2, 8), (8,)),
+    ],
+)
+def test_what_each_pin_covers_is_known(
+    profile: str, missing: tuple[int, ...], met: tuple[int, ...], tmp_path: Path
+) -> None:
+    found = cover(plan_of(profile), RowSources(), Home(tmp_path)).found
+    for key in found.keys:
+        assert tuple(bucket.key.token for bucket in key.buckets if not bucket.state.served) == missing
+    assert found.missed_by_load == met
+
+
+def test_the_line_counts_what_is_tuned_re_keyed_borrowed_and_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note_coverage(plan_of("mi355x-tp8-july"), Home(tmp_path))
+    line = capsys.readouterr().err
+    assert "TP8, fused 257/9: 8 tuned, 0 re-keyed, 1 borrowed, 8 missing of 17;" in line
+    assert "unfused 256/8: 0 tuned, 9 re-keyed, 0 borrowed, 8 missing of 17;" in line
+    assert "its load meets 8, 16, 32, 64, 128, 131072; without a tuned kernel: 8, 32, 128" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "buckets"),
+    [
+        ({"speculative_algorithm": "EAGLE", "speculative_num_draft_tokens": "6", "max_running_requests": "1"}, (8,)),
+        ({"speculative_algorithm": "EAGLE", "max_running_requests": "2"}, (4, 8)),
+        ({"max_running_requests": "3"}, (1, 2, 4)),
+        ({"speculative_algorithm": "EAGLE"}, (4, 8, 16, 32, 64, 128, 256)),
+    ],
+)
+def test_a_decode_step_looks_up_every_draft_of_every_request(flags: dict[str, str], buckets: tuple[int, ...]) -> None:
+    assert load_buckets(glm_plan(chunked_prefill_size="8192", **flags)) == (*buckets, 8192)
+
+
+def test_a_load_without_kernels_is_refused_with_the_engine_that_has_them(tmp_path: Path) -> None:
+    with pytest.raises(KernelsError, match="meets batches without a tuned MoE kernel: 8 tokens") as caught:
+        require_covered(plan_of("mi355x-tp4dp2-july"), Home(tmp_path))
+    for way_out in ("`--set engine=sglang-0.5.16-rocm`", "`deploy kernels tune", "`--accept-untuned`"):
+        assert way_out in caught.value.hint
+    require_covered(plan_of("mi355x-tp4dp2"), Home(tmp_path))
+    require_covered(plan_of("cpu-tiny"), Home(tmp_path))
+
+
+def test_an_aiter_that_nobody_knows_is_not_judged_before_its_image_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = plan_of("mi355x-tp8", "engine.aiter_commit=c16d44b93a528b2a4bfd6d8d3409116d465872a9")
+    require_covered(unknown, Home(tmp_path))
+    note_coverage(unknown, Home(tmp_path))
+    assert "aiter c16d44b93a52 is not known here; its image tells" in capsys.readouterr().err
+
+
+def test_what_was_measured_counts_before_a_table_is_built(tmp_path: Path) -> None:
+    plan, home = plan_of("mi355x-tp8-july"), Home(tmp_path)
+    store = Store.of(home, plan)
+    store._write(store._measured, [*every_bucket(FUSED_TP8), *every_bucket(UNFUSED_TP8)])
+    require_covered(plan, home)
+
+
+def test_a_table_is_that_of_a_model_and_a_layout(tmp_path: Path) -> None:
+    """With the table of another layout every key would miss."""
+    home = Home(tmp_path)
+    whole = plan_of("mi355x-tp8")
+    Store.of(home, whole).write(whole, every_bucket(FUSED_TP8))
+    assert set(planned("mi355x-tp8", (), home)[1]) == {"moe-table"}
+    assert planned("mi355x-tp8", ("layout.tp=4", "layout.dp=2"), home)[1] == {}
+    assert planned("mi355x-tp4dp2", (), home)[1] == {}
+
+
+def test_a_table_older_than_what_was_measured_is_built_anew(tmp_path: Path) -> None:
+    plan = glm_plan()
+    store = Store.of(Home(tmp_path), plan)
+    assert not store.is_fresh(plan)
+    path = store.write(plan, every_bucket(FUSED_TP8))
+    assert store.is_fresh(plan)
+    store._write(store._measured, every_bucket(UNFUSED_TP8))
+    os.utime(store._measured, (path.stat().st_atime, path.stat().st_mtime + 1))
+    assert not store.is_fresh(plan)
