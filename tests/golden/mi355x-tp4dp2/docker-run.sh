@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(cd "$(dirname "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --label deploy.name=mi355x-tp4dp2 \
-  --label deploy.plan=04897cf098a35083e9cb743e2c3dff09332b10eef257d1d81d025e3e85cf0d6f \
+  --label deploy.plan=23434046cfb285e1265323342f56744aad0290bb74cdf8ba26683e58d3b754e1 \
   --label deploy.profile=mi355x-tp4dp2 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -22,14 +22,14 @@ docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
   --mount type=bind,source="$DEPLOY_HOME"/overlays/glm-5.2-mxfp4/mtp-shared-expert-exclude/config.json,target=/models/glm-5.2-mxfp4/config.json,readonly \
-  --mount type=volume,source=deploy-cache-c70f9c90624a-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
-  --mount type=volume,source=deploy-cache-c70f9c90624a-gfx950-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-c70f9c90624a-gfx950-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-347329c0cf6f-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-347329c0cf6f-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-347329c0cf6f-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
-  deploy/mi355x-tp4dp2:47c0e00f5bc3 \
+  deploy/mi355x-tp4dp2:5833d0f656ba \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")

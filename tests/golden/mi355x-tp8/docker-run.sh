@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(cd "$(dirname "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8 \
   --label deploy.name=mi355x-tp8 \
-  --label deploy.plan=ce9f339e05db5ddad463dffa1930accf335fd20b3670c3a48b54fcaebb346cc4 \
+  --label deploy.plan=920539a21a23ff72d98888e795d463b49392b9d242a5200967a5770cdc435d95 \
   --label deploy.profile=mi355x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -22,14 +22,14 @@ docker run --detach --init --name deploy-mi355x-tp8 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
   --mount type=bind,source="$DEPLOY_HOME"/overlays/glm-5.2-mxfp4/mtp-shared-expert-exclude/config.json,target=/models/glm-5.2-mxfp4/config.json,readonly \
-  --mount type=volume,source=deploy-cache-7d298b60d1b7-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
-  --mount type=volume,source=deploy-cache-7d298b60d1b7-gfx950-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-7d298b60d1b7-gfx950-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-2f55c417d0bf-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-2f55c417d0bf-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-2f55c417d0bf-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
-  deploy/mi355x-tp8:ab442b3e298e \
+  deploy/mi355x-tp8:7cbec7b0fa20 \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")
