@@ -88,11 +88,14 @@ class SourceProbe(StrictModel):
 class Detect(StrictModel):
     """How the content of the sources decides.
 
-    Any `present` that is found: the fix is there, from upstream or by this very diff. Else, all of `needed` are found:
-    it is needed. Else, where the files of `needed` exist: a conflict for a diff or a config, which must not be guessed
-    at; not applicable for anything else. Else: not applicable.
+    Any of `about` that is not found: not applicable. Any `present` that is found: the fix is there, from upstream or by
+    this very diff. Else, all of `needed` are found: it is needed. Else, where the files of `needed` exist: a conflict
+    for a diff or a config, which must not be guessed at; not applicable for anything else. Else: not applicable.
     """
 
+    about: tuple[SourceProbe, ...] | None = Field(
+        default=None, description="the code that the patch is about, where its file alone does not tell"
+    )
     needed: tuple[SourceProbe, ...]
     present: tuple[SourceProbe, ...]
 

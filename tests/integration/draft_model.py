@@ -165,13 +165,13 @@ class _Stub(ModuleType):
         return dict
 
 
-def _stub(*names: str) -> None:
+def stub(*names: str) -> None:
     sys.modules.update({name: _Stub(name) for name in names if importlib.util.find_spec(name) is None})
 
 
 def load(folders: list[Path]) -> None:
     """Load the MTP layer of each checkpoint as a server's draft worker does, up to the weights; one JSON line each."""
-    _stub("xgrammar", "sgl_kernel")
+    stub("xgrammar", "sgl_kernel")
     from sglang.srt.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
     from sglang.srt.layers.quantization.quark import quark
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler

@@ -21,17 +21,19 @@ CHECKER = SourceChecker.of_ledger()
 LEDGER, DIFFS = CHECKER.patches, CHECKER.diffs
 
 NEEDED, PRESENT, ABSENT = "needed", "present upstream", "not applicable"
-# version: (guard, exclude list, top-k v2); the wheels hold no aiter, so its table is not applicable everywhere.
+# version: (guard, exclude list, top-k v2, broadcast); the wheels hold no aiter: its table is not applicable everywhere.
 STATES = {
-    "0.5.10": (NEEDED, NEEDED, ABSENT),
-    "0.5.12.post1": (NEEDED, NEEDED, ABSENT),
-    "0.5.13.post1": (NEEDED, NEEDED, ABSENT),
-    "0.5.14": (NEEDED, NEEDED, ABSENT),
-    "0.5.15.post1": (PRESENT, NEEDED, NEEDED),
-    "0.5.16": (PRESENT, PRESENT, PRESENT),
-    "0.5.19": (PRESENT, PRESENT, PRESENT),
-    "0.5.20": (PRESENT, PRESENT, PRESENT),
-    "0.5.23": (PRESENT, PRESENT, PRESENT),
+    "0.5.10": (NEEDED, NEEDED, ABSENT, ABSENT),
+    "0.5.12.post1": (NEEDED, NEEDED, ABSENT, ABSENT),
+    "0.5.13.post1": (NEEDED, NEEDED, ABSENT, ABSENT),
+    "0.5.14": (NEEDED, NEEDED, ABSENT, NEEDED),
+    "0.5.15.post1": (PRESENT, NEEDED, NEEDED, NEEDED),
+    "0.5.16": (PRESENT, PRESENT, PRESENT, NEEDED),
+    "0.5.17": (PRESENT, PRESENT, PRESENT, NEEDED),
+    "0.5.18": (PRESENT, PRESENT, PRESENT, PRESENT),
+    "0.5.19": (PRESENT, PRESENT, PRESENT, PRESENT),
+    "0.5.20": (PRESENT, PRESENT, PRESENT, PRESENT),
+    "0.5.23": (PRESENT, PRESENT, PRESENT, PRESENT),
 }
 CUH = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
 
@@ -40,10 +42,11 @@ CUH = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
 def test_states(version: str) -> None:
     found = {state.id: state.state for state in CHECKER.check_wheel(wheel(version))}
 
-    guard, exclude, topk = STATES[version]
+    guard, exclude, topk, broadcast = STATES[version]
     assert found == {
         "aiter-fp4-moe-table": ABSENT,
         "dsa-topk-v2-off": topk,
+        "eagle-verify-broadcast": broadcast,
         "mtp-shared-expert-exclude": exclude,
         "rocm-cuda-runtime-guard": guard,
     }

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(cd "$(dirname "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2-july \
   --label deploy.name=mi355x-tp4dp2-july \
-  --label deploy.plan=bb10189deb0bbd6102a54d2535cf7e567028c7100e33258babd304e224a03d7f \
+  --label deploy.plan=0d5a1cd63d2cc18ee66708a9c9b8b57dc89b3dd4ce16b01d29c42f15b17b2651 \
   --label deploy.profile=mi355x-tp4dp2-july \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -22,14 +22,14 @@ docker run --detach --init --name deploy-mi355x-tp4dp2-july \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
   --mount type=bind,source="$DEPLOY_HOME"/overlays/glm-5.2-mxfp4/mtp-shared-expert-exclude/config.json,target=/models/glm-5.2-mxfp4/config.json,readonly \
-  --mount type=volume,source=deploy-cache-9b050cc1d914-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
-  --mount type=volume,source=deploy-cache-9b050cc1d914-gfx950-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-9b050cc1d914-gfx950-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-5d855481013c-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-5d855481013c-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-5d855481013c-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
-  deploy/mi355x-tp4dp2-july:0884c93ba4c2 \
+  deploy/mi355x-tp4dp2-july:0bf17ddc1d29 \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")

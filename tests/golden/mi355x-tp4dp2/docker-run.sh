@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(cd "$(dirname "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --label deploy.name=mi355x-tp4dp2 \
-  --label deploy.plan=b6760dbbfad1f05970d7755c8ff9a437f410593ae45b0b3e76ddde056591c8da \
+  --label deploy.plan=012ea9e191d01d76434ff53387832a2567901d4a4dd4f065886f172e07f10a35 \
   --label deploy.profile=mi355x-tp4dp2 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -21,14 +21,14 @@ docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --stop-timeout 300 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
-  --mount type=volume,source=deploy-cache-5650f64bfe5e-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
-  --mount type=volume,source=deploy-cache-5650f64bfe5e-gfx950-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-5650f64bfe5e-gfx950-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-010804bcdece-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-010804bcdece-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-010804bcdece-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
-  deploy/mi355x-tp4dp2:c5e2b1a021a9 \
+  deploy/mi355x-tp4dp2:4d62567dc6f6 \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(cd "$(dirname "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8-july \
   --label deploy.name=mi355x-tp8-july \
-  --label deploy.plan=12e8d98ac6ba53b5ef1feab6940e8382fbfdb2397e5c349bee164ca5a162b357 \
+  --label deploy.plan=7fa87c88cb8a518aa0fedda3d198e432c378c887ac3e4d0d1345c64d5a582819 \
   --label deploy.profile=mi355x-tp8-july \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -22,14 +22,14 @@ docker run --detach --init --name deploy-mi355x-tp8-july \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
   --mount type=bind,source="$DEPLOY_HOME"/overlays/glm-5.2-mxfp4/mtp-shared-expert-exclude/config.json,target=/models/glm-5.2-mxfp4/config.json,readonly \
-  --mount type=volume,source=deploy-cache-ff4334b6031f-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
-  --mount type=volume,source=deploy-cache-ff4334b6031f-gfx950-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-ff4334b6031f-gfx950-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-e84ca38e7fd5-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-e84ca38e7fd5-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-e84ca38e7fd5-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
-  deploy/mi355x-tp8-july:d7e28068857d \
+  deploy/mi355x-tp8-july:a22c94f78b7e \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(cd "$(dirname "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8 \
   --label deploy.name=mi355x-tp8 \
-  --label deploy.plan=2f5574bdca1055fab915e89d332ed6d0a9ef55b140368fd041e86a446291a915 \
+  --label deploy.plan=2c45e5d2162f2f3c094d9a8657948a90b88517002e4e7ad360e0016bee60398a \
   --label deploy.profile=mi355x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -21,14 +21,14 @@ docker run --detach --init --name deploy-mi355x-tp8 \
   --stop-timeout 300 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
-  --mount type=volume,source=deploy-cache-4a32dc7d2a03-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
-  --mount type=volume,source=deploy-cache-4a32dc7d2a03-gfx950-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-4a32dc7d2a03-gfx950-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-3be791437752-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-3be791437752-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-3be791437752-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
-  deploy/mi355x-tp8:652c7c579e49 \
+  deploy/mi355x-tp8:1887f9a9685e \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")

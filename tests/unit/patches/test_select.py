@@ -26,9 +26,10 @@ def carried(asked: PatchFacts) -> list[str]:
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
-        ("0.5.14", ["mtp-shared-expert-exclude", "rocm-cuda-runtime-guard"]),
-        ("0.5.15.post1", ["dsa-topk-v2-off", "mtp-shared-expert-exclude"]),
-        ("0.5.16", []),
+        ("0.5.14", ["eagle-verify-broadcast", "mtp-shared-expert-exclude", "rocm-cuda-runtime-guard"]),
+        ("0.5.15.post1", ["dsa-topk-v2-off", "eagle-verify-broadcast", "mtp-shared-expert-exclude"]),
+        ("0.5.16", ["eagle-verify-broadcast"]),
+        ("0.5.18", []),
         ("0.5.23", []),
     ],
 )

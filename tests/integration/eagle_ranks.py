@@ -1,0 +1,103 @@
+"""Run by the engine's own Python: two ranks verify different drafts with sglang's own `eagle_sample`.
+
+    eagle_ranks.py FOLDER       each rank writes there what it holds to be accepted, as `<rank>.json`
+
+Real are the function, sglang's groups over gloo, and the two processes. Faked is what needs a GPU: the kernel of
+`sgl_kernel` that walks a tree of drafts, told as a loop below, and that the machine is one of AMD's, by which the
+function takes its greedy branch and the kernel. Both ranks have the same logits; rank 1 has drafted another token.
+"""
+
+import json
+import sys
+from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import torch
+from draft_model import stub
+
+VOCABULARY, DRAFTS = 16, 3
+DRAFTED = {0: [3, 5, 7], 1: [3, 9, 7]}  # the first of them is the last token that is known
+ANSWERS = [5, 7, 11]  # what the target model says after each: rank 0 has guessed both, rank 1 none
+
+
+def verify_tree_greedy(
+    *,
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+    candidates: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor,
+    retrive_next_sibling: torch.Tensor,
+    target_predict: torch.Tensor,
+) -> None:
+    """Follow each tree as far as the target model would have gone, and take its next token after that."""
+    for row in range(len(candidates)):
+        accepted = [0]
+        at = int(retrive_next_token[row, 0])
+        while at != -1:
+            if candidates[row, at] == target_predict[row, accepted[-1]]:
+                accepted.append(at)
+                at = int(retrive_next_token[row, at])
+            else:
+                at = int(retrive_next_sibling[row, at])
+        places = retrive_index[row, accepted]
+        predicts[places] = target_predict[row, accepted].int()
+        accept_index[row, : len(accepted)] = places
+        accept_token_num[row] = len(accepted) - 1
+
+
+def verify(rank: int, folder: Path) -> None:
+    """One rank: join the group, verify, write what was accepted."""
+    stub("xgrammar")
+    kernels = sys.modules["sgl_kernel"] = ModuleType("sgl_kernel")
+    kernels.verify_tree_greedy = verify_tree_greedy
+    from sglang.srt.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
+    from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+    from sglang.srt.speculative import eagle_utils
+
+    set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", device="cpu", tp_size=2))
+    store = f"file://{folder}/rendezvous"
+    init_distributed_environment(
+        world_size=2, rank=rank, local_rank=rank, backend="gloo", distributed_init_method=store
+    )
+    initialize_model_parallel(tensor_model_parallel_size=2)
+    eagle_utils._is_hip, eagle_utils._is_cpu = True, False
+    predict, lengths, index = eagle_utils.eagle_sample(*_batch(DRAFTED[rank]))
+    accepted = [int(at) for at in index[0] if at != -1]
+    tokens = [int(predict[at]) for at in accepted]
+    found = {"length": int(lengths[0]), "accepted": accepted, "tokens": tokens}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    torch.distributed.barrier()
+
+
+def _batch(drafted: list[int]) -> tuple[SimpleNamespace, SimpleNamespace, SimpleNamespace]:
+    """A request with a chain of drafts, the batch it is, and the target model's logits."""
+    logits = torch.zeros(DRAFTS, VOCABULARY)
+    logits[range(DRAFTS), ANSWERS] = 1.0
+    asked = SimpleNamespace(
+        draft_token=torch.tensor(drafted),
+        draft_token_num=DRAFTS,
+        max_tree_depth=DRAFTS,
+        tree_topk=1,
+        retrieve_index=torch.arange(DRAFTS).unsqueeze(0),
+        retrieve_next_token=torch.tensor([[1, 2, -1]]),
+        retrieve_next_sibling=torch.full((1, DRAFTS), -1),
+    )
+    sampling = SimpleNamespace(
+        is_all_greedy=True, acc_additive_penalties=None, acc_scaling_penalties=None, logit_bias=None
+    )
+    mode = SimpleNamespace(is_idle=lambda: False)
+    batch = SimpleNamespace(device="cpu", forward_mode=mode, seq_lens=torch.tensor([8]), sampling_info=sampling)
+    return asked, batch, SimpleNamespace(next_token_logits=logits)
+
+
+if __name__ == "__main__":
+    spawn = get_context("spawn")
+    ranks = [spawn.Process(target=verify, args=(rank, Path(sys.argv[1]).absolute()), daemon=True) for rank in DRAFTED]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+    sys.exit(any(process.exitcode != 0 for process in ranks))
