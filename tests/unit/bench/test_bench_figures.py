@@ -264,7 +264,8 @@ METRICS = """
 sglang:prompt_tokens_total{model_name="m"} 1000.0
 sglang:cached_tokens_total{cache_source="device",dp_rank="0"} 300.0
 sglang:cached_tokens_total{cache_source="host",dp_rank="1"} 300.0
-sglang:generation_tokens_total{model_name="m"} 370.0
+sglang:generation_tokens_total{model_name="m"} 380.0
+sglang:num_requests_total{model_name="m"} 10.0
 sglang:spec_verify_calls_total{model_name="m"} 100.0
 sglang:num_queue_reqs{tp_rank="0",dp_rank="0"} 2.0
 sglang:num_queue_reqs{tp_rank="0",dp_rank="1"} 3.0
@@ -285,6 +286,16 @@ def test_counters_are_summed_over_replicas_and_not_over_tensor_ranks() -> None:
     assert counts.accept_length == pytest.approx(3.7)
     assert counts.ttft_mean_s == pytest.approx(0.5)
     assert counts.retractions is None  # the server did not say
+
+
+def test_the_first_token_of_a_request_is_no_gain_of_speculation() -> None:
+    """10 requests of 64 tokens in 63 verifications each: every draft was refused, as a random MTP layer does it."""
+    counted = {
+        "sglang:num_requests_total": 10.0,
+        "sglang:generation_tokens_total": 640.0,
+        "sglang:spec_verify_calls_total": 630.0,
+    }
+    assert server_counts({}, counted, []).accept_length == 1.0
 
 
 def test_accept_length_is_absent_without_speculation() -> None:
