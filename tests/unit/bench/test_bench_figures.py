@@ -162,6 +162,15 @@ def test_too_few_requests_cannot_be_told() -> None:
     assert measured.realised_share is None
 
 
+def test_too_few_seconds_cannot_be_told() -> None:
+    """60 requests at 24 a second have all come after 2.5 s: whether a server could go on like that is not known."""
+    burst = point([request(index, at=index / 24, wait=0.02, itl=0.001) for index in range(60)], rate=24)
+    assert burst.sustained is None
+    assert burst.not_sustained_because == ("too few seconds between ramp and drain to tell: at least 5",)
+    longer = point([request(index, at=index / 24, wait=0.02, itl=0.001) for index in range(240)], rate=24)
+    assert longer.sustained is True
+
+
 def test_success_and_ttft_limits() -> None:
     some = [request(index, at=float(index)) if index % 50 else failed(index, at=float(index)) for index in range(100)]
     measured = point(some)
