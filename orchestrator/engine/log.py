@@ -24,8 +24,8 @@ _STAGES: Final = (
 _DRAFT: Final = "loading draft weights"  # with EAGLE a rank loads twice: the target, then the draft
 _LAST: Final = _STAGES[-1][0]
 _RANK: Final = re.compile(r"^\[[\d-]+ [\d:]+([^\]]*)\]")
-# tqdm: `Loading safetensors checkpoint shards:  38% Completed | 18/47 [...]`, `Capturing batches (...):  5%|..| 1/20 [`,
-# `Capturing num tokens (...):  2%|..| 1/58 [`
+# tqdm: `Loading safetensors checkpoint shards:  38% Completed | 18/47 [...]`, `Capturing batches (...):  5%|..| 1/20 [`
+# and `Capturing num tokens (...):  2%|..| 1/58 [`
 _COUNT: Final = re.compile(r"(?P<what>loading|capturing) .*?\|\s*(?P<n>\d+)/(?P<total>\d+) \[", re.IGNORECASE)
 _PORT_TAKEN: Final = re.compile(r"error while attempting to bind on address")
 _ACCESS: Final = re.compile(r'"(?:GET|HEAD) /(?:health|metrics)')  # someone's probe is not the server's progress
