@@ -22,7 +22,7 @@ from orchestrator.runtimes import Handle, Runtime, Status
 
 _AGAIN: Final = (
     "`deploy diagnose {name}` and `deploy logs {name}` show its end; "
-    + "`deploy down {name}`, then `deploy up` starts it anew"
+    "`deploy down {name}`, then `deploy up` starts it anew"
 )
 
 
