@@ -23,7 +23,8 @@ def server_counts(
         return total / count if total is not None and count else None
 
     queue = [reading[Metric.QUEUED] for reading in gauges if Metric.QUEUED in reading]
-    output, verified = delta(Metric.OUTPUT_TOKENS), delta(Metric.VERIFY_STEPS)
+    output, requests, verified = (delta(name) for name in (Metric.OUTPUT_TOKENS, Metric.REQUESTS, Metric.VERIFY_STEPS))
+    drafted = (output or 0.0) - (requests or 0.0)  # the first token of a request comes from its prefill
     return ServerCounts(
         requests=whole(Metric.REQUESTS),
         prompt_tokens=whole(Metric.PROMPT_TOKENS),
@@ -32,7 +33,7 @@ def server_counts(
         ttft_mean_s=mean(Metric.TTFT),
         e2e_mean_s=mean(Metric.E2E),
         retractions=whole(Metric.RETRACTIONS),
-        accept_length=output / verified if output and verified else None,
+        accept_length=drafted / verified if output and verified else None,
         queue_depth_mean=sum(queue) / len(queue) if queue else None,
         queue_depth_max=max(queue, default=None),
     )

@@ -12,7 +12,7 @@ seen from the queue. Above 400 requests the slopes are those between the medians
 them: 19,900 slopes, however many requests there are.
 
 A point is **sustained** when TTFT p95 (from schedule) and success meet the workload's limits, the realised share is at
-least 0.97 and the growth at most 0.03. Too few requests in the window to tell: None, and never the knee.
+least 0.97 and the growth at most 0.03. Too few requests or seconds in the window to tell: None, and never the knee.
 """
 
 import math
@@ -28,6 +28,7 @@ from orchestrator.results import Point
 REALISED_AT_LEAST: Final = 0.97
 GROWTH_AT_MOST: Final = 0.03
 _FEWEST: Final = 20  # completions in the window below which a share of 0.97 cannot be told from 1
+_SHORTEST: Final = 5.0  # seconds of window below which a burst that no server could keep up with may look served
 _MOST_GROUPS: Final = 200
 
 
@@ -85,7 +86,9 @@ def judge_sustained(point: Point, limits: SustainedLimits) -> tuple[bool | None,
     if reasons:
         return False, tuple(reasons)
     if point.realised_share is None or point.ttft_growth_s_per_s is None:
-        return None, ("too few requests between ramp and drain to tell",)
+        return None, (f"too few requests between ramp and drain to tell: at least {_FEWEST}",)
+    if point.window is None or point.window.seconds < _SHORTEST:
+        return None, (f"too few seconds between ramp and drain to tell: at least {_SHORTEST:g}",)
     return True, ()
 
 

@@ -49,8 +49,10 @@ def diagnose(
 def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[Iterator[str]]:
     """The lines of a file, of stdin, of a server that exists, or of the last start under that name."""
     import sys
+    from itertools import chain
     from pathlib import Path
 
+    from orchestrator.commands.parts import lost_parts
     from orchestrator.commands.runs import known_names, latest_run
     from orchestrator.commands.servers import fleet
     from orchestrator.core.log_lines import LogTail
@@ -68,7 +70,8 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[Iterator[s
                 runtime = servers.runtime(found[0])
                 if detail := runtime.state(found[0]).detail:
                     note(f"`{subject}`: {detail}")  # the log of what was killed says nothing of it
-                yield runtime.logs(found[0], follow=False)
+                seen = filter(None, [lost_parts(runtime, found[0])])
+                yield chain(runtime.logs(found[0], follow=False), seen)
             elif run is not None and run.log.is_file():
                 note(f"`{subject}` is gone; this is its last log, `{run.log}`")
                 yield LogTail(run.log).to_end()

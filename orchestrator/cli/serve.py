@@ -90,7 +90,7 @@ def status(
         for kind, why in servers.silent.items():
             note(f"{kind} could not be asked: {why}")
         for server in found:
-            if server.status == Status.UNKNOWN:
+            if server.status == Status.UNKNOWN or (server.health == "unhealthy" and server.detail):
                 note(f"`{server.name}`: {server.detail}")
     if json:
         out_json([server.to_dict() for server in found])

@@ -20,12 +20,12 @@ from orchestrator.bench import (
     read_energy,
     workload_name,
 )
+from orchestrator.commands.kernels import kernel_report
 from orchestrator.commands.runs import RunDir, load_result, read_plan
 from orchestrator.commands.servers import Fleet, api_key
 from orchestrator.core.errors import UsageError
 from orchestrator.core.secret import Secret
 from orchestrator.core.validation import faults_in
-from orchestrator.kernels import applies_to, gate_report
 from orchestrator.plan import Plan
 from orchestrator.results import RESULT_FILE, BenchResult, Price, ServerProvenance
 
@@ -96,9 +96,8 @@ def server_target(servers: Fleet, name: str) -> MeasuredTarget:
     )
 
     def look() -> dict[str, object] | None:
-        if plan is None or not applies_to(plan):
-            return None
-        return gate_report(servers.runtime(handle).logs(handle, follow=False)).to_dict()
+        report = kernel_report(servers.runtime(handle).logs(handle, follow=False), plan) if plan else None
+        return report.to_dict() if report else None
 
     key = api_key(plan.server.api_key_env if plan else None)
     return MeasuredTarget(url=handle.url, key=key, provenance=provenance, kernel_gate=look)

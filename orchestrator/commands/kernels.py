@@ -16,10 +16,13 @@ from orchestrator.kernels import (
     GateReport,
     RowOrigin,
     Table,
+    TritonReport,
     applies_to,
+    asks_triton,
     assemble,
     coverage_of,
     gate_report,
+    triton_report,
 )
 from orchestrator.kernels.disk import (
     Store,
@@ -107,26 +110,37 @@ def _own_image(plan: Plan, far: str | None) -> str:
     return base_reference(plan.engine)
 
 
-def kernel_gate(log: Iterable[str], *, plan: Plan, run: RunDir, strict: bool) -> GateReport | None:
-    """Read the log for hits and misses and say what was missed; None for a plan without such kernels.
+def kernel_report(log: Iterable[str], plan: Plan) -> GateReport | TritonReport | None:
+    """What the log says of tuned kernels, aiter's or Triton's; None for a plan that looks none up."""
+    if applies_to(plan):
+        return gate_report(log)
+    return triton_report(log) if asks_triton(plan) else None
 
-    Keeps the report beside the log, and the missed keys as the tuner's input. Raises KernelsError on a miss where
+
+def kernel_gate(log: Iterable[str], *, plan: Plan, run: RunDir, strict: bool) -> None:
+    """Read the log for hits and misses and say what was missed; nothing for a plan without such kernels.
+
+    Keeps the report beside the log, and aiter's missed keys as its tuner's input. Raises KernelsError on a miss where
     `strict`. Large prefill buckets are looked up late: `smoke` and `bench` look again.
     """
-    if not applies_to(plan):
-        return None
-    report = gate_report(log)
+    report = kernel_report(log, plan)
+    if report is None:
+        return
     run.save("kernels.json", report.to_dict())
     text = f"kernels: {report.summary}"
     if not report.misses:
         note(text)
-        return report
-    untuned = write_whole(run.path / "untuned.csv", report.untuned)
-    hint = (
-        f"`deploy kernels coverage --profile {plan.profile}` shows the gap, `deploy kernels table` fills what is "
-        f"known, `deploy kernels tune` measures the rest; the missed keys: {untuned}"
-    )
+        return
+    hint = report.hint if isinstance(report, TritonReport) else _untuned(report, plan, run)
     if strict:
         raise KernelsError(text, hint=hint)
     warn(text, hint=hint)
-    return report
+
+
+def _untuned(report: GateReport, plan: Plan, run: RunDir) -> str:
+    """What to do about missed keys, which are written down for the tuner."""
+    untuned = write_whole(run.path / "untuned.csv", report.untuned)
+    return (
+        f"`deploy kernels coverage --profile {plan.profile}` shows the gap, `deploy kernels table` fills what is "
+        f"known, `deploy kernels tune` measures the rest; the missed keys: {untuned}"
+    )

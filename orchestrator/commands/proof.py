@@ -3,10 +3,12 @@
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
+from typing import Final
 
 import httpx
 
 from orchestrator.commands.kernels import kernel_gate
+from orchestrator.commands.parts import lost_parts, note_parts
 from orchestrator.commands.runs import RunDir, read_plan
 from orchestrator.commands.servers import Fleet, api_key
 from orchestrator.core.errors import DeployError, Problem, SmokeError, StartError, UsageError
@@ -17,6 +19,11 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.plan import Plan
 from orchestrator.prove import SmokeReport, Starting, smoke_test, target_of, wait
 from orchestrator.runtimes import Handle, Runtime, Status
+
+_AGAIN: Final = (
+    "`deploy diagnose {name}` and `deploy logs {name}` show its end; "
+    "`deploy down {name}`, then `deploy up` starts it anew"
+)
 
 
 def answers(handle: Handle) -> bool:
@@ -29,7 +36,7 @@ def answers(handle: Handle) -> bool:
 
 
 def await_ready(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None, timeout: float | None) -> float:
-    """Wait until the server serves; returns the seconds that took.
+    """Wait until the server serves, and note what it is made of; returns the seconds that took.
 
     Raises NotReadyError at once when it exited, or when nothing moves any more.
     """
@@ -40,7 +47,9 @@ def await_ready(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | N
         state=lambda: runtime.state(handle),
         api_key=key,
     )
-    return wait(starting, silence=plan.waiting.silence, timeout=timeout)
+    seconds = wait(starting, silence=plan.waiting.silence, timeout=timeout)
+    note_parts(runtime, handle)
+    return seconds
 
 
 def prove(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None) -> SmokeReport:
@@ -72,11 +81,7 @@ def not_running(runtime: Runtime, handle: Handle) -> Problem | None:
     if state.status is Status.UNKNOWN:
         return Problem(f"`{handle.name}`: {state.detail}", hint=f"`deploy down {handle.name}` ends it where it can")
     code = "" if state.exit_code is None else f" with {state.exit_code}"
-    again = f"`deploy down {handle.name}`, then `deploy up` starts it anew"
-    return Problem(
-        f"`{handle.name}` does not run: {state.status}{code}",
-        hint=f"`deploy diagnose {handle.name}` and `deploy logs {handle.name}` show its end; {again}",
-    )
+    return Problem(f"`{handle.name}` does not run: {state.status}{code}", hint=_AGAIN.format(name=handle.name))
 
 
 def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeReport:
@@ -93,6 +98,8 @@ def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeRepo
         )
     if (ended := not_running(runtime, handle)) is not None:
         raise SmokeError(ended.message, hint=ended.hint)
+    if lost := lost_parts(runtime, handle):
+        raise SmokeError(f"`{name}` does not serve as its profile says: {lost}", hint=_AGAIN.format(name=name))
     report = prove(handle, runtime, plan=plan, key=api_key(plan.server.api_key_env))
     run.save("smoke.json", report.to_dict())
     kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=strict_kernels)

@@ -8,6 +8,7 @@ from orchestrator.commands.coverage import note_coverage, require_covered
 from orchestrator.commands.down import grace_of
 from orchestrator.commands.kernels import kernel_gate, make_table
 from orchestrator.commands.machine import place_of
+from orchestrator.commands.parts import lost_parts
 from orchestrator.commands.planning import planned, render_artifacts, rendered_files
 from orchestrator.commands.prepare import bring_checkpoint, prepare, require_machine
 from orchestrator.commands.proof import answers, await_ready, explain_failure, prove
@@ -131,6 +132,8 @@ def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) ->
             old = read_plan(latest_run(servers.home, name))
             details = changes(old.to_dict(), plan.to_dict()) if old else ""
             raise NameTakenError(f"`{name}` runs another plan", details=details, hint=hint)
+        if lost := lost_parts(servers.runtime(handle), handle):
+            raise StartError(f"`{name}` runs this plan, and {lost}", hint=f"see `deploy diagnose {name}`; {hint}")
         if not answers(handle):
             raise StartError(f"`{name}` runs this plan and does not answer", hint=f"see `deploy logs {name}`; {hint}")
         return Up(handle=handle, smoke=None, seconds=None)

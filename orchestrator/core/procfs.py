@@ -48,6 +48,13 @@ def read_process(pid: int) -> Process | None:
     return Process(pid=pid, parent=int(fields[1]), session=int(fields[3]), started=int(fields[19]))
 
 
+def read_title(pid: int) -> str:
+    """The command line of a process, or what it calls itself instead; "" where there is none or it has ended."""
+    with suppress(OSError):
+        return (_PROC / str(pid) / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
+    return ""
+
+
 def identity(pid: int) -> str:
     """This boot, a pid, and when it began: three words that no other process will have together."""
     process = read_process(pid)

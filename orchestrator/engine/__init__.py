@@ -28,6 +28,7 @@ from orchestrator.engine.flags import FlagTable, flag_problems, flag_words, pars
 from orchestrator.engine.launch import Launch, launch_argv
 from orchestrator.engine.log import StageReader, quotes_a_user, says_port_taken
 from orchestrator.engine.metrics import Metric, read_metrics
+from orchestrator.engine.parts import parts
 from orchestrator.engine.requests import (
     RANK_FIELD,
     Api,
@@ -83,6 +84,7 @@ __all__ = [
     "load_body",
     "number",
     "parse_flags",
+    "parts",
     "quotes_a_user",
     "read_chat",
     "read_chat_events",

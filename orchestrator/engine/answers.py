@@ -30,6 +30,20 @@ class Generated:
     cached_tokens: int
     dp_rank: int | None
     verify_steps: int | None  # how often the target model was asked, with speculation
+    correct_drafts: int | None  # drafts that it agreed with; sglang 0.5.13 and later count them
+
+    @property
+    def accept_length(self) -> float | None:
+        """Tokens that one verification gave, 1.0 where no draft is ever right; None without speculation.
+
+        The first token comes from prefill, so that sglang's own `spec_accept_length`, which counts it, is above 1.0
+        where all drafts are wrong: 64 tokens in 63 steps (0.5.16, managers/tokenizer_manager.py:2415).
+        """
+        if not self.verify_steps:
+            return None
+        if self.correct_drafts is not None:
+            return 1 + self.correct_drafts / self.verify_steps
+        return (self.completion_tokens - 1) / self.verify_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +139,7 @@ def read_generated(data: Json) -> Generated:
             cached_tokens=number(meta, "cached_tokens"),
             dp_rank=optional_number(meta, "dp_rank"),
             verify_steps=optional_number(meta, "spec_verify_ct"),
+            correct_drafts=optional_number(meta, "spec_num_correct_drafts"),
         )
 
 

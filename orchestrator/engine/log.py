@@ -13,7 +13,10 @@ _STAGES: Final = (
     ("connecting ranks", re.compile(r"Init torch distributed begin", re.IGNORECASE)),
     ("loading weights", re.compile(r"Load weight begin", re.IGNORECASE)),
     ("allocating the KV cache", re.compile(r"KV Cache is allocated|Memory pool end", re.IGNORECASE)),
-    ("capturing graphs", re.compile(r"Capture .*graph.* begin|Capturing batches", re.IGNORECASE)),
+    (
+        "capturing",
+        re.compile(r"Capture (?:(?P<what>.+?) )??\w+ graph begin|Capturing \w+ ", re.IGNORECASE),
+    ),
     ("opening the port", re.compile(r"max_total_num_tokens=", re.IGNORECASE)),
     ("warming up", re.compile(r"Uvicorn running on", re.IGNORECASE)),
     ("answering", re.compile(r"The server is fired up and ready to roll", re.IGNORECASE)),
@@ -22,7 +25,8 @@ _DRAFT: Final = "loading draft weights"  # with EAGLE a rank loads twice: the ta
 _LAST: Final = _STAGES[-1][0]
 _RANK: Final = re.compile(r"^\[[\d-]+ [\d:]+([^\]]*)\]")
 # tqdm: `Loading safetensors checkpoint shards:  38% Completed | 18/47 [...]`, `Capturing batches (...):  5%|..| 1/20 [`
-_COUNT: Final = re.compile(r"(?P<what>loading|capturing batches).*?\|\s*(?P<n>\d+)/(?P<total>\d+) \[", re.IGNORECASE)
+# and `Capturing num tokens (...):  2%|..| 1/58 [`
+_COUNT: Final = re.compile(r"(?P<what>loading|capturing) .*?\|\s*(?P<n>\d+)/(?P<total>\d+) \[", re.IGNORECASE)
 _PORT_TAKEN: Final = re.compile(r"error while attempting to bind on address")
 _ACCESS: Final = re.compile(r'"(?:GET|HEAD) /(?:health|metrics)')  # someone's probe is not the server's progress
 # What a user or a client wrote, not what happened: the arguments, and requests under --log-requests.
@@ -76,9 +80,17 @@ class StageReader:
 
     def _stage_of(self, line: str) -> str | None:
         for name, pattern in _STAGES:
-            if pattern.search(line):
+            if found := pattern.search(line):
+                if name == "capturing":
+                    return self._capture_of(found["what"], begins=" begin" in found[0])
                 return self._load_of(line) if name == "loading weights" else name
         return None
+
+    def _capture_of(self, what: str | None, *, begins: bool) -> str | None:
+        """Its name: `capturing target prefill graphs`; a bar of one that has begun is no stage of its own."""
+        if not begins and self.names and self.names[-1].startswith("capturing"):
+            return None
+        return f"capturing {what.lower()} graphs" if what else "capturing graphs"
 
     def _load_of(self, line: str) -> str:
         rank = _RANK.match(line)
@@ -88,6 +100,5 @@ class StageReader:
 
     def _read_count(self, line: str) -> None:
         found = _COUNT.search(line)
-        wanted = "capturing" if self.names and self.names[-1] == "capturing graphs" else "loading"
-        if found and self.names and self.names[-1].startswith(wanted) and found["what"].lower().startswith(wanted):
+        if found and self.names and self.names[-1].startswith(found["what"].lower()):
             self.count = f"{found['n']}/{found['total']}"

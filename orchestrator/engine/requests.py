@@ -23,9 +23,12 @@ class Api(StrEnum):
         return GENERATE if self is Api.GENERATE else COMPLETIONS
 
 
-def generate_body(prompt: str | Sequence[int], *, tokens: int, rank: int = 0) -> Body:
-    """Exactly `tokens` greedy tokens after a text or token ids, from the data-parallel rank `rank`, by sglang's API."""
-    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+def generate_body(prompt: str | Sequence[int], *, tokens: int, rank: int = 0, **more: object) -> Body:
+    """Exactly `tokens` tokens after a text or token ids, from the data-parallel rank `rank`, by sglang's API.
+
+    Greedy ones, unless `more` samples: `temperature=1.0, top_p=0.9`.
+    """
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **more}
     key = "text" if isinstance(prompt, str) else "input_ids"
     return {key: prompt, "sampling_params": sampling, RANK_FIELD: rank}
 

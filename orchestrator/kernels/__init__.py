@@ -11,6 +11,7 @@ from orchestrator.kernels.gate import GateReader, GateReport, gate_report
 from orchestrator.kernels.keys import Key, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow, write_untuned
 from orchestrator.kernels.table import Table, assemble, promised_rows
+from orchestrator.kernels.triton import TritonReport, asks_triton, triton_report
 
 __all__ = [
     "Coverage",
@@ -20,8 +21,10 @@ __all__ = [
     "MoeCheckpoint",
     "RowOrigin",
     "Table",
+    "TritonReport",
     "TunedRow",
     "applies_to",
+    "asks_triton",
     "assemble",
     "coverage_of",
     "gate_report",
@@ -29,5 +32,6 @@ __all__ = [
     "rank_shapes",
     "to_dict",
     "to_text",
+    "triton_report",
     "write_untuned",
 ]

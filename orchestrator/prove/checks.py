@@ -7,7 +7,6 @@ from typing import Final
 
 from orchestrator.engine import (
     Body,
-    Generated,
     Json,
     Metric,
     OddAnswerError,
@@ -81,6 +80,19 @@ def stream_agrees(client: SmokeClient) -> Conclusion:
     return passed(f"the same {len(whole.text)} characters, in {stream.pieces} pieces")
 
 
+def sampling_samples(client: SmokeClient) -> Conclusion:
+    """Sampling is ignored, or the first user to sample waits while its kernel is compiled (96 s on an H200).
+
+    After a prompt without sense, and this hot, two answers of 32 tokens are not the same by chance.
+    """
+    prompt = client.fresh_ids(37)
+    for rank in range(client.target.dp):
+        answers = [client.generate(prompt, tokens=32, rank=rank, temperature=2.0, top_p=0.95) for _ in range(2)]
+        if answers[0].ids == answers[1].ids:
+            return failed(f"rank {rank} gives the same 32 tokens twice at temperature 2")
+    return passed("two answers at temperature 2 differ")
+
+
 def tokens_add_up(client: SmokeClient) -> Conclusion:
     """Tokens are counted wrongly, and with them every rate that is measured later."""
     ids, tokens = client.fresh_ids(37), 16
@@ -131,14 +143,10 @@ def ranks_serve(client: SmokeClient) -> Conclusion:
 
 
 def drafts_accepted(client: SmokeClient) -> Conclusion:
-    """Speculation is off, or its drafts are all refused: the cost without the gain.
-
-    The accept length is completion tokens over verification steps, 1.0 when no draft is ever right (sglang 0.5.14,
-    managers/tokenizer_manager.py:2329).
-    """
+    """Speculation is off, or its drafts are all refused: the cost without the gain."""
     if not client.target.speculative:
         return not_applicable("the profile does not speculate")
-    lengths = [_accept_length(client.generate(PROMPT, tokens=64, rank=rank)) for rank in range(client.target.dp)]
+    lengths = [client.generate(PROMPT, tokens=64, rank=rank).accept_length for rank in range(client.target.dp)]
     if None in lengths:
         return failed("the server reports no verification steps: speculation is off")
     shown = ", ".join(f"{length:.2f}" for length in lengths)
@@ -223,6 +231,7 @@ CHECKS: Final[tuple[tuple[str, Callable[[SmokeClient], Conclusion]], ...]] = (
     ("key required", key_required),
     ("greedy repeats", greedy_repeats),
     ("stream agrees", stream_agrees),
+    ("sampling samples", sampling_samples),
     ("tokens add up", tokens_add_up),
     ("prefix cached", prefix_cached),
     ("each rank serves", ranks_serve),
@@ -252,7 +261,3 @@ def _refused(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> Con
 def _reported(usage: Json) -> int:
     details = usage.get("prompt_tokens_details")
     return number(details, "cached_tokens") if isinstance(details, dict) else 0
-
-
-def _accept_length(answer: Generated) -> float | None:
-    return answer.completion_tokens / answer.verify_steps if answer.verify_steps else None

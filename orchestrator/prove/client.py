@@ -45,9 +45,10 @@ class SmokeClient:
         """`count` token ids that this server has not seen in this order."""
         return self._random.choices(TOKEN_IDS, k=count)
 
-    def generate(self, prompt: str | list[int], *, tokens: int, rank: int = 0) -> Generated:
-        """Exactly `tokens` greedy tokens after `prompt`, from rank `rank`."""
-        return read_generated(self.server.post(endpoints.GENERATE, generate_body(prompt, tokens=tokens, rank=rank)))
+    def generate(self, prompt: str | list[int], *, tokens: int, rank: int = 0, **more: object) -> Generated:
+        """Exactly `tokens` tokens after `prompt`, from rank `rank`: greedy, unless `more` samples."""
+        body = generate_body(prompt, tokens=tokens, rank=rank, **more)
+        return read_generated(self.server.post(endpoints.GENERATE, body))
 
     def usage(self, prompt: list[int], *, tokens: int) -> Json:
         """The `usage` that the OpenAI API gives for `tokens` greedy tokens after `prompt`, from rank 0."""

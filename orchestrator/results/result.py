@@ -107,7 +107,7 @@ class ServerCounts:
     ttft_mean_s: float | None = None
     e2e_mean_s: float | None = None
     retractions: int | None = None
-    accept_length: float | None = None  # output tokens per verification step; absent without speculation
+    accept_length: float | None = None  # tokens a verification step gave; absent without speculation
     queue_depth_mean: float | None = None
     queue_depth_max: float | None = None
 

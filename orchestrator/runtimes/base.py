@@ -71,6 +71,9 @@ class Runtime(Protocol):
     def state(self, handle: Handle) -> ServerState:
         """What has become of it; never raises for "gone"."""
 
+    def titles(self, handle: Handle) -> tuple[str, ...]:
+        """The command lines of its processes that run, a zombie not counted; empty where they cannot be told."""
+
     def logs(self, handle: Handle, *, follow: bool) -> Iterator[str]:
         """The server's log line by line, without line ends, as the server wrote it (callers redact)."""
 

@@ -14,6 +14,7 @@ from patience import wait_for
 from ports import free_port
 
 from orchestrator import prove as smoke
+from orchestrator.commands.parts import lost_parts, note_parts
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.procfs import read_process
@@ -83,8 +84,10 @@ def test_two_replicas_and_the_death_of_one(cpu_engine: CpuEngine) -> None:
         assert failures(report) == {}
         assert "each of 2 ranks answered for itself" in report.to_table()
 
+        note_parts(server.runtime, server.handle)
         first, second = schedulers(server)
         os.kill(second, signal.SIGKILL)  # sglang 0.5.14 notices nothing: no line in its log, and its process lives on
+        wait_for(lambda: lost_parts(server.runtime, server.handle) == "rank DP1 has ended while the server runs")
         dead = failures(smoke.smoke_test(target, faults=None, timeout=8))
         assert any("answer within 8 s" in evidence for evidence in dead.values()), dead
         assert server.runtime.state(server.handle).status is Status.RUNNING

@@ -100,6 +100,24 @@ def test_end_of_a_server_is_told_with_its_exit_code(case: Case) -> None:
     assert server.runtime.find(server.handle.name) == (server.handle,)  # until somebody stops it
 
 
+def test_processes_are_told_by_what_they_call_themselves_and_a_zombie_is_none(case: Case) -> None:
+    server = case.start(
+        "titled", "import os, time; os.fork() or os._exit(0); print('forked', flush=True); time.sleep(600)"
+    )
+    wait_for(lambda: has_logged(server, "forked"))
+
+    wait_for(lambda: len(forked(server)) == 1)
+
+    server.runtime.stop(server.handle, grace=0)
+    assert server.runtime.titles(server.handle) == ()
+
+
+def forked(server: CpuServer) -> list[str]:
+    """The program's own processes, without the init of a container."""
+    titles = server.runtime.titles(server.handle)
+    return [title for title in titles if ("os.fork" in title or "defunct" in title) and "docker-init" not in title]
+
+
 def test_following_a_log_ends_with_the_server(case: Case) -> None:
     server = case.start("followed", "print('one', flush=True); import time; time.sleep(1); print('two', flush=True)")
 

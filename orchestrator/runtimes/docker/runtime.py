@@ -72,6 +72,18 @@ class DockerRuntime:
         container = self._get(handle)
         return ABSENT if container is None else server_state(container.attrs)
 
+    def titles(self, handle: Handle) -> tuple[str, ...]:
+        """See `Runtime.titles`. `ps` runs on the daemon's machine, whatever the image has."""
+        container = self._get(handle)
+        if container is None:
+            return ()
+        try:
+            with self._host.errors():
+                listed = container.top(ps_args="-eo pid,stat,args")["Processes"] or ()
+        except APIError:  # it does not run, or that machine has no such `ps`
+            return ()
+        return tuple(title for _, stat, title in listed if not stat.startswith("Z"))
+
     def logs(self, handle: Handle, *, follow: bool) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; for a container that is gone, what was saved at its stop."""
         container = self._get(handle)

@@ -23,7 +23,7 @@ from orchestrator.core.errors import HostError, NameTakenError, StartError
 from orchestrator.core.files import open_lock
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
-from orchestrator.core.procfs import VARIABLE, Marks, family
+from orchestrator.core.procfs import VARIABLE, Marks, family, read_title
 from orchestrator.core.secret import Secret, names_secret
 from orchestrator.core.signals import held
 from orchestrator.engine import delivery
@@ -83,6 +83,15 @@ class ProcessRuntime:
             started_at=record.started_at,
             detail="" if running else _how_it_ended(record.exit_code),
         )
+
+    def titles(self, handle: Handle) -> tuple[str, ...]:
+        """See `Runtime.titles`."""
+        try:
+            record = read_record(Path(handle.run_dir))
+        except HostError:
+            return ()
+        running = family(record.marks) if record is not None and not record.stopped else ()
+        return tuple(title for process in running if (title := read_title(process.pid)))
 
     def logs(self, handle: Handle, *, follow: bool) -> Iterator[str]:
         """See `Runtime.logs`. What is stored is redacted already."""

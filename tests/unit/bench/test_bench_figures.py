@@ -162,6 +162,15 @@ def test_too_few_requests_cannot_be_told() -> None:
     assert measured.realised_share is None
 
 
+def test_too_few_seconds_cannot_be_told() -> None:
+    """60 requests at 24 a second have all come after 2.5 s: whether a server could go on like that is not known."""
+    burst = point([request(index, at=index / 24, wait=0.02, itl=0.001) for index in range(60)], rate=24)
+    assert burst.sustained is None
+    assert burst.not_sustained_because == ("too few seconds between ramp and drain to tell: at least 5",)
+    longer = point([request(index, at=index / 24, wait=0.02, itl=0.001) for index in range(240)], rate=24)
+    assert longer.sustained is True
+
+
 def test_success_and_ttft_limits() -> None:
     some = [request(index, at=float(index)) if index % 50 else failed(index, at=float(index)) for index in range(100)]
     measured = point(some)
@@ -264,7 +273,8 @@ METRICS = """
 sglang:prompt_tokens_total{model_name="m"} 1000.0
 sglang:cached_tokens_total{cache_source="device",dp_rank="0"} 300.0
 sglang:cached_tokens_total{cache_source="host",dp_rank="1"} 300.0
-sglang:generation_tokens_total{model_name="m"} 370.0
+sglang:generation_tokens_total{model_name="m"} 380.0
+sglang:num_requests_total{model_name="m"} 10.0
 sglang:spec_verify_calls_total{model_name="m"} 100.0
 sglang:num_queue_reqs{tp_rank="0",dp_rank="0"} 2.0
 sglang:num_queue_reqs{tp_rank="0",dp_rank="1"} 3.0
@@ -285,6 +295,16 @@ def test_counters_are_summed_over_replicas_and_not_over_tensor_ranks() -> None:
     assert counts.accept_length == pytest.approx(3.7)
     assert counts.ttft_mean_s == pytest.approx(0.5)
     assert counts.retractions is None  # the server did not say
+
+
+def test_the_first_token_of_a_request_is_no_gain_of_speculation() -> None:
+    """10 requests of 64 tokens in 63 verifications each: every draft was refused, as a random MTP layer does it."""
+    counted = {
+        "sglang:num_requests_total": 10.0,
+        "sglang:generation_tokens_total": 640.0,
+        "sglang:spec_verify_calls_total": 630.0,
+    }
+    assert server_counts({}, counted, []).accept_length == 1.0
 
 
 def test_accept_length_is_absent_without_speculation() -> None:

@@ -7,6 +7,7 @@ import pytest
 from orchestrator.core.log_lines import LogTail
 from orchestrator.engine.log import StageReader
 
+H200 = Path(__file__).parent / "logs/h200-0.5.16-mtp-start.log"
 REAL = Path(__file__).parents[1] / "diagnose/logs/none/near-real-0.5.14-healthy-dp2.log"
 
 
@@ -52,13 +53,33 @@ def test_two_ranks_loading_are_not_a_draft() -> None:
 
 
 @pytest.mark.parametrize(
-    "begin",
-    ["Capture draft cuda graph begin.", "Capture decode CUDA graph begin. This can take up to several minutes."],
-    ids=["0.5.13", "0.5.14"],
+    ("begin", "shown"),
+    [
+        ("Capture cuda graph begin. This can take up to several minutes.", "capturing graphs 5/20"),
+        ("Capture draft cuda graph begin.", "capturing draft graphs 5/20"),
+        ("Capture decode CUDA graph begin. backend=full", "capturing decode graphs 5/20"),
+        ("Capture draft extend cuda graph begin (step 1).", "capturing draft extend graphs 5/20"),
+        ("the server says nothing of a capture", "capturing graphs 5/20"),
+    ],
 )
-def test_graphs_are_counted_in_both_wordings(begin: str) -> None:
-    reader = read(begin, "Capturing batches (bs=16 avail_mem=40.11 GB):  25%|██▌       | 5/20 [00:10<00:30]")
-    assert reader.text == "capturing graphs 5/20"
+def test_graphs_are_counted_in_every_wording(begin: str, shown: str) -> None:
+    bar = "Capturing batches (bs=16 avail_mem=40.11 GB):  25%|██▌       | 5/20 [00:10<00:30]"
+    assert read(begin, bar).text == shown
+
+
+def test_the_captures_of_a_real_start_on_an_h200_are_told_apart_and_counted() -> None:
+    """sglang 0.5.16 with EAGLE: the prefill of the target in 58 sizes, its verification and the draft in 27 each."""
+    reader, shown = StageReader(), []
+    for line in LogTail(H200)():
+        reader.feed(line)
+        shown.append(reader.text)
+    assert [stage for stage in reader.names if stage.startswith("capturing")] == [
+        "capturing target prefill graphs",
+        "capturing target verify graphs",
+        "capturing draft decode graphs",
+    ]
+    counted = {"capturing target prefill graphs 1/58", "capturing target verify graphs 27/27"}
+    assert counted | {"capturing draft decode graphs 2/27"} <= set(shown)
 
 
 def test_a_count_does_not_outlive_its_stage() -> None:

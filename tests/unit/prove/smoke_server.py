@@ -35,7 +35,9 @@ class ScriptedServer:
     usage_hides_cache: bool = False
     rank_zero_answers_for_all: bool = False
     says_no_rank: bool = False
-    verify_steps_a_token: float | None = None  # 1.0: no draft is ever right; None: no speculation
+    accept_length: float | None = None  # 1.0: no draft is ever right; None: no speculation
+    counts_drafts: bool = True  # sglang before 0.5.13 does not, under this name
+    samples: bool = True
     ignores_schema: bool = False
     breaks_schema: bool = False
     talks_too_long: bool = False
@@ -123,10 +125,12 @@ class ScriptedServer:
         }
         if self.says_no_rank:
             del meta["dp_rank"]
-        if self.verify_steps_a_token:
-            meta["spec_verify_ct"] = round(count * self.verify_steps_a_token)
-        output = self.tokens(ids, count, dice=self.rolls_dice)
-        if self.gives_fewer_tokens_each_time and count == 32:
+        if self.accept_length and count > 1:  # the first token comes from prefill
+            steps = meta["spec_verify_ct"] = round((count - 1) / self.accept_length)
+            meta |= {"spec_num_correct_drafts": count - 1 - steps} if self.counts_drafts else {}
+        hot = body["sampling_params"]["temperature"] > 0 and self.samples
+        output = self.tokens(ids, count, dice=self.rolls_dice or hot)
+        if self.gives_fewer_tokens_each_time and count == 32 and not hot:
             self.greedy_answers += 1
             output = output[: count - self.greedy_answers]
         return httpx.Response(200, json={"output_ids": output, "meta_info": meta})

@@ -49,9 +49,9 @@ def failures(report: SmokeReport) -> dict[str, str]:
 
 
 def test_an_honest_server_passes_everything() -> None:
-    report = run(ScriptedServer(dp=2, key="sk-0123456789", verify_steps_a_token=0.3), EVERYTHING)
+    report = run(ScriptedServer(dp=2, key="sk-0123456789", accept_length=3.3), EVERYTHING)
     assert set(verdicts(report).values()) == {Verdict.PASSED}, report.to_table()
-    assert len(report.checks) == 13
+    assert len(report.checks) == 14
 
 
 LIES = {
@@ -62,6 +62,7 @@ LIES = {
     "streaming in one piece": (ScriptedServer(stream_in_one_piece=True), "stream agrees", "the answer is not streamed"),
     "a stream without end": (ScriptedServer(stream_never_ends=True), "stream agrees", "ended without `data: [DONE]`"),
     "streaming counts wrong": (ScriptedServer(stream_counts_wrong=True), "stream agrees", "counts 33 tokens streaming"),
+    "sampling that is ignored": (ScriptedServer(samples=False), "sampling samples", "the same 32 tokens twice"),
     "a prompt token more": (
         ScriptedServer(counts_one_prompt_token_more=True),
         "tokens add up",
@@ -147,7 +148,7 @@ ODD_BODIES = [
 )
 @pytest.mark.parametrize("body", ODD_BODIES, ids=lambda body: ascii(body[:40]))
 def test_an_answer_of_an_unexpected_form_is_a_red_check_and_never_an_exception(path: str, body: bytes) -> None:
-    honest = ScriptedServer(dp=2, verify_steps_a_token=0.3)
+    honest = ScriptedServer(dp=2, accept_length=3.3)
 
     def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, content=body) if request.url.path == path else honest(request)
@@ -181,13 +182,16 @@ def test_a_server_that_does_not_name_its_ranks_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps_a_token", "evidence"),
-    [(None, "the server reports no verification steps: speculation is off"), (1.0, "accept length 1.00: no draft")],
-    ids=["off", "every draft refused"],
+    ("server", "evidence"),
+    [
+        (ScriptedServer(), "the server reports no verification steps: speculation is off"),
+        (ScriptedServer(accept_length=1.0), "accept length 1.00: no draft"),
+        (ScriptedServer(accept_length=1.0, counts_drafts=False), "accept length 1.00: no draft"),
+    ],
+    ids=["off", "every draft refused: 64 tokens in 63 steps", "the same, by a server that does not count drafts"],
 )
-def test_speculation_that_does_nothing(steps_a_token: float | None, evidence: str) -> None:
-    target = dataclasses.replace(TARGET, speculative=True)
-    found = failures(run(ScriptedServer(verify_steps_a_token=steps_a_token), target))
+def test_speculation_that_does_nothing(server: ScriptedServer, evidence: str) -> None:
+    found = failures(run(server, dataclasses.replace(TARGET, speculative=True)))
     assert list(found) == ["drafts accepted"]
     assert evidence in found["drafts accepted"]
 

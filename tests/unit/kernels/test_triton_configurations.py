@@ -1,0 +1,58 @@
+"""What a log of sglang on CUDA says of tuned Triton configurations; the first log is of an H200."""
+
+from pathlib import Path
+
+import pytest
+from plan_samples import plan_of
+
+from orchestrator.commands.kernels import kernel_gate
+from orchestrator.commands.runs import RunDir
+from orchestrator.core.errors import KernelsError
+from orchestrator.core.log_lines import LogTail
+from orchestrator.kernels import triton_report
+
+H200 = Path(__file__).parents[1] / "engine/logs/h200-0.5.16-mtp-start.log"
+MISSING = "E=33,N=1024,device_name=NVIDIA_H200.json"
+CONFIGS = "/opt/sglang/configs"
+FOUND = f"[2026-11-21 17:46:57 TP0] Using MoE kernel config from {CONFIGS}/triton_3_6_0/{MISSING}."
+OLDER = (
+    f"[2026-11-21 17:46:57 TP1] Config file not found at {CONFIGS}/triton_3_6_0/{MISSING}. Fallback to triton version "
+    f"3.5.1 and use MoE kernel config from {CONFIGS}/triton_3_5_1/{MISSING}. Performance might be sub-optimal!"
+)
+
+
+def test_the_configuration_that_an_h200_lacks_is_named_once_and_the_optional_one_is_not() -> None:
+    report = triton_report(LogTail(H200)())
+    assert [Path(path).name for path in report.misses] == [MISSING]
+    assert report.summary.splitlines() == [
+        "fused MoE configurations: 0 found, 1 missing",
+        f"  missing: {MISSING}",
+    ]
+    assert "DIR/configs/triton_3_6_0/" in report.hint
+
+
+def test_one_that_is_found_and_one_of_another_triton_are_told_apart() -> None:
+    report = triton_report([FOUND, FOUND.replace("TP0", "TP1"), OLDER])
+    assert report.to_dict() == {
+        "hits": [f"{CONFIGS}/triton_3_6_0/{MISSING}"],
+        "older": [f"{CONFIGS}/triton_3_5_1/{MISSING}"],
+        "misses": [],
+    }
+    assert report.summary.endswith(f"tuned for another Triton: {MISSING}")
+    assert triton_report(["Deterministic inference is enabled, using default MoE kernel config."]).summary == (
+        "fused MoE configurations: the log names no lookup"
+    )
+
+
+def test_the_gate_of_an_nvidia_server_warns_keeps_the_report_and_fails_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, plan = RunDir(tmp_path), plan_of("b200-tp8")
+    kernel_gate(LogTail(H200)(), plan=plan, run=run, strict=False)
+    said = capsys.readouterr().err
+    assert f"missing: {MISSING}" in said
+    assert "SGLANG_MOE_CONFIG_DIR" in said
+    assert [Path(str(path)).name for path in run.read("kernels.json")["misses"]] == [MISSING]  # type: ignore[attr-defined]
+    with pytest.raises(KernelsError, match=MISSING):
+        kernel_gate(LogTail(H200)(), plan=plan, run=run, strict=True)
+    kernel_gate([FOUND], plan=plan, run=run, strict=True)
