@@ -46,8 +46,9 @@ class Valid:
             inputs=inputs,
         )
         plan = decide(self.name, profile=self.profile, composed=self.composed, knowledge=knowledge)
-        for name in knowledge.table.deprecated(flag.name for flag in plan.flags):
-            note(f"`--{name}` is deprecated in sglang {version} ({self.composed.place(('flags', name))})")
+        for name, successor in knowledge.table.deprecated(flag.name for flag in plan.flags).items():
+            instead = f": use `{successor}`" if successor else ""
+            note(f"`--{name}` is deprecated in sglang {version}{instead} ({self.composed.place(('flags', name))})")
         return plan
 
 

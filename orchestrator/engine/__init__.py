@@ -22,6 +22,7 @@ from orchestrator.engine.answers import (
     read_server_info,
     read_usage_of,
 )
+from orchestrator.engine.arguments import Arguments, argument_problems, name_problem, port_problem, speculation
 from orchestrator.engine.config_file import Delivery, delivery
 from orchestrator.engine.endpoints import authorization
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words, parse_flags, read_flags
@@ -54,6 +55,7 @@ __all__ = [
     "DONE",
     "RANK_FIELD",
     "Api",
+    "Arguments",
     "Body",
     "Chat",
     "Delivery",
@@ -68,6 +70,7 @@ __all__ = [
     "ServerInfo",
     "StageReader",
     "Usage",
+    "argument_problems",
     "authorization",
     "carries_text",
     "chat_body",
@@ -82,9 +85,11 @@ __all__ = [
     "is_error",
     "launch_argv",
     "load_body",
+    "name_problem",
     "number",
     "parse_flags",
     "parts",
+    "port_problem",
     "quotes_a_user",
     "read_chat",
     "read_chat_events",
@@ -98,5 +103,6 @@ __all__ = [
     "read_usage",
     "read_usage_of",
     "says_port_taken",
+    "speculation",
     "tokens_so_far",
 ]

@@ -30,6 +30,7 @@ RESERVED: Mapping[str, str] = {
     "enable-dp-attention": "layout.dp_attention",
     "api-key": "server.api_key_env",
     "admin-api-key": "server.api_key_env",
+    "config": "flags",  # a file of further options, which nobody here would have looked at
 }
 
 # Renamed between versions, where spelling alone does not lead to the new name
@@ -51,9 +52,11 @@ class FlagSpec:
     takes_value: bool
     several: bool  # takes a list
     optional: bool  # takes a value, or none
-    number: Literal["int", "float"] | None  # what each value must be read as
+    type: Literal["int", "float", "json"] | None  # what each value must be read as, None for any text
     choices: tuple[str, ...]
     deprecated: bool
+    successor: str  # what a deprecated option's warning names, as text: `--` may stand before one of several
+    same_as: str | None  # the first name of an option that has several
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +66,15 @@ class FlagTable:
     version: str
     flags: Mapping[str, FlagSpec]
 
-    def deprecated(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of `names` that this version hides from its help, or warns about."""
-        return tuple(name for name in names if name in self.flags and self.flags[name].deprecated)
+    def deprecated(self, names: Iterable[str]) -> Mapping[str, str]:
+        """Those of `names` that this version hides from its help, or warns about; each with its successor, or none."""
+        known = {name: self.flags[name] for name in names if name in self.flags}
+        return {name: spec.successor for name, spec in known.items() if spec.deprecated}
+
+    def first_name(self, name: str) -> str:
+        """The first name of an option that may be written under several."""
+        spec = self.flags.get(name)
+        return name if spec is None or spec.same_as is None else spec.same_as
 
 
 def read_flags(version: str, catalogue: Catalogue, *, place: str = "") -> FlagTable:
@@ -99,9 +108,11 @@ def _spec(entry: Mapping[str, Any]) -> FlagSpec:
         takes_value=entry["takes_value"],
         several=nargs in {"+", "*"},
         optional=nargs in {"?", "*"},
-        number=entry.get("type"),
+        type=entry.get("type"),
         choices=tuple(str(choice) for choice in entry.get("choices", ())),
         deprecated=entry.get("deprecated", False),
+        successor=entry.get("successor", ""),
+        same_as=entry.get("same_as"),
     )
 
 
@@ -130,16 +141,16 @@ def flag_problems(name: str, value: FlagValue, table: FlagTable, where: str) -> 
         yield Problem(f"{option} takes {expected}, found `{shown}`", where)
         return
     for word in flag_words(value):
-        if not _is_number(word, spec.number):
-            yield Problem(f"{option} takes {_NUMBERS[spec.number or '']}, found `{word}`", where)
-        elif word.startswith("-") and not _INTEGER.match(word) and spec.number is None:
+        if not _is_read(word, spec.type):
+            yield Problem(f"{option} takes {_TYPES[spec.type or '']}, found `{word}`", where)
+        elif word.startswith("-") and not _INTEGER.match(word) and spec.type is None:
             yield Problem(f"{option}: `{word}` begins with `-` and would be taken for an option", where)
         elif spec.choices and word not in spec.choices:
             choices = ", ".join(f"`{choice}`" for choice in spec.choices)
             yield Problem(f"{option} does not take `{word}`", where, f"one of {choices}")
 
 
-_NUMBERS: Final[Mapping[str, str]] = {"int": "a whole number", "float": "a number"}
+_TYPES: Final[Mapping[str, str]] = {"int": "a whole number", "float": "a number", "json": "JSON"}
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,18}\Z")
 
 
@@ -154,15 +165,18 @@ def _expected(value: FlagValue, spec: FlagSpec) -> str:
     return "" if flag_words(value) or spec.optional else "at least one value"
 
 
-def _is_number(word: str, kind: str | None) -> bool:
-    if kind is None:
-        return True
-    if kind == "int":
-        return _INTEGER.match(word) is not None
+def _is_read(word: str, kind: str | None) -> bool:
     try:
-        return math.isfinite(float(word))
+        match kind:
+            case "int":
+                return _INTEGER.match(word) is not None
+            case "float":
+                return math.isfinite(float(word))
+            case "json":
+                json.loads(word)
     except ValueError:
         return False
+    return True
 
 
 def _near(name: str, table: FlagTable) -> str:

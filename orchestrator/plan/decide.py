@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.errors import Problem, ProfileError, first_of
-from orchestrator.engine import FlagTable, flag_words
+from orchestrator.engine import FlagTable, flag_words, speculation
 from orchestrator.patches import Patch
 from orchestrator.plan.known_bad import KnownBad, known_bad
 from orchestrator.plan.patches import PatchFacts, environment, select
@@ -85,13 +85,13 @@ def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowled
 
 
 def _patches(profile: Profile, knowledge: Knowledge) -> tuple[PatchUse, ...]:
-    steps = profile.flags.get("speculative-num-steps")
+    drafts = speculation({name: setting.value for name, setting in profile.flags.items()})
     facts = PatchFacts(
         engine_version=profile.engine.version,
         platform=profile.engine.platform,
         quantisation=profile.model.quantisation,
         mtp_layer=profile.model.mtp_layer,
-        speculative_steps=int(flag_words(steps.value)[0]) if steps and steps.value is not False else None,
+        speculative_steps=drafts[0] if drafts else None,
         inputs=knowledge.inputs,
     )
     return tuple(use for use in select(knowledge.ledger, facts) if use.id not in profile.without_patches)

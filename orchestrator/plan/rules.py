@@ -10,7 +10,7 @@ from orchestrator.core.document import KeyPath
 from orchestrator.core.errors import Problem
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.secret import names_secret
-from orchestrator.engine import FlagTable, flag_problems
+from orchestrator.engine import Arguments, FlagTable, argument_problems, flag_problems, name_problem, port_problem
 from orchestrator.patches import Patch
 from orchestrator.plan.known_bad import KnownBad
 from orchestrator.profile import Composed, Profile
@@ -27,15 +27,26 @@ class Case:
     runtimes: "Mapping[str, Sequence[Rule]]"  # by name, with the rules of each
     known_bad: Sequence[KnownBad]
 
+    def count(self, flag: str) -> int:
+        """The value of a flag that counts, 0 where it is not set."""
+        return int(self.arguments.number(flag) or 0)
+
     def place(self, *path: str | int) -> str:
         """`file:line` of a key path."""
         key: KeyPath = path
         return self.composed.place(key)
 
-    def number(self, flag: str) -> float | None:
-        """The value of a numeric flag, None where it is not set."""
-        setting = self.profile.flags.get(flag)
-        return float(str(setting.value)) if setting and _NUMBER.match(str(setting.value)) else None
+    @property
+    def arguments(self) -> Arguments:
+        """The flags that are set, and what they are judged by."""
+        profile = self.profile
+        return Arguments(
+            table=self.table,
+            flags={name: setting.value for name, setting in profile.flags.items() if setting.value is not False},
+            tp=profile.layout.tp.value,
+            context_length=profile.model.context_length,
+            sparse_attention=profile.model.sparse_attention,
+        )
 
 
 Rule = Callable[[Case], Iterator[Problem]]
@@ -43,19 +54,26 @@ Rule = Callable[[Case], Iterator[Problem]]
 _VENDOR_OF: Final = {"rocm": "amd", "cuda": "nvidia", "cpu": "cpu"}
 # The suffix of a dated ROCm image names the GPU family it was compiled for (sglang docker/rocm.Dockerfile, GPU_ARCH).
 _ARCH_OF_IMAGE: Final = {"mi30x": "gfx942", "mi35x": "gfx950"}
-_NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?\Z")
 _MEMORY_FRACTION: Final = 0.9  # without `mem-fraction-static`, the most that sglang plans with on a GPU
 
 
 def layout_fits(case: Case) -> Iterator[Problem]:
-    """Tp times dp is at most the node's GPUs; ep divides tp (sglang server_args.py: `tp_size % ep_size`)."""
+    """The last GPU that the ranks take is one of the node's; ep divides tp (sglang: `tp_size % ep_size`).
+
+    The flags that move or multiply the ranks count (0.5.14, data_parallel_controller.py:271-298, engine.py:
+    `base_gpu_id + … * gpu_id_step`).
+    """
     layout, hardware = case.profile.layout, case.profile.hardware
     tp, dp, ep = layout.tp.value, layout.dp.value, layout.ep.value
-    used = tp if layout.dp_attention.value else tp * dp
+    stages, step, first = (case.count(name) for name in ("pp-size", "gpu-id-step", "base-gpu-id"))
+    ranks = max(stages, 1) * (tp if layout.dp_attention.value else tp * dp)
+    used = first + (ranks - 1) * max(step, 1) + 1
     if hardware.vendor != "cpu" and used > hardware.gpus:
         product = f"tp {tp}" if layout.dp_attention.value or dp == 1 else f"tp {tp} x dp {dp}"
+        product += f" x pp {stages}" if stages > 1 else ""
+        moved = f", from GPU {first} in steps of {max(step, 1)}," if first or step > 1 else ""
         yield Problem(
-            f"{product} needs {used} GPUs, the node has {hardware.gpus}",
+            f"{product}{moved} needs {used} GPUs, the node has {hardware.gpus}",
             case.place("layout", "tp"),
             "every replica has `tp` GPUs of its own unless `layout.dp_attention` is true",
         )
@@ -92,7 +110,10 @@ def weights_fit(case: Case) -> Iterator[Problem]:
     if profile.hardware.vendor == "cpu":
         return
     share = profile.model.weights / profile.layout.tp.value
-    fraction = case.number("mem-fraction-static") or _MEMORY_FRACTION
+    given = case.arguments.number("mem-fraction-static")
+    fraction = _MEMORY_FRACTION if given is None else given
+    if not 0 < fraction < 1:
+        return  # `values_are_taken` says so
     room = profile.hardware.vram * fraction
     if share > room:
         yield Problem(
@@ -135,6 +156,16 @@ def flags_are_known(case: Case) -> Iterator[Problem]:
     """sglang's own parser of that version accepts every flag."""
     for name, setting in case.profile.flags.items():
         yield from flag_problems(name, setting.value, case.table, case.place("flags", name))
+
+
+def values_are_taken(case: Case) -> Iterator[Problem]:
+    """sglang takes the values after parsing them, too, and runs what they say."""
+    for found in argument_problems(case.arguments):
+        yield Problem(found.message, case.place("flags", found.name), found.hint)
+    if message := name_problem(case.profile.model.served_name):
+        yield Problem(message, case.place("model", "served_name"))
+    if message := port_problem(case.profile.server.port, case.profile.engine.version):
+        yield Problem(message, case.place("server", "port"))
 
 
 def speculation_has_a_draft(case: Case) -> Iterator[Problem]:
@@ -205,6 +236,7 @@ RULES: Final[Sequence[Rule]] = (
     weights_fit,
     runtime_can_start,
     flags_are_known,
+    values_are_taken,
     speculation_has_a_draft,
     secrets_stay_out,
     address_is_meant,

@@ -175,6 +175,9 @@ class ModelSection(StrictModel):
     kv_heads: int | None = Field(
         default=None, ge=1, description="key and value heads, where fewer than queries; none with latent attention"
     )
+    sparse_attention: bool = Field(
+        default=False, description="DeepSeek's (DSA): the engine then sets page and cache types itself"
+    )
     mtp_layer: int | None = Field(
         default=None, description="index of the next-token-prediction layer in the checkpoint"
     )

@@ -15,93 +15,25 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+from draft_model_config import (
+    EXPERTS,
+    HEADS,
+    HIDDEN,
+    INDEX_DIM,
+    INDEX_HEADS,
+    KV_RANK,
+    LAYER,
+    MOE,
+    NOPE,
+    Q_RANK,
+    ROPE,
+    VALUE,
+    glm_config,
+)  # fmt: skip
 from safetensors.torch import load_file, save_file
-
-HIDDEN, MOE, EXPERTS, LAYERS = 256, 128, 8, 78
-LAYER = f"model.layers.{LAYERS}"
-HEADS, NOPE, ROPE, VALUE, Q_RANK, KV_RANK = 4, 32, 16, 32, 64, 32
-INDEX_HEADS, INDEX_DIM = 4, 128
 
 # The modules that a wrong name in the exclude list gets built wrongly.
 ASKED = ("eh_proj", "decoder.mlp.experts", "decoder.mlp.shared_experts.gate_up_proj")
-
-_FP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
-_SELF_ATTN = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "indexer.wq_b", "indexer.wk")
-_MLP = ("gate_proj", "up_proj", "down_proj")
-
-
-def exclude(experts: str) -> list[str]:
-    """What Quark lists as unquantised: attention and gates everywhere, and what the MTP layer keeps in bf16.
-
-    Per leaf, as AMD's export does it (sgl-project/sglang#30265, #36870).
-    """
-    names = ["lm_head"]
-    for layer in range(LAYERS + 1):
-        names += [f"model.layers.{layer}.self_attn.{name}" for name in _SELF_ATTN]
-        names.append(f"model.layers.{layer}.mlp.gate")
-    names += [f"model.layers.{layer}.mlp.{name}" for layer in range(3) for name in _MLP]
-    names += [f"{LAYER}.eh_proj", *(f"{LAYER}.mlp.shared_experts.{name}" for name in _MLP)]
-    if experts == "bf16":
-        names += [f"{LAYER}.mlp.experts.{expert}.{name}" for expert in range(EXPERTS) for name in _MLP]
-    return names
-
-
-def config(experts: str) -> dict[str, object]:
-    """config.json, its dimensions shrunken, its structure GLM-5.2's."""
-    return {
-        "architectures": ["GlmMoeDsaForCausalLM"],
-        "model_type": "glm_moe_dsa",
-        "torch_dtype": "bfloat16",
-        "num_hidden_layers": LAYERS,
-        "num_nextn_predict_layers": 1,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 512,
-        "moe_intermediate_size": MOE,
-        "n_routed_experts": EXPERTS,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
-        "topk_group": 1,
-        "topk_method": "noaux_tc",
-        "scoring_func": "sigmoid",
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-        "first_k_dense_replace": 3,
-        "moe_layer_freq": 1,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
-        "q_lora_rank": Q_RANK,
-        "kv_lora_rank": KV_RANK,
-        "qk_nope_head_dim": NOPE,
-        "qk_rope_head_dim": ROPE,
-        "qk_head_dim": NOPE + ROPE,
-        "v_head_dim": VALUE,
-        "head_dim": ROPE,
-        "index_n_heads": INDEX_HEADS,
-        "index_head_dim": INDEX_DIM,
-        "index_topk": 64,
-        "vocab_size": 512,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1000000,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000},
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "quantization_config": {
-            "quant_method": "quark",
-            "exclude": exclude(experts),
-            "global_quant_config": {
-                "weight": {**_FP4, "is_dynamic": False},
-                "input_tensors": {**_FP4, "is_dynamic": True},
-                "output_tensors": None,
-                "bias": None,
-            },
-            "layer_quant_config": {},
-            "layer_type_quant_config": {},
-            "export": {"kv_cache_group": [], "pack_method": "reorder"},
-        },
-    }
 
 
 def tensors(experts: str) -> dict[str, torch.Tensor]:
@@ -152,7 +84,7 @@ def _bf16(shape: tuple[int, ...]) -> torch.Tensor:
 def make(folder: Path, experts: str) -> None:
     """Write config.json and one shard."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config(experts), indent=2))
+    (folder / "config.json").write_text(json.dumps(glm_config(experts), indent=2))
     save_file(tensors(experts), folder / "model.safetensors")
 
 

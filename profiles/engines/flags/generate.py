@@ -5,9 +5,10 @@
 dependencies: the environment of `images/sglang-cpu-0.5.14.txt`, for every version. What is missing there (compiled GPU
 packages) is replaced by empty modules: the parser is made of names and types alone.
 
-An option is `deprecated` when the parser hides it or warns about it; `takes_value` is false for a bare switch. `nargs`
-is argparse's own, for an option that takes several values (`+`, `*`) or may go without one (`?`); `type` is that of
-numbers.
+An option is `deprecated` when the parser hides it or warns about it, and `successor` is what its warning names;
+`takes_value` is false for a bare switch. `nargs` is argparse's own, for an option that takes several values (`+`, `*`)
+or may go without one (`?`); `type` is `int`, `float` or `json`. `same_as` is the first name of an option that has
+several. `--help` is left out: it starts nothing.
 """
 
 import argparse
@@ -24,8 +25,15 @@ from unittest.mock import MagicMock
 # Imported at the top of modules the parser needs, absent from a CPU environment.
 COMPILED = {"flashinfer", "sgl_kernel", "triton", "tvm_ffi", "xgrammar"}
 
-# Types of numbers by the name of argparse's `type`. sglang's `human_readable_int` also reads `4k`; the table does not.
-_NUMBERS = {"int": "int", "human_readable_int": "int", "float": "float"}
+# By the name of argparse's `type`. sglang's `human_readable_int` also reads `4k`; the table does not.
+_TYPES = {
+    "int": "int",
+    "human_readable_int": "int",
+    "float": "float",
+    "loads": "json",
+    "json_list_type": "json",
+    "parse_cuda_graph_config_arg": "json",
+}
 
 
 class _Empty(types.ModuleType):
@@ -82,21 +90,39 @@ def options(parser: argparse.ArgumentParser) -> dict[str, dict[str, object]]:
     """Every long option by name without dashes, sorted."""
     table = {}
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to ask
-        for name in (text.removeprefix("--") for text in action.option_strings if text.startswith("--")):
+        names = [text.removeprefix("--") for text in action.option_strings if text.startswith("--")]
+        for name in [] if action.dest == "help" else names:
             table[name] = _describe(action)
+            if name != names[0] and not isinstance(action, argparse.BooleanOptionalAction):  # `no-…` is the opposite
+                table[name]["same_as"] = names[0]
+    if "speculative-algorithm" in table:
+        table["speculative-algorithm"]["choices"] = speculative_algorithms()
     return dict(sorted(table.items()))
+
+
+def speculative_algorithms() -> list[str]:
+    """What `--speculative-algorithm` takes: the parser takes any text, and the start refuses what is not among these.
+
+    NEXTN is another name of EAGLE (srt/arg_groups/speculative_hook.py). Lower case, which sglang takes too, is left
+    out, and so is what plugins register.
+    """
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    return sorted({*SpeculativeAlgorithm.__members__, "NEXTN"} - {"NONE"})
 
 
 def _describe(action: argparse.Action) -> dict[str, object]:
     described: dict[str, object] = {"takes_value": action.nargs != 0}
     if action.nargs not in (None, 0):
         described["nargs"] = action.nargs
-    if kind := _NUMBERS.get(getattr(action.type, "__name__", "")):
+    if kind := _TYPES.get(getattr(action.type, "__name__", "")):
         described["type"] = kind
     if action.choices is not None:
         described["choices"] = sorted(str(choice) for choice in action.choices)  # some are sets
     if action.help == argparse.SUPPRESS or "deprecated" in type(action).__name__.lower():
         described["deprecated"] = True
+    if successor := getattr(action, "new_flag", None):
+        described["successor"] = successor.removeprefix("--")
     return described
 
 

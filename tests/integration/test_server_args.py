@@ -1,0 +1,237 @@
+"""What a plan refuses of flags, against the real `ServerArgs` of three versions: the same, or more with a reason.
+
+Wrong values are set on `mi355x-tp8`; the engine reads a config of GLM-5.2's shape on a machine told to have MI355X.
+"""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+from draft_model_config import glm_config
+from wheels import unpack
+
+from orchestrator.commands.planning import load, profile_names, render_artifacts
+from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.errors import ProfileError
+from orchestrator.environments import Environment
+
+pytestmark = [pytest.mark.engine, pytest.mark.wheels]
+
+NEWER = ("engine=sglang-0.5.16-rocm",)
+VERSIONS: Mapping[str, tuple[str, ...]] = {
+    "0.5.14": (),
+    "0.5.16": NEWER,
+    "0.5.23": (*NEWER, "engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x"),
+}
+SCRIPT = Path(__file__).with_name("server_args.py")
+Ask = Callable[[str, str, tuple[tuple[str, ...], ...]], list[str]]
+
+# What the engine refuses in at least one of the versions.
+REFUSED = (
+    "mem-fraction-static=80%",
+    "mem-fraction-static=auto",
+    "max-running-requests=many",
+    "max-running-requests=1.5",
+    "chunked-prefill-size=32k",
+    "chunked-prefill-size=0x20000",
+    "chunked-prefill-size=1000",
+    "help=true",
+    "no-such-option=1",
+    "random-seed=x",
+    "watchdog-timeout=ten",
+    "nnodes=two",
+    "nnodes=0",
+    "nnodes=3",
+    "pp-size=2",
+    "pipeline-parallel-size=4",
+    "base-gpu-id=-1",
+    "gpu-id-step=0",
+    "kv-cache-dtype=fp8",
+    "kv-cache-dtype=fp8_e5m2",
+    "speculative-algorithm=MTP",
+    "speculative-eagle-topk=4",
+    "speculative-num-steps=null",
+    "cuda-graph-bs-decode=[1,x]",
+    "cuda-graph-bs-decode=1 2 4",
+    "cuda-graph-bs-decode=[]",
+    "kv-cache-dtype=[auto,auto]",
+    "context-length=2000000",
+    "schedule-conservativeness=-1",
+    "schedule-policy=best",
+    "json-model-override-args={bad",
+    "json-model-override-args=7",
+    "preferred-sampling-params={bad",
+    "dsa-prefill-backend=fa4",
+    "attention-backend=flashy",
+    "quantization=mxfp5",
+    "dtype=float99",
+    "load-balance-method=random",
+    "tool-call-parser=glm99",
+    "tokenizer-worker-num=0",
+    "moe-dense-tp-size=3",
+    "swa-full-tokens-ratio=2",
+    "enable-two-batch-overlap=true",
+    "trust-remote-code=yes",
+    "enable-metrics=1",
+    "ssl-keyfile=/nope",
+    "enable-hierarchical-cache=true & disable-radix-cache=true",
+    "disable-cuda-graph-padding=true & enable-torch-compile=true",
+)
+# What the engine takes, and this tool does not.
+STRICTER = {
+    "mem-fraction-static=0": "nothing is left for weights and cache",
+    "mem-fraction-static=1": "nothing is left for activations",
+    "mem-fraction-static=1.5": "no GPU has one and a half times its memory",
+    "mem-fraction-static=-0.5": "no GPU has less than nothing",
+    "mem-fraction-static=nan": "nothing compares with it",
+    "max-running-requests=0": "a server that takes no request",
+    "max-running-requests=-5": "a pool of -5",
+    "max-total-tokens=-1": "a pool of -1",
+    "context-length=-1": "no prompt fits",
+    "chunked-prefill-size=-5": "what turns chunks off is written -1",
+    "page-size=7": "DSA sets 64 and does not say so",
+    "page-size=0": "DSA sets 64 and does not say so",
+    "pp-size=0": "no rank is started",
+    "nnodes=2": "the second node is waited for",
+    "node-rank=1": "the first node is waited for",
+    "base-gpu-id=4": "GPUs 8 to 11 do not exist",
+    "gpu-id-step=2": "GPUs 8 to 14 do not exist",
+    "speculative-num-draft-tokens=9": "the engine makes it 6",
+    "speculative-num-steps=-1": "no draft is made",
+    "cuda-graph-max-bs-decode=-1": "no graph is captured",
+    "watchdog-timeout=-1": "it fires at once",
+    "enable-mixed-chunk=true": "the engine drops it",
+    "speculative-algorithm=eagle": "upper case is what the other rules know it by",
+    "config=more.yaml": "options that nobody here has looked at",
+}
+RIGHT = (
+    "mem-fraction-static=.80",
+    "mem-fraction-static=8.0e-1",
+    "speculative-algorithm=NEXTN",
+    "speculative-num-steps=3 & speculative-num-draft-tokens=4",
+    "context-length=524288",
+    "chunked-prefill-size=-1",
+    "cuda-graph-bs-decode=[1,2,4]",
+    'preferred-sampling-params={"top_k": 1}',
+    "kv-cache-dtype=bfloat16",
+)
+
+
+@pytest.fixture(scope="module")
+def ask(cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Ask:
+    @cache
+    def verdicts(version: str, platform: str, commands: tuple[tuple[str, ...], ...]) -> list[str]:
+        root = unpack(version, tmp_path_factory.mktemp(version))
+        asked = subprocess.run(
+            [str(cpu_environment.python), str(SCRIPT), str(root), platform],
+            input=json.dumps(commands),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert asked.returncode == 0, asked.stderr[-2000:]
+        found: list[str] = json.loads(asked.stdout.splitlines()[-1])
+        return found
+
+    return verdicts
+
+
+def model_in(folder: Path, **parts: object) -> Path:
+    """The folder with a config.json of GLM-5.2's shape: as many heads and as long a context."""
+    shape = {"max_position_embeddings": 1 << 20, "num_attention_heads": 64, "num_key_value_heads": 64}
+    (folder / "config.json").write_text(json.dumps({**glm_config("bf16"), **shape, **parts}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_in(tmp_path_factory.mktemp("glm"))
+
+
+def command(profile: str, model: Path, *overrides: str) -> tuple[str, ...]:
+    """The arguments of a profile's server."""
+    argv = list(render_artifacts(load(profile, overrides=overrides).plan).command.argv)
+    argv[argv.index("--model-path") + 1] = str(model)
+    return tuple(argv[argv.index("sglang.launch_server") + 1 :])
+
+
+def with_setting(argv: Sequence[str], setting: str) -> tuple[str, ...]:
+    """A command line with flags set as an override says, whatever a plan thinks of them."""
+    words = list(argv)
+    for override in setting.split(" & "):
+        name, _, text = override.partition("=")
+        option, values = f"--{name}", _values(text)
+        if option in words:
+            at = words.index(option)
+            after = next((place for place in range(at + 1, len(words)) if words[place].startswith("--")), len(words))
+            del words[at:after]
+        words += [] if values is None else [option, *values]
+    return tuple(words)
+
+
+def _values(text: str) -> list[str] | None:
+    if text in {"true", "null"}:
+        return [] if text == "true" else None
+    if text.startswith("["):
+        return [item for item in text[1:-1].split(",") if item]
+    return [text]
+
+
+def overrides_of(setting: str) -> list[str]:
+    return [f"flags.{one}" for one in setting.split(" & ")]
+
+
+def ours(setting: str, *overrides: str) -> str:
+    """The first of what a plan says of a setting."""
+    try:
+        load("mi355x-tp8", overrides=[*overrides, *overrides_of(setting)])
+    except ProfileError as error:
+        return error.each()[0].message
+    return "accepted"
+
+
+def shown(rows: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    yield "setting | engine | plan"
+    yield from (" | ".join(row) for row in rows)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_wrong_values_are_refused_by_the_plan_as_by_the_engine(version: str, ask: Ask, model: Path) -> None:
+    base = command("mi355x-tp8", model)
+    settings = (*REFUSED, *STRICTER, *RIGHT)
+    verdicts = ask(version, "rocm", (base, *(with_setting(base, setting) for setting in settings)))
+    rows = [
+        (setting, verdict, ours(setting, *VERSIONS[version]))
+        for setting, verdict in zip(settings, verdicts[1:], strict=True)
+    ]
+    print("\n".join(shown(rows)))
+
+    assert verdicts[0] == "accepted"
+    assert not [row for row in rows if row[1] != "accepted" and row[2] == "accepted"]  # whatever the engine refuses
+    assert not [row for row in rows if row[0] in {*REFUSED, *STRICTER} and row[2] == "accepted"]
+    assert not [row for row in rows if row[0] in RIGHT and row[1:] != ("accepted", "accepted")]
+    if version == "0.5.14":
+        assert not [row for row in rows if row[0] in REFUSED and row[1] == "accepted"]
+        assert not [row for row in rows if row[0] in STRICTER and row[1] != "accepted" and "config=" not in row[0]]
+
+
+@pytest.mark.parametrize(
+    ("profile", "overrides"),
+    [
+        *((name, ()) for name in profile_names(Catalogue.shipped())),
+        ("mi355x-tp8", NEWER),
+        ("mi355x-tp4dp2", NEWER),
+    ],
+)
+def test_a_shipped_profile_is_accepted_by_its_engine(
+    profile: str, overrides: Sequence[str], ask: Ask, model: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    engine = load(profile, overrides=overrides).plan.engine
+    nvfp4 = model_in(tmp_path, quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4"})
+    folder = {"cpu": tiny_model, "rocm": model, "cuda": nvfp4}[engine.platform]
+    argv = command(profile, folder, *overrides)
+
+    assert ask(engine.version, engine.platform, (argv,)) == ["accepted"]

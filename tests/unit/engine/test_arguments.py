@@ -1,0 +1,107 @@
+"""Values and combinations that parse, and that a plan refuses all the same. The engine's own verdicts on them are held
+against these in tests/integration/test_server_args.py."""
+
+import pytest
+
+from orchestrator.commands.planning import load
+from orchestrator.core.errors import Problem, ProfileError
+from orchestrator.engine import speculation
+from orchestrator.plan import Plan
+
+
+def problems(*settings: str, profile: str = "mi355x-tp8") -> tuple[Problem, ...]:
+    with pytest.raises(ProfileError) as caught:
+        load(profile, overrides=settings)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("setting", "message", "hint"),
+    [
+        ("mem-fraction-static=0", "takes a number above 0 and below 1, found `0`", ""),
+        ("mem-fraction-static=1.5", "takes a number above 0 and below 1, found `1.5`", ""),
+        ("max-running-requests=-5", "takes a number of at least 1, found `-5`", ""),
+        ("chunked-prefill-size=0", "turns chunks off, as -1 does", "write -1 if that is meant"),
+        ("chunked-prefill-size=1000", "is not a whole number of pages of 64", "a multiple of 64"),
+        ("kv-cache-dtype=fp8_e5m2", "sparse attention (DSA) has no `fp8_e5m2` cache", "`fp8_e4m3` or `bfloat16`"),
+        ("page-size=16", "has pages of 64 tokens", "leave it out"),
+        ("speculative-num-draft-tokens=9", "sglang verifies steps + 1 = 6 tokens, not 9", "set it to 6"),
+        ("speculative-eagle-topk=2", "a draft tree (top-k 2)", "set it to 1"),
+        ("speculative-num-steps=null", "is asserted to come with `--speculative-num-steps`", "all three"),
+        ("context-length=2000000", "is longer than the model's 1048576", ""),
+        ("nnodes=2", "`--nnodes` is 1", "leave it out"),
+        ("moe-dense-tp-size=3", "is 1 or tp 8, found `3`", ""),
+        ("json-model-override-args=7", "takes a JSON object, found `7`", ""),
+        ("ssl-certfile=/c.pem", "needs `--ssl-keyfile`", ""),
+        ("help=true", "has no option `--help`", ""),
+        ("config=more.yaml", "is not set as a flag", "`flags`"),
+    ],
+)
+def test_a_value_that_parses_and_is_refused(setting: str, message: str, hint: str) -> None:
+    found = [problem for problem in problems(f"flags.{setting}") if message in problem.message]
+    assert found, setting
+    assert hint in found[0].hint
+    assert found[0].where == f"--set flags.{setting.partition('=')[0]}" or setting.startswith("speculative-num-steps")
+
+
+@pytest.mark.parametrize("name", ["pp-size", "pipeline-parallel-size"])
+def test_pipeline_stages_under_either_name_need_gpus_and_no_speculation(name: str) -> None:
+    messages = [problem.message for problem in problems(f"flags.{name}=2")]
+    assert "tp 8 x pp 2 needs 16 GPUs, the node has 8" in messages
+    assert any("asserted to run without speculation" in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["flags.base-gpu-id=4"], "tp 8, from GPU 4 in steps of 1, needs 12 GPUs, the node has 8"),
+        (["flags.gpu-id-step=2"], "tp 8, from GPU 0 in steps of 2, needs 15 GPUs, the node has 8"),
+    ],
+)
+def test_ranks_lie_on_gpus_that_exist(settings: list[str], message: str) -> None:
+    assert message in [problem.message for problem in problems(*settings)]
+    assert load("mi355x-tp8", overrides=[*settings, "layout.tp=4"]).plan.layout.tp == 4
+
+
+def test_an_option_is_written_under_one_of_its_names() -> None:
+    two = problems("flags.pp-size=1", "flags.pipeline-parallel-size=1")
+    assert [problem.message for problem in two] == ["`--pipeline-parallel-size` and `--pp-size` are one option"]
+
+
+def test_a_name_with_a_colon_and_a_port_without_its_second() -> None:
+    messages = [problem.message for problem in problems("model.served_name=a:b", "server.port=60000")]
+    assert messages == [
+        "`a:b` has a colon, which in sglang parts a model from an adapter",
+        "port 60000 is too high: sglang 0.5.14 checks 70000 too, which is no port",
+    ]
+    assert load("mi355x-tp8", overrides=["engine=sglang-0.5.16-rocm", "server.port=60000"]).plan.server.port == 60000
+
+
+@pytest.mark.parametrize("written", [".8", "8e-1", "0.80"])
+def test_a_number_is_read_however_it_is_written(written: str) -> None:
+    with pytest.raises(ProfileError, match="cannot be planned") as caught:
+        load("mi355x-tp8", overrides=[f"flags.mem-fraction-static={written}", "model.weights=2TB"])
+    assert [problem.message for problem in caught.value.problems] == [
+        "the weights need 250 GB a GPU at tp 8, 0.8 of the GPU's 309 GB is 247 GB"
+    ]
+
+
+def carried(plan: Plan) -> set[str]:
+    return {patch.id for patch in plan.patches}
+
+
+@pytest.mark.parametrize("name", ["cuda-graph-max-bs", "nsa-decode-backend"])
+def test_a_deprecated_option_is_told_with_its_successor(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    successor = {"cuda-graph-max-bs": "cuda-graph-max-bs-decode", "nsa-decode-backend": "dsa-decode-backend"}[name]
+    value = {"cuda-graph-max-bs": "16", "nsa-decode-backend": "tilelang"}[name]
+    load("mi355x-tp8", overrides=[f"flags.{name}={value}"])
+    assert f"`--{name}` is deprecated in sglang 0.5.14: use `{successor}`" in capsys.readouterr().err
+
+
+def test_speculation_is_told_by_its_algorithm_and_completed_as_sglang_does() -> None:
+    """0.5.14, 0.5.16 and 0.5.23: srt/arg_groups/speculative_hook.py, `_auto_choose_speculative_params`."""
+    assert speculation({"speculative-num-steps": 5}) is None
+    assert speculation({"speculative-algorithm": "EAGLE"}) == (3, 1, 4)
+    assert speculation({"speculative-algorithm": "EAGLE", "speculative-num-steps": 5}) == (5, 1, 6)
+    bare = [f"flags.speculative-{name}=null" for name in ("num-steps", "eagle-topk", "num-draft-tokens")]
+    assert "mtp-shared-expert-exclude" in carried(load("mi355x-tp8", overrides=bare).plan)
