@@ -98,8 +98,6 @@ def ask(
     host: HostOption = None,
 ) -> None:
     """Stream one greedy completion of a running server."""
-    import sys
-
     from orchestrator.commands.ask import ask
     from orchestrator.commands.proof import key_of, not_running
     from orchestrator.commands.servers import fleet
@@ -110,8 +108,7 @@ def ask(
         if (ended := not_running(servers.runtime(handle), handle)) is not None:
             raise StartError(ended.message, hint=ended.hint)
         for piece in ask(handle.url, prompt, tokens=tokens, key=key_of(handle)):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+            out(piece, end="")
     out("")
 
 
@@ -131,7 +128,7 @@ def logs(
         handle = servers.one(name)
         secrets = known_secrets(handle)
         for line in servers.runtime(handle).logs(handle, follow=follow):
-            out(redact(line, secrets))
+            out(redact(line, secrets), colours=True)
 
 
 def smoke(

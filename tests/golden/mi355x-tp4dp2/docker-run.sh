@@ -1,7 +1,7 @@
 #!/bin/sh
 set -eu
 DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
-RUN_DIR="$(cd "$(dirname "$0")" && pwd)"
+RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --label deploy.name=mi355x-tp4dp2 \
   --label deploy.plan=04897cf098a35083e9cb743e2c3dff09332b10eef257d1d81d025e3e85cf0d6f \

@@ -1,7 +1,7 @@
 #!/bin/sh
 set -eu
 DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
-RUN_DIR="$(cd "$(dirname "$0")" && pwd)"
+RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --label deploy.name=mi355x-tp4dp2 \
   --label deploy.plan=b6760dbbfad1f05970d7755c8ff9a437f410593ae45b0b3e76ddde056591c8da \

@@ -1,7 +1,7 @@
 #!/bin/sh
 set -eu
 DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
-RUN_DIR="$(cd "$(dirname "$0")" && pwd)"
+RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8 \
   --label deploy.name=mi355x-tp8 \
   --label deploy.plan=ce9f339e05db5ddad463dffa1930accf335fd20b3670c3a48b54fcaebb346cc4 \

@@ -1,7 +1,7 @@
 #!/bin/sh
 set -eu
 DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
-RUN_DIR="$(cd "$(dirname "$0")" && pwd)"
+RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8 \
   --label deploy.name=mi355x-tp8 \
   --label deploy.plan=2f5574bdca1055fab915e89d332ed6d0a9ef55b140368fd041e86a446291a915 \
