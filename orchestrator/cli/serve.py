@@ -151,7 +151,10 @@ def smoke(
 def down(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="the server to stop")] = None,
     *,
-    all_: Annotated[bool, typer.Option("--all", help="stop every server")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="stop every server that was started from this home")] = False,
+    all_homes: Annotated[
+        bool, typer.Option("--all-homes", help="stop those of other homes on this Docker too")
+    ] = False,
     host: HostOption = None,
 ) -> None:
     """Stop a server with everything it started. Returns when its ports and GPU memory are free."""
@@ -159,11 +162,11 @@ def down(
     from orchestrator.commands.servers import fleet
     from orchestrator.core.paths import Home
 
-    if (name is None) != all_:
+    if (name is None) != (all_ or all_homes):
         raise UsageError("name one server, or say `--all`", hint="`deploy status` lists them")
     with fleet(Home.from_environment(), host) as servers:
         if name is None:
-            down_all(servers, host=host)
+            down_all(servers, host=host, everyones=all_homes)
         else:
             down(servers, name, host=host)
             say(f"`{name}` is down")
