@@ -108,8 +108,6 @@ def ask(
     host: HostOption = None,
 ) -> None:
     """Stream one greedy completion of a running server."""
-    import sys
-
     from orchestrator.commands.ask import ask
     from orchestrator.commands.proof import key_of, not_running
     from orchestrator.commands.servers import fleet
@@ -120,8 +118,7 @@ def ask(
         if (ended := not_running(servers.runtime(handle), handle)) is not None:
             raise StartError(ended.message, hint=ended.hint)
         for piece in ask(handle.url, prompt, tokens=tokens, key=key_of(handle)):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+            out(piece, end="")
     out("")
 
 
@@ -141,7 +138,7 @@ def logs(
         handle = servers.one(name)
         secrets = known_secrets(handle)
         for line in servers.runtime(handle).logs(handle, follow=follow):
-            out(redact(line, secrets))
+            out(redact(line, secrets), colours=True)
 
 
 def smoke(
@@ -164,7 +161,10 @@ def smoke(
 def down(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="the server to stop")] = None,
     *,
-    all_: Annotated[bool, typer.Option("--all", help="stop every server")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="stop every server that was started from this home")] = False,
+    all_homes: Annotated[
+        bool, typer.Option("--all-homes", help="stop those of other homes on this Docker too")
+    ] = False,
     host: HostOption = None,
 ) -> None:
     """Stop a server with everything it started. Returns when its ports and GPU memory are free."""
@@ -172,11 +172,11 @@ def down(
     from orchestrator.commands.servers import fleet
     from orchestrator.core.paths import Home
 
-    if (name is None) != all_:
+    if (name is None) != (all_ or all_homes):
         raise UsageError("name one server, or say `--all`", hint="`deploy status` lists them")
     with fleet(Home.from_environment(), host) as servers:
         if name is None:
-            down_all(servers, host=host)
+            down_all(servers, host=host, everyones=all_homes)
         else:
             down(servers, name, host=host)
             say(f"`{name}` is down")

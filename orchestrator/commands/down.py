@@ -1,5 +1,6 @@
 """`deploy down`: stop a server with everything it started."""
 
+from pathlib import Path
 from typing import Final
 
 from orchestrator.commands.machine import place_of, wait_until_free
@@ -7,42 +8,56 @@ from orchestrator.commands.runs import claim, latest_run, read_plan
 from orchestrator.commands.servers import Fleet
 from orchestrator.core.console import note, say
 from orchestrator.core.errors import DeployError, HostError, Problem
+from orchestrator.runtimes import Handle
 
 _GRACE: Final = 120.0  # seconds for running requests, for a server whose plan is not on this machine
 
 
-def down(servers: Fleet, name: str, *, host: str | None) -> None:
+def down(servers: Fleet, name: str, *, host: str | None, everyones: bool = True) -> None:
     """Stop the server of a name within its plan's grace, and return when its port and its VRAM are free.
 
-    Raises StartError where there is none, HostError where something else holds the port or the VRAM, with who does.
+    Without `everyones` only this home's. Raises StartError where there is none, HostError where something else holds
+    the port or the VRAM, with who does.
     """
     servers.one(name)
     with claim(servers.home, name):
         for handle in servers.find(name):
-            servers.runtime(handle).stop(handle, grace=grace_of(servers, name))
+            if everyones or _is_ours(servers, handle):
+                servers.runtime(handle).stop(handle, grace=grace_of(servers, name))
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
             wait_until_free(plan, place_of(plan, servers.home, host))
 
 
-def down_all(servers: Fleet, *, host: str | None) -> None:
-    """Stop every server. One that does not end keeps none of the others up; all of those are told at the end."""
+def down_all(servers: Fleet, *, host: str | None, everyones: bool = False) -> None:
+    """Stop every server that was started from this home; with `everyones` those of other homes too.
+
+    One that does not end keeps none of the others up; all of those are told at the end.
+    """
     failures: dict[str, DeployError] = {}
-    names = sorted({handle.name for handle in servers.find()})
+    found = servers.find()
+    names = sorted({handle.name for handle in found if everyones or _is_ours(servers, handle)})
     for kind, why in servers.silent.items():
         note(f"{kind} could not be asked: {why}")
     for name in names:
         try:
-            down(servers, name, host=host)
+            down(servers, name, host=host, everyones=everyones)
             say(f"`{name}` is down")
         except (DeployError, OSError) as error:
             failures[name] = error if isinstance(error, DeployError) else HostError(str(error))
+    for name in sorted({handle.name for handle in found} - set(names)):
+        note(f"`{name}` was started from another home and is left alone: `deploy down {name}` stops it")
     if failures:
         problems = [
-            Problem(f"`{name}`: {found.message}", found.where, found.hint)
+            Problem(f"`{name}`: {problem.message}", problem.where, problem.hint)
             for name, error in failures.items()
-            for found in error.each()
+            for problem in error.each()
         ]
         raise HostError(f"{len(failures)} of {len(names)} servers are not known to be down", problems=problems)
+
+
+def _is_ours(servers: Fleet, handle: Handle) -> bool:
+    """Whether it was started from this home: several homes may share a Docker daemon."""
+    return servers.home.holds(Path(handle.run_dir))
 
 
 def grace_of(servers: Fleet, name: str) -> float:

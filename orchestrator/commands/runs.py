@@ -19,6 +19,7 @@ from typing import Final
 from orchestrator.core.errors import BenchError, HostError, NameTakenError, UsageError
 from orchestrator.core.files import open_lock, read_own, write_whole
 from orchestrator.core.paths import Home
+from orchestrator.core.text import printable_json
 from orchestrator.plan import NAME, Plan
 from orchestrator.render import ContextFile
 from orchestrator.results import RESULT_FILE, BenchResult, Outcome, outcome_from_json
@@ -51,7 +52,7 @@ class RunDir:
 
     def save(self, name: str, data: object) -> Path:
         """Write one report as JSON and return its path."""
-        text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+        text = printable_json(json.dumps(data, indent=2, ensure_ascii=False)) + "\n"
         self.write([ContextFile(path=name, content=text.encode(), executable=False)])
         return self.path / name
 

@@ -8,6 +8,7 @@ from typing import TextIO
 
 from orchestrator.core.errors import DeployError, Problem
 from orchestrator.core.secret import redact
+from orchestrator.core.text import printable, printable_json
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -20,53 +21,58 @@ def styled(text: str, style: str, stream: TextIO | None = None) -> str:
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
 
-def say(text: str = "") -> None:
-    """A line for people."""
-    sys.stderr.write(redact(text) + "\n")
+def say(text: str = "", *, lead: str = "") -> None:
+    """A line for people, after a `lead` of ours that may be styled."""
+    sys.stderr.write(lead + printable(redact(text)) + "\n")
     sys.stderr.flush()
 
 
-def out(text: str) -> None:
-    """Text for programs (or a pager): as it is, with a newline at the end."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+def out(text: str, *, colours: bool = False, end: str = "\n") -> None:
+    """Text for programs (or a pager), with a newline at the end; a log keeps its `colours`."""
+    text = printable(text, colours=colours)
+    sys.stdout.write(text if text.endswith("\n") else text + end)
     sys.stdout.flush()
 
 
 def out_json(data: object) -> None:
     """A JSON document for programs."""
-    out(json.dumps(data, indent=2, ensure_ascii=False))
+    out(printable_json(json.dumps(data, indent=2, ensure_ascii=False)))
 
 
 def note(text: str) -> None:
     """Something worth knowing."""
-    say(f"{styled('note:', 'cyan')} {text}")
+    say(text, lead=_lead("note:", "cyan"))
 
 
 def warn(text: str, *, hint: str = "") -> None:
     """Something that is not as it should be and does not stop us."""
-    say(f"{styled('warning:', 'yellow')} {text}")
+    say(text, lead=_lead("warning:", "yellow"))
     if hint:
-        say(f"{styled('hint:', 'cyan')} {hint}")
+        say(hint, lead=_lead("hint:", "cyan"))
 
 
 def show_error(error: DeployError) -> None:
     """An error with its place, details, every problem, and the next command."""
-    say(f"{styled('error:', 'red')} {error.message}")
+    say(error.message, lead=_lead("error:", "red"))
     _show_place(Problem(error.message, error.where, ""))
     for problem in error.problems:
-        say(f"  {styled('-', 'red')} {problem.message}")
+        say(problem.message, lead="  " + _lead("-", "red"))
         _show_place(problem, indent="    ")
     if error.details:
         say(error.details.rstrip("\n"))
     if error.hint:
-        say(f"{styled('hint:', 'cyan')} {error.hint}")
+        say(error.hint, lead=_lead("hint:", "cyan"))
 
 
 def _show_place(problem: Problem, indent: str = "  ") -> None:
     if problem.where:
-        say(f"{indent}{styled('-->', 'cyan')} {problem.where}")
+        say(problem.where, lead=indent + _lead("-->", "cyan"))
     if problem.hint:
-        say(f"{indent}{styled('hint:', 'cyan')} {problem.hint}")
+        say(problem.hint, lead=indent + _lead("hint:", "cyan"))
+
+
+def _lead(word: str, style: str) -> str:
+    return f"{styled(word, style)} "
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -90,10 +96,10 @@ class Progress:
     def update(self, text: str, *, transient: str = "") -> None:
         """Show `text`; `transient` (a clock, a rate) is appended on a terminal and left out of plain lines."""
         if self._live:
-            line = redact(f"{text}  {transient}".rstrip())
+            line = printable(redact(f"{text}  {transient}".rstrip()))
             self._stream.write(f"\r\x1b[2K{line}")
         elif text != self._shown:
-            self._stream.write(redact(text) + "\n")
+            self._stream.write(printable(redact(text)) + "\n")
         self._shown = text
         self._stream.flush()
 

@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 import yaml
 
 from orchestrator.core.errors import DeployError, Problem, ProfileError, first_of
+from orchestrator.core.text import hidden_in
 
 Data: TypeAlias = "bool | int | float | str | list[Data] | dict[str, Data] | None"
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -111,6 +112,8 @@ class _Reader:
         line = _line(event)
         for message, hint in _faults(event):
             self.refuse(message, line, hint)
+        if isinstance(event, yaml.ScalarEvent) and (hidden := hidden_in(event.value, lines=True)):
+            self.refuse(f"a text holds no {hidden!r}", line)
         if isinstance(event, yaml.DocumentStartEvent):
             self._documents += 1
             if self._documents > 1:

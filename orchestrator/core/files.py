@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from orchestrator.core.console import Progress
 
@@ -17,7 +17,7 @@ _MOST: Final = 4 << 20  # bytes of a record; what is longer is none of ours
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
     """Write `path` through a file beside it: a reader sees the old content or the new, and a failure leaves the old.
 
-    No one whom `mode` shuts out can read it at any moment. Raises OSError.
+    No one whom `mode` shuts out can read it at any moment. Raises OSError that names the file.
     """
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,6 +29,8 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
             os.fsync(stream.fileno())
         beside.chmod(mode)  # whatever the umask took away
         beside.replace(path)
+    except OSError as error:  # a write that fails names no file
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         beside.unlink(missing_ok=True)
     return path
@@ -53,11 +55,16 @@ def private_folder(path: Path) -> Path:
 
 def read_own(path: Path) -> bytes:
     """A file of this user's, at once: neither a link nor what could make a reader wait. Raises OSError for others."""
-    with open(_open_own(path, os.O_RDONLY), "rb") as stream:
+    with open_own(path) as stream:
         content = stream.read(_MOST + 1)
     if len(content) > _MOST:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return content
+
+
+def open_own(path: Path) -> BinaryIO:
+    """The same, opened."""
+    return open(_open_own(path, os.O_RDONLY), "rb")
 
 
 def open_lock(path: Path) -> int:

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from orchestrator.core.errors import HostError
+from orchestrator.core.files import open_own
+
 MAX_LINE_BYTES: Final = 64 * 1024
 CHUNK_BYTES: Final = 1024 * 1024
 LONGEST_LINE: Final = 1 << 20  # bytes; a longer one is cut, so that a server that writes no line ends is still read
@@ -43,9 +46,11 @@ class LogTail:
 
     def _read(self) -> bytes:
         try:
-            file = self._path.open("rb")
+            file = open_own(self._path)
         except FileNotFoundError:
             return b""
+        except OSError as error:
+            raise HostError(f"the log `{self._path}` cannot be read: {error.strerror}") from error
         with file:
             status = os.fstat(file.fileno())
             if status.st_ino != self._inode or status.st_size < self._offset:

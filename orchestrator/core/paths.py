@@ -11,12 +11,16 @@
 """
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import private_folder
+
+_ELSEWHERE: Final = "set DEPLOY_HOME to a directory where you may write"
 
 
 def data_root() -> Path:
@@ -34,16 +38,18 @@ class Home:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Home":
-        """`$DEPLOY_HOME`, else the XDG data directory. Raises HostError where that cannot be a directory."""
-        if explicit := environ.get("DEPLOY_HOME"):
-            root = Path(explicit).expanduser().absolute()
-        else:
-            data = environ.get("XDG_DATA_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".local/share")
-            root = Path(data).expanduser().absolute() / "deploy"
+        """`$DEPLOY_HOME`, else the XDG data directory.
+
+        Raises HostError where that cannot be a directory, or where somebody else could put profiles and templates into
+        it, which say what is started.
+        """
+        root = _root(environ)
         there = next(path for path in (root, *root.parents) if os.path.lexists(path))
         if not there.is_dir():
             what = "a link to nothing" if there.is_symlink() else "not a directory"
-            raise HostError(f"`{there}` is {what}", hint="set DEPLOY_HOME to a directory where you may write")
+            raise HostError(f"`{there}` is {what}", hint=_ELSEWHERE)
+        if there == root:
+            _require_ours(root, root.stat())
         return cls(root)
 
     @property
@@ -66,8 +72,31 @@ class Home:
         """Measured rows of tuned kernel tables."""
         return self.root / "kernels"
 
+    def holds(self, run_dir: Path) -> bool:
+        """Whether that is a directory of this home's runs: a container may name any."""
+        return run_dir.is_dir() and run_dir.resolve().is_relative_to(self.runs.resolve())
+
     def make_runs(self, name: str) -> Path:
         """The directory of a name's runs, made where it is missing; it is this user's alone. Raises OSError."""
         self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
         private_folder(self.runs)
         return private_folder(self.runs / name)
+
+
+def _root(environ: Mapping[str, str]) -> Path:
+    explicit = environ.get("DEPLOY_HOME")
+    data = environ.get("XDG_DATA_HOME") or str(Path(environ.get("HOME", "~"), ".local/share"))
+    try:
+        return Path(explicit or Path(data, "deploy")).expanduser().absolute()
+    except RuntimeError as error:  # `~` of nobody
+        raise HostError(f"there is no home directory for `{explicit or data}`", hint=_ELSEWHERE) from error
+
+
+def _require_ours(root: Path, status: os.stat_result) -> None:
+    if status.st_uid not in {os.geteuid(), 0}:
+        raise HostError(f"`{root}` belongs to another user", hint=_ELSEWHERE)
+    if status.st_mode & 0o022:
+        mend = f"chmod go-w {shlex.quote(str(root))}"
+        raise HostError(
+            f"other users may write to `{root}`", hint=f"`{mend}`, or set DEPLOY_HOME to a directory of yours"
+        )

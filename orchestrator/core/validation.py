@@ -1,16 +1,18 @@
 """From a file to a value that its schema has checked; otherwise what is wrong with it, each fault at file and line."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_args
+from typing import Annotated, Any, Final, TypeAlias, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from orchestrator.core.document import Data, Document, KeyPath, read_document
 from orchestrator.core.errors import DeployError, Problem, ProfileError, first_of
 from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.text import hidden_in
 
 _EXPECTED: Final[Mapping[str, str]] = {
     "string_type": "text",
@@ -24,7 +26,34 @@ _EXPECTED: Final[Mapping[str, str]] = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+_WORD: Final = re.compile(r"[^\s-]\S*")
+_INNER_PATH: Final = re.compile(r"/[A-Za-z0-9_.+@/-]*")
 _SHOWN: Final = 60  # characters of a value in a message
+
+
+def _one_line(text: str) -> str:
+    if hidden := hidden_in(text):
+        raise ValueError(f"a text of one line holds no {hidden!r}")
+    return text
+
+
+def _one_word(text: str) -> str:
+    if not _WORD.fullmatch(text):
+        raise ValueError("expected one word that does not begin with `-`")
+    return text
+
+
+def _inner_path(text: str) -> str:
+    if not _INNER_PATH.fullmatch(text):
+        raise ValueError("expected an absolute path of letters, digits and `_`, `.`, `+`, `@`, `-`")
+    return text
+
+
+# Texts end up in scripts, labels and comments: each is one line, unless its field is prose.
+Text: TypeAlias = Annotated[str, AfterValidator(_one_line)]
+Word: TypeAlias = Annotated[Text, AfterValidator(_one_word)]  # stands alone in a command: in one piece, and no option
+InnerPath: TypeAlias = Annotated[str, AfterValidator(_inner_path)]  # in an image, where a Dockerfile names it
+VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class StrictModel(BaseModel):

@@ -7,7 +7,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from orchestrator.core.origin import Origin
-from orchestrator.core.validation import StrictModel
+from orchestrator.core.text import hidden_in
+from orchestrator.core.validation import InnerPath, StrictModel, Text, VariableName
 from orchestrator.patches.transforms import TRANSFORMS
 
 
@@ -33,19 +34,38 @@ def _pattern(text: str) -> str:
 Pattern: TypeAlias = Annotated[str, AfterValidator(_pattern)]
 
 
+def _prose(text: str) -> str:
+    if hidden := hidden_in(text, lines=True):
+        raise ValueError(f"a text holds no {hidden!r}")
+    return text
+
+
+Prose: TypeAlias = Annotated[str, AfterValidator(_prose)]  # may have several lines: it is read, and rendered nowhere
+
+
+def _below(text: str) -> str:
+    if text.startswith("/") or ".." in text.split("/"):
+        raise ValueError("expected a path that stays in its folder")
+    return text
+
+
+PathBelow: TypeAlias = Annotated[Text, AfterValidator(_below)]
+FileName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
+
+
 class Symptom(StrictModel):
     """What goes wrong without the patch."""
 
-    log: tuple[str, ...] = Field(description="lines as they stand in the server's log")
-    effect: str = Field(description="what it costs, with figures where they are public")
+    log: tuple[Text, ...] = Field(description="lines as they stand in the server's log")
+    effect: Prose = Field(description="what it costs, with figures where they are public")
 
 
 class UpstreamFix(StrictModel):
     """Where the fix came from, or went to."""
 
-    reference: str = Field(description="owner/repository#number, or owner/repository@commit")
-    merged: str | None = Field(description="date of the merge, YYYY-MM-DD; null where there was none")
-    released: str | None = Field(description="first release that holds it; null where there is none")
+    reference: Text = Field(description="owner/repository#number, or owner/repository@commit")
+    merged: Text | None = Field(description="date of the merge, YYYY-MM-DD; null where there was none")
+    released: Text | None = Field(description="first release that holds it; null where there is none")
 
 
 class Applies(StrictModel):
@@ -53,7 +73,7 @@ class Applies(StrictModel):
 
     platforms: tuple[Literal["rocm", "cuda", "cpu"], ...]
     engine: VersionRange | None = Field(default=None, description="PEP 440 range of sglang versions")
-    quantisation: tuple[str, ...] | None = None
+    quantisation: tuple[Text, ...] | None = None
     mtp: bool | None = Field(default=None, description="speculative decoding with the checkpoint's own MTP layer")
     min_speculative_steps: int | None = None
 
@@ -66,11 +86,11 @@ class SourceProbe(StrictModel):
     Any other is read as it is. At least one of `match` and `left_out` is given.
     """
 
-    file: str = Field(
+    file: PathBelow = Field(
         description="a path below the target's root, or a bare name that is looked up anywhere below it (sglang moved "
         "its kernels between 0.5.16 and 0.5.17)"
     )
-    defines: tuple[str, ...] | None = Field(default=None, description="macros the compiler is given, such as USE_ROCM")
+    defines: tuple[Text, ...] | None = Field(default=None, description="macros the compiler is given, such as USE_ROCM")
     match: Pattern | None = Field(default=None, description="stands in what counts of the file")
     left_out: Pattern | None = Field(
         default=None, description="stands in the file, in a branch that does not count; needs `defines`"
@@ -103,24 +123,24 @@ class Detect(StrictModel):
 class Variable(StrictModel):
     """A variable of the server's environment, and who stands behind its value."""
 
-    name: str
-    value: str
+    name: VariableName
+    value: Text
     origin: Origin
-    source: str
+    source: Text
 
 
 class Diff(StrictModel):
     """A unified diff, applied without fuzz to the target's sources."""
 
     kind: Literal["diff"]
-    file: str = Field(description="the diff, in the patch's folder; paths are relative to the target's root")
+    file: FileName = Field(description="the diff, in the patch's folder; paths are relative to the target's root")
 
 
 class ConfigTransform(StrictModel):
     """A transform of the checkpoint's config.json, written as an overlay."""
 
     kind: Literal["config"]
-    transform: str = Field(description="the transform's name in orchestrator/patches/transforms.py")
+    transform: Text = Field(description="the transform's name in orchestrator/patches/transforms.py")
 
     @field_validator("transform")
     @classmethod
@@ -143,8 +163,8 @@ class AddedFile(StrictModel):
     """A file that a user makes, copied into the image, and the variables that lead the server to it."""
 
     kind: Literal["file"]
-    input: str = Field(description="the name under which the file is given to a plan and to a build")
-    destination: str = Field(description="absolute path inside the image")
+    input: FileName = Field(description="the name under which the file is given to a plan and to a build")
+    destination: InnerPath = Field(description="absolute path inside the image")
     env: tuple[Variable, ...]
 
 
@@ -152,7 +172,7 @@ class Patch(StrictModel):
     """One fix: its evidence, its conditions, how it acts, how it is verified."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    title: str
+    title: Text
     target: Literal["sglang", "aiter", "checkpoint", "environment"]
     symptom: Symptom
     upstream: UpstreamFix
@@ -162,7 +182,7 @@ class Patch(StrictModel):
     verify: tuple[SourceProbe, ...] = Field(
         description="what must be found in the final image, where the patch was applied"
     )
-    drops: str = Field(description="when and why the patch drops itself")
+    drops: Prose = Field(description="when and why the patch drops itself")
 
     @model_validator(mode="after")
     def _is_told_when_applied(self) -> "Patch":

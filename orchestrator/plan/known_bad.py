@@ -9,7 +9,7 @@ from pydantic import Field
 
 from orchestrator.core.document import KeyPath
 from orchestrator.core.errors import Problem
-from orchestrator.core.validation import StrictModel
+from orchestrator.core.validation import StrictModel, Text
 from orchestrator.patches import VersionRange
 from orchestrator.plan.plan import Plan
 
@@ -39,9 +39,9 @@ class KnownBad(StrictModel):
     """One report: what breaks, where it was reported, what mends it."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    what: str = Field(description="what happens, as a user sees it")
-    source: str = Field(description="repository and number, or the public file that says so")
-    hint: str = Field(description="what to do instead")
+    what: Text = Field(description="what happens, as a user sees it")
+    source: Text = Field(description="repository and number, or the public file that says so")
+    hint: Text = Field(description="what to do instead")
     when: When
 
 

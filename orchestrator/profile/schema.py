@@ -9,10 +9,10 @@ import re
 from decimal import Decimal
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from orchestrator.core.origin import Origin
-from orchestrator.core.validation import StrictModel
+from orchestrator.core.validation import InnerPath, StrictModel, Text, VariableName, Word
 
 _SIZE: Final = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(?P<unit>B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)?\Z")
 _UNITS: Final = {
@@ -20,8 +20,8 @@ _UNITS: Final = {
     **{f"{prefix}B": 1000**power for power, prefix in enumerate(("k", "M", "G", "T"), 1)},
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate(("K", "M", "G", "T"), 1)},
 }
-# Control characters, the line ends that Unicode adds, and bytes of an argument that are no UTF-8.
-_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# As docker reads it: [host[:port]/]path[:tag]. Nothing else may stand in a Dockerfile's FROM.
+_IMAGE: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+/)?[A-Za-z0-9._/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*)?$"
 _FLAGS: Final = "sglang's options, by long name without the leading dashes"
 _ENV: Final = "the server's environment"
 _WEEK: Final = 7 * 86_400  # seconds
@@ -34,12 +34,6 @@ def _bytes(value: object) -> object:
     if not match:
         raise ValueError("expected a size such as `288GiB`, `1.5TB` or a number of bytes")
     return int(Decimal(match["number"]) * _UNITS[match["unit"] or "B"])
-
-
-def _one_line(text: str) -> str:
-    if found := _UNPRINTABLE.search(text):
-        raise ValueError(f"a text of one line holds no {found[0]!r}")
-    return text
 
 
 def _scalar_or_list(value: object) -> object:
@@ -62,8 +56,6 @@ def _setting(value: object) -> object:
     return {"value": value, "origin": "user", "source": "the profile's author"}
 
 
-Text: TypeAlias = Annotated[str, AfterValidator(_one_line)]
-VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Size: TypeAlias = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str), Field(ge=0)]
 Scalar: TypeAlias = bool | int | float | Text
 
@@ -120,23 +112,23 @@ class UlimitSection(StrictModel):
 class ContainerSection(StrictModel):
     """What a container on this hardware has to be given."""
 
-    devices: list[Text] = Field(default=[], description="device nodes, such as /dev/kfd")
+    devices: list[Word] = Field(default=[], description="device nodes, such as /dev/kfd")
     all_gpus: bool = Field(default=False, description="the NVIDIA device request (`--gpus all`)")
-    groups: list[Text] = Field(
+    groups: list[Word] = Field(
         default=[], description="groups that own the device nodes, by name; resolved on the host"
     )
-    ipc: Text | None = Field(default=None, description="IPC namespace, such as `host`")
+    ipc: Word | None = Field(default=None, description="IPC namespace, such as `host`")
     shm: Size | None = Field(default=None, description="size of /dev/shm")
-    ulimits: dict[Text, UlimitSection] = Field(default={}, description="resource limits by name")
-    security_opt: list[Text] = Field(default=[], description="security options, such as seccomp=unconfined")
-    cap_add: list[Text] = Field(default=[], description="capabilities, such as SYS_PTRACE")
+    ulimits: dict[Word, UlimitSection] = Field(default={}, description="resource limits by name")
+    security_opt: list[Word] = Field(default=[], description="security options, such as seccomp=unconfined")
+    cap_add: list[Word] = Field(default=[], description="capabilities, such as SYS_PTRACE")
 
 
 class HardwareSection(StrictModel):
     """One node."""
 
     vendor: Literal["amd", "nvidia", "cpu"] = Field(description="amd, nvidia or cpu")
-    arch: Text = Field(description="what the compiler calls the GPU: gfx950, sm100; or the machine, x86_64")
+    arch: Word = Field(description="what the compiler calls the GPU: gfx950, sm100; or the machine, x86_64")
     gpus: int = Field(ge=0, description="GPUs in the node")
     compute_units: int = Field(ge=0, description="compute units (CUs, SMs) of one GPU")
     vram: Size = Field(description="memory of one GPU")
@@ -148,8 +140,10 @@ class ModelOrigin(StrictModel):
     """Where the checkpoint comes from."""
 
     kind: Literal["hub", "generated", "directory"] = Field(description="hub, generated or directory")
-    location: Text = Field(description="repository id, generator script under images/, or an absolute directory")
-    revision: Text | None = Field(default=None, description="commit of the repository")
+    location: Text = Field(
+        pattern="^[^-]", description="repository id, generator script under images/, or an absolute directory"
+    )
+    revision: Word | None = Field(default=None, description="commit of the repository")
 
 
 class MoeSection(StrictModel):
@@ -166,9 +160,9 @@ class ModelSection(StrictModel):
     """The checkpoint."""
 
     origin: ModelOrigin = Field(description="where it comes from")
-    served_name: Text = Field(description="the name clients ask for")
+    served_name: Word = Field(description="the name clients ask for")
     weights: Size = Field(description="size of all weights")
-    quantisation: Text = Field(description="quark-mxfp4, nvfp4, fp8, bf16 …")
+    quantisation: Word = Field(description="quark-mxfp4, nvfp4, fp8, bf16 …")
     context_length: int = Field(ge=1, description="tokens of prompt and answer together")
     layers: int = Field(ge=1, description="transformer layers, without the MTP layer")
     attention_heads: int | None = Field(default=None, ge=1, description="query heads; tensor parallelism divides them")
@@ -191,18 +185,18 @@ class EngineSection(StrictModel):
 
     version: Text = Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+)?$", description="sglang's version")
     platform: Literal["rocm", "cuda", "cpu"] = Field(description="rocm, cuda or cpu")
-    image: Text | None = Field(default=None, description="base image, without digest")
+    image: Text | None = Field(default=None, pattern=_IMAGE, description="base image, without digest")
     image_digest: Text | None = Field(
         default=None, pattern=r"^sha256:[0-9a-f]{64}$", description="its digest, where one is known"
     )
-    template: Text = Field(description="Dockerfile template under images/")
-    requirements: Text | None = Field(default=None, description="pinned requirement file under images/")
-    python: Text | None = Field(default=None, description="an interpreter that already has the engine")
-    source_dir: Text = Field(
+    template: Word = Field(description="Dockerfile template under images/")
+    requirements: Word | None = Field(default=None, description="pinned requirement file under images/")
+    python: Text | None = Field(default=None, pattern="^[^-]", description="an interpreter that already has the engine")
+    source_dir: InnerPath = Field(
         default="/sgl-workspace/sglang/python/sglang", description="where the image keeps the package"
     )
-    aiter_dir: Text | None = Field(default=None, description="where the image keeps aiter")
-    aiter_commit: Text | None = Field(default=None, description="the aiter commit the image was built with")
+    aiter_dir: InnerPath | None = Field(default=None, description="where the image keeps aiter")
+    aiter_commit: Word | None = Field(default=None, description="the aiter commit the image was built with")
     source: Text = Field(default="", description="where these facts are published")
 
 
@@ -262,7 +256,7 @@ class Profile(StrictModel):
     """A whole profile, after its layers were put together."""
 
     description: Text = Field(default="", description="what it is for, one line")
-    runtime: Text = Field(default="docker", description="the runtime that starts and stops the server")
+    runtime: Word = Field(default="docker", description="the runtime that starts and stops the server")
     hardware: HardwareSection = Field(description="the node")
     model: ModelSection = Field(description="the checkpoint")
     engine: EngineSection = Field(description="the build of sglang")

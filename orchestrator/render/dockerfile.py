@@ -1,25 +1,55 @@
-"""A plan's image: the Dockerfile and everything it copies. The same plan and sources give the same bytes."""
+"""A plan's image: the Dockerfile and everything it copies. The same plan and sources give the same bytes.
 
-import json
+Templates run in Jinja's sandbox: rendering one touches nothing, whoever wrote it. What a plan says becomes a part of an
+instruction and never one more: a value is `quoted`, a path or a reference is a `word`, what stands in an exec form goes
+through `tojson`, a text after `#` is a `comment`.
+"""
+
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from orchestrator.core.errors import BuildError
+from orchestrator.core.text import hidden_in
 from orchestrator.patches import AddedFile, Patch, manifest
 from orchestrator.plan import Engine, Plan
 from orchestrator.plan.patches import environment
 from orchestrator.render.artifacts import BuildContext, ContextFile
 
-_JINJA: Final = Environment(
+_WORD: Final = re.compile(r"[A-Za-z0-9_./@][A-Za-z0-9_.+:/@-]*", re.ASCII)
+
+
+def quoted(text: str) -> str:
+    """A value as ENV and LABEL take it: one piece, of which docker expands nothing."""
+    return '"' + re.sub(r'(["\\$])', r"\\\1", comment(text)) + '"'
+
+
+def word(text: str) -> str:
+    """What FROM and COPY take as it stands. Raises BuildError for what would be more than one word, or a pattern."""
+    if not _WORD.fullmatch(text):
+        raise BuildError(f"`{text}` cannot stand in a Dockerfile")
+    return text
+
+
+def comment(text: str) -> str:
+    """A text after `#`. Raises BuildError for what would not end with the line."""
+    if hidden_in(text):
+        raise BuildError(f"{text!r} cannot stand in a Dockerfile")
+    return text
+
+
+_JINJA: Final = ImmutableSandboxedEnvironment(
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
     keep_trailing_newline=True,
-    autoescape=False,  # noqa: S701 - a Dockerfile, not a page
+    autoescape=False,
 )
+_JINJA.filters |= {"quoted": quoted, "word": word, "comment": comment}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +70,18 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
     Raises BuildError where the engine names no base image, or a file that the plan was decided with is not given.
     """
     tables = _tables(plan, sources)
-    dockerfile = _JINJA.from_string(sources.template).render(
-        plan=plan,
-        base=base_reference(plan.engine),
-        tag=plan.engine.image if plan.engine.image_digest else None,
-        tables=[{"source": path, "destination": destination} for path, destination, _ in tables],
-        env=environment(sources.patches, plan.patches),
-        labels=_label_instruction(plan),
-    )
+    try:
+        dockerfile = _JINJA.from_string(sources.template).render(
+            plan=plan,
+            base=base_reference(plan.engine),
+            tag=plan.engine.image if plan.engine.image_digest else None,
+            tables=[{"source": path, "destination": destination} for path, destination, _ in tables],
+            env=environment(sources.patches, plan.patches),
+            labels=_label_instruction(plan),
+        )
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        why = f"template `{plan.engine.template}` cannot be rendered: {error}"
+        raise BuildError(why, where=f"engine {plan.engine.name}") from error
     texts = {"Dockerfile": dockerfile, "patches/manifest.json": manifest(sources.patches, sources.diffs)}
     contents = {path: text.encode() for path, text in texts.items()}
     contents |= {f"patches/{name}": program for name, program in sources.programs.items()}
@@ -96,5 +130,5 @@ def _label_instruction(plan: Plan) -> str:
     }
     if plan.engine.image_digest:
         labels["org.opencontainers.image.base.digest"] = plan.engine.image_digest
-    pairs = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in sorted(labels.items())]
+    pairs = [f"{name}={quoted(value)}" for name, value in sorted(labels.items())]
     return "LABEL " + " \\\n      ".join(pairs)

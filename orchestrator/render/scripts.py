@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from orchestrator.core.text import printable
 from orchestrator.plan import EnvVar, Flag, Plan
 from orchestrator.render.artifacts import Artifacts, ContextFile
 
@@ -35,9 +36,9 @@ def script_file(path: str, text: str) -> ContextFile:
 def server_script(artifacts: Artifacts) -> str:
     """The server's command as a shell script, each setting with its origin above it."""
     plan = artifacts.plan
-    lines = ["#!/bin/sh", f"# {plan.profile}: {plan.description}", "#", *origin_lines(plan), "set -eu"]
+    lines = ["#!/bin/sh", _comment(f"{plan.profile}: {plan.description}"), "#", *origin_lines(plan), "set -eu"]
     if artifacts.command.in_home:
-        lines.append(f"cd {SHELL_HOME}")
+        lines += [f"CDPATH= cd -- {SHELL_HOME}", "export PYTHONSAFEPATH=1  # nothing in that folder is imported"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in artifacts.command.env]
     command = wrapped(artifacts.command.argv)
     if plan.server.api_key_env is not None:  # without it the server would answer everyone who reaches it
@@ -54,7 +55,12 @@ def origin_lines(plan: Plan) -> Iterator[str]:
     ]
     width = max((len(text) for text, _ in settings), default=0)
     for text, setting in settings:
-        yield f"# {setting.origin:<9}  {text:<{width}}  {setting.source}".rstrip()
+        yield _comment(f"{setting.origin:<9}  {text:<{width}}  {setting.source}").rstrip()
+
+
+def _comment(text: str) -> str:
+    """A comment, which ends with its line whatever stands in it."""
+    return f"# {' '.join(printable(text).splitlines())}"
 
 
 def wrapped(argv: Sequence[str]) -> str:

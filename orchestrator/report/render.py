@@ -8,6 +8,7 @@ import json
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from pydantic import TypeAdapter
 
+from orchestrator.core.text import printable_json
 from orchestrator.report.charts import layout_bars, line_charts
 from orchestrator.report.compare import Agreement, ComparedFigure, Comparison
 from orchestrator.report.document import Report
@@ -32,7 +33,7 @@ def render_markdown(report: Report) -> str:
 
 def render_json(report: Report) -> str:
     """The same as JSON; what was not measured is left out."""
-    return _REPORT.dump_json(report, indent=2, exclude_none=True).decode() + "\n"
+    return printable_json(_REPORT.dump_json(report, indent=2, exclude_none=True).decode()) + "\n"
 
 
 def _environment() -> Environment:
@@ -97,7 +98,7 @@ def agreement_class(agreement: Agreement) -> str:
 
 def pretty(data: object) -> str:
     """A document of the provenance as indented JSON."""
-    return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, default=str)
+    return printable_json(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, default=str))
 
 
 def cell(text: object) -> str:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from cpu_server import CpuEngine, CpuServer, processes_of
 from left_running import programs_with
 from patience import wait_for
 
+from orchestrator.commands.runs import open_run
 from orchestrator.core import shell
 from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
-from orchestrator.core.procfs import family, read_process
+from orchestrator.core.procfs import VARIABLE, family, read_process
 from orchestrator.core.secret import Secret
 from orchestrator.runtimes import Handle, Status
 from orchestrator.runtimes.process.record import read_record
@@ -101,6 +103,59 @@ def test_missing_interpreter_is_an_error_and_the_name_stays_free(engine: CpuEngi
         engine.start("nobody", artifacts=engine.artifacts(argv=("no/such/python", "-m", "sglang")))
 
     assert raised.value.details == "there is no program `no/such/python` on this machine"
+    assert ProcessRuntime(engine.home).find() == ()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB; needs root."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("no file system may be mounted here")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_start_on_a_full_disk_fails_and_names_the_file(small_disk: Path) -> None:
+    engine = CpuEngine(home=Home(small_disk), python=Path(sys.executable))
+    artifacts = engine.artifacts(argv=("sleep", "600"))
+    open_run(engine.home, "full", artifacts.plan)
+    with (small_disk / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
+        while ballast.write(bytes(4096)) == 4096:
+            pass
+
+    with pytest.raises(StartError) as raised:
+        engine.start("full", artifacts=artifacts)
+
+    assert raised.value.details == f"No space left on device: `{raised.value.where}/process.json`"
+    assert ProcessRuntime(engine.home).find() == ()
+
+
+FILLS_UP = """
+import errno, sys, time
+from orchestrator.runtimes.process import supervisor
+write = supervisor.write_record
+def fill_up(run_dir, record):
+    if record.server is not None:  # it runs by now, and has started others
+        time.sleep(1)
+        raise OSError(errno.ENOSPC, "No space left on device", str(run_dir))
+    write(run_dir, record)
+supervisor.write_record = fill_up
+sys.exit(supervisor.main())
+"""
+
+
+def test_disk_that_is_full_once_the_server_runs_leaves_nothing_of_it(
+    engine: CpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.core.shell.own", lambda _: [sys.executable, "-c", FILLS_UP])
+
+    with pytest.raises(StartError, match="was not started") as raised:
+        engine.start("full", artifacts=engine.artifacts(argv=("sh", "-c", "setsid sleep 600 & sleep 600")))
+
+    assert programs_with(VARIABLE, raised.value.where) == []
     assert ProcessRuntime(engine.home).find() == ()
 
 

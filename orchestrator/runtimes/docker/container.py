@@ -17,7 +17,7 @@ RESTARTS: Final = 3  # a server that dies a fourth time has a cause that one mor
 RUN_DIR: Final = "deploy.run-dir"  # label: the directory on the starting machine that holds plan.json and the log
 CONFIG_FILE: Final = "/run/secrets/deploy.yaml"  # sglang's `--config` file, which holds the API key
 
-_HERE: Final = 'RUN_DIR="$(cd "$(dirname "$0")" && pwd)"'
+_HERE: Final = 'RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"'
 
 # Compiled kernels, by what compiles them: tvm-ffi and hub metadata, and triton, where they write by default.
 _CACHED: Final = {"jit": "/root/.cache", "triton": "/root/.triton"}
@@ -151,7 +151,7 @@ def docker_run_line(artifacts: Artifacts, name: str) -> str:
     lines = [f"docker run --detach --init --name {shlex.quote(container_name(name))}"]
     lines += [f"{option} {value}" for option, value in _options(artifacts, spec, name)]
     argv = container_argv(artifacts, config=artifacts.plan.server.api_key_env is not None)
-    return " \\\n  ".join([*lines, spec.image, wrapped(argv)]) + "\n"
+    return " \\\n  ".join([*lines, shlex.quote(spec.image), wrapped(argv)]) + "\n"
 
 
 def _mounts(plan: Plan) -> tuple[Mount, ...]:
@@ -183,20 +183,33 @@ def _options(artifacts: Artifacts, spec: ContainerSpec, name: str) -> Iterator[t
     yield "--restart", f"on-failure:{spec.restarts}"
     yield "--stop-timeout", str(spec.stop_grace)
     host, outside, inside = spec.publish
-    yield "--publish", f"{f'[{host}]' if ':' in host else host}:{outside}:{inside}"
+    yield "--publish", shlex.quote(f"{f'[{host}]' if ':' in host else host}:{outside}:{inside}")
     for mount in spec.mounts:
-        source = shlex.quote(mount.source) if mount.source.startswith("/") else f'"$DEPLOY_HOME"/{mount.source}'
-        yield "--mount", f"type=bind,source={source},target={mount.target}{',readonly' if mount.read_only else ''}"
+        yield "--mount", _bind(mount)
     for cache in spec.caches:
-        yield "--mount", f"type=volume,source={cache.name},target={cache.target}"
+        yield "--mount", shlex.quote(f"type=volume,{_field('source', cache.name)},{_field('target', cache.target)}")
     if artifacts.plan.server.api_key_env:
         yield "--mount", f'type=bind,source="$API_KEY_FILE",target={CONFIG_FILE},readonly'
     for variable, text in container_env(artifacts):
         yield "--env", shlex.quote(f"{variable}={text}")
 
 
+def _bind(mount: Mount) -> str:
+    """A bind mount, quoted; a source that is relative lies in the home of where the line is run."""
+    target = f"{_field('target', mount.target)}{',readonly' if mount.read_only else ''}"
+    if mount.source.startswith("/"):
+        return shlex.quote(f"type=bind,{_field('source', mount.source)},{target}")
+    return f'type=bind,source="$DEPLOY_HOME"/{shlex.quote(f"{mount.source},{target}")}'
+
+
+def _field(name: str, value: str) -> str:
+    """One field of `--mount`, which docker reads as CSV."""
+    text = f"{name}={value}"
+    return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\r\n') else text
+
+
 def _needs(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
     """What the hardware asks for; the ids of groups are looked up where the line is run."""
     for option, value in needs_options(spec.needs, lambda name: name):
         by_name = option == "--group-add" and not value.isdigit()
-        yield option, f'"$(getent group {value} | cut -d: -f3)"' if by_name else shlex.quote(value)
+        yield option, f'"$(getent group {shlex.quote(value)} | cut -d: -f3)"' if by_name else shlex.quote(value)

@@ -10,7 +10,6 @@ from typing import Final
 from docker.errors import NotFound
 from docker.models.containers import Container
 
-from orchestrator.core.console import note
 from orchestrator.core.errors import HostError
 from orchestrator.core.log_lines import split_lines
 from orchestrator.core.secret import redact
@@ -69,10 +68,7 @@ class ContainerTail:
 
 
 def save_log(container: Container, run_dir: Path) -> None:
-    """Keep the log, redacted, in the run directory; on another machine than the one that started it there is none."""
-    if not run_dir.is_dir():
-        note(f"the log is not kept: `{run_dir}` is not on this machine")
-        return
+    """Keep the log, redacted, in the run directory. Raises OSError."""
     unfinished = run_dir / f"{LOG}.new"
     with unfinished.open("w") as file:
         file.writelines(f"{redact(line)}\n" for line in container_log(container))

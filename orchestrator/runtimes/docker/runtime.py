@@ -12,7 +12,7 @@ from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 from requests import codes
 
-from orchestrator.core.console import warn
+from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
@@ -110,12 +110,24 @@ class DockerRuntime:
             return
         with self._host.errors(), _unless_gone():
             container.stop(timeout=math.ceil(grace))
-            save_log(container, Path(handle.run_dir))
+            self._keep_log(container, Path(handle.run_dir))
             _remove(container)
 
     def close(self) -> None:
         """See `Runtime.close`."""
         self._host.close()
+
+    def _keep_log(self, container: Container, run_dir: Path) -> None:
+        """Keep the log where this home has a directory for it: another one's, or none, is not written to."""
+        if not self._home.holds(run_dir):
+            note(f"the log is not kept: `{run_dir}` is not a run directory of this home")
+            return
+        try:
+            save_log(container, run_dir)
+        except OSError as error:
+            if error.errno is None:  # of the connection to the daemon
+                raise
+            warn(f"the log is not kept: {error.strerror}: `{run_dir}`")
 
     def _get(self, handle: Handle) -> Container | None:
         with self._host.errors(), suppress(NotFound):
@@ -129,7 +141,7 @@ class DockerRuntime:
             profile=labels["deploy.profile"],
             plan_digest=labels["deploy.plan"],
             url=self._host.reach(labels["deploy.url"]),
-            run_dir=labels.get(RUN_DIR) or str(self._home.runs / labels["deploy.name"]),
+            run_dir=labels.get(RUN_DIR) or str(self._home.runs / labels["deploy.name"] / "unknown"),
             identity=str(container.id),
         )
 

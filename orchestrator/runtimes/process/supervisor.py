@@ -98,7 +98,8 @@ def supervise(request: StartRequest, pipe: IO[bytes]) -> None:
         write_record(run_dir, record)
     except (OSError, HostError) as error:
         for name in (FILE, CONFIG):
-            (run_dir / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (run_dir / name).unlink(missing_ok=True)
         why = error.message if isinstance(error, HostError) else f"{error.strerror}: `{error.filename}`"
         pipe.write(why.encode())
         return
@@ -106,7 +107,8 @@ def supervise(request: StartRequest, pipe: IO[bytes]) -> None:
         pipe.write(STARTED)
     pipe.close()
     _copy_output(server, log, [Secret(text) for text in request.secrets], record.marks)
-    write_record(run_dir, replace(record, exit_code=_exit_code(server.wait()), ended_at=_now()))
+    with contextlib.suppress(OSError):  # a full disk: that nothing runs is seen without it
+        write_record(run_dir, replace(record, exit_code=_exit_code(server.wait()), ended_at=_now()))
 
 
 def _first_record(request: StartRequest) -> Record:

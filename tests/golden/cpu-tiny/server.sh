@@ -13,7 +13,8 @@
 # inferred   SGLANG_USE_CPU_ENGINE=1
 # inferred   TORCHDYNAMO_DISABLE=1
 set -eu
-cd "${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
+CDPATH= cd -- "${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
+export PYTHONSAFEPATH=1  # nothing in that folder is imported
 export SGLANG_USE_CPU_ENGINE=1
 export TORCHDYNAMO_DISABLE=1
 exec python3 -m sglang.launch_server \

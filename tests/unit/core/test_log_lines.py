@@ -1,10 +1,14 @@
 """A growing log, read piece by piece."""
 
+import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from orchestrator.core import log_lines
+from orchestrator.core.errors import HostError
 from orchestrator.core.log_lines import LONGEST_LINE, LogTail, split_lines
 
 
@@ -25,6 +29,19 @@ def test_each_line_is_given_once(log: Path) -> None:
     assert list(tail()) == []
     append(log, "three\n")
     assert list(tail()) == ["three"]
+
+
+def a_socket(path: Path) -> None:
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, a_socket, lambda path: path.symlink_to("/dev/zero")])
+def test_a_log_that_is_no_file_is_an_error_at_once(log: Path, make: Callable[[Path], None]) -> None:
+    """`logs` hung on a FIFO, and read what a link named."""
+    make(log)
+    with pytest.raises(HostError, match="cannot be read"):
+        list(LogTail(log)())
 
 
 def test_a_log_that_is_not_there_yet_has_no_lines(log: Path) -> None:

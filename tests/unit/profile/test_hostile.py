@@ -110,9 +110,39 @@ def test_a_second_document_and_a_key_that_is_no_text_are_refused(tmp_path: Path)
 
 
 def test_a_text_that_ends_in_rendered_files_is_one_line(tmp_path: Path) -> None:
-    text = GOOD + 'description: "fine\\nrm -rf /"\nenv: {A: {value: "1\\n2", origin: recipe, source: "x\\r\\ny"}}\n'
+    text = GOOD + 'description: "fine\\nrm -rf /"\nenv: {A: {value: "1\\n2", origin: recipe, source: "x\\ny"}}\n'
     places = {problem.where.rpartition(":")[2] for problem in refused(tmp_path, text).problems}
     assert places == {"6", "7"}
+
+
+@pytest.mark.parametrize("hidden", ["\\r", "\\0", "\\e", "\\x7f", "\\x9b", "\\u2028", "\\u202e", "\\u2066"])
+@pytest.mark.parametrize(
+    "line", ["description: '{}'", "'{}': 1", "server:\n  host: '{}'", "flags:\n  device: [a, '{}']"]
+)
+def test_what_is_no_text_is_refused_in_every_file_at_its_line(line: str, hidden: str, tmp_path: Path) -> None:
+    text = GOOD + line.format(f"a{hidden}b").replace("'", '"') + "\n"
+    (problem,) = refused(tmp_path, text).problems
+    assert problem.message.startswith("a text holds no")
+    assert problem.where.endswith(f":{len(text.splitlines())}")
+
+
+HOSTILE_TEXTS = ["--privileged", "a b", "a\nRUN touch /x", "a\\", "$(id)", "a;b", '"', ""]
+
+
+@pytest.mark.parametrize("text", HOSTILE_TEXTS)
+@pytest.mark.parametrize(
+    "key", ["engine.image", "engine.source_dir", "engine.aiter_dir", "engine.requirements", "engine.template"]
+)
+def test_a_path_or_a_reference_of_a_dockerfile_is_one_word(key: str, text: str) -> None:
+    with pytest.raises(DeployError):
+        rendered_files(render_artifacts(load("mi355x-tp8", overrides=[f"{key}={text}"]).plan))
+
+
+@pytest.mark.parametrize("key", ["devices", "groups", "security_opt", "cap_add"])
+@pytest.mark.parametrize("text", ["--privileged", "a b", "a\tb"])
+def test_what_a_container_is_given_is_no_option_of_docker(key: str, text: str) -> None:
+    with pytest.raises(ProfileError):
+        load("mi355x-tp8", overrides=[f"hardware.container.{key}=[{text}]"])
 
 
 # What a user may have meant and mistyped, of the keys and values that the tool looks at most.

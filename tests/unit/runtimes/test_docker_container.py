@@ -160,7 +160,7 @@ def test_a_container_that_was_started_by_hand_is_listed_too(tmp_path: Path) -> N
     labels = container_labels(load("cpu-tiny").plan, "tiny")
     runtime = DockerRuntime(Home(tmp_path), "unix:///nowhere")
     handle = runtime._handle(Container({"Id": "abc"}), labels)
-    assert (handle.name, handle.run_dir) == ("tiny", str(tmp_path / "runs/tiny"))
+    assert (handle.name, handle.run_dir) == ("tiny", str(tmp_path / "runs/tiny/unknown"))
 
 
 def test_a_container_of_a_stranger_is_not_taken_for_a_server(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A container's log, followed through restarts and kept when the container goes."""
 
+import errno
+import os
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -11,8 +13,10 @@ from docker.models.containers import Container
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.log_lines import LogTail
-from orchestrator.runtimes import LOG
+from orchestrator.core.paths import Home
+from orchestrator.runtimes import LOG, Handle
 from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
+from orchestrator.runtimes.docker.runtime import DockerRuntime
 
 
 class Restarting:
@@ -90,11 +94,54 @@ def test_a_log_that_was_never_kept_is_empty(tmp_path: Path) -> None:
     assert list(LogTail(tmp_path / LOG).to_end()) == []
 
 
-def test_on_another_machine_the_log_is_not_kept_and_that_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+class Stoppable(Restarting):
+    """A container that can be stopped and removed."""
+
+    removed = False
+
+    def stop(self, *, timeout: int) -> None:
+        assert timeout == 0
+
+    def remove(self, **_: bool) -> None:
+        self.removed = True
+
+
+def stopped(home: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Stop a server whose container names this run directory; whether it is gone."""
+    container, runtime = Stoppable(), DockerRuntime(Home(home), "unix:///nowhere")
+    monkeypatch.setattr(runtime, "_get", lambda _: container)
+    known = {"profile": "", "plan_digest": "", "url": "", "identity": "1"}
+    runtime.stop(Handle(runtime="docker", name="a", run_dir=str(run_dir), **known), grace=0)
+    return container.removed
+
+
+@pytest.mark.parametrize("below", ["runs/../../elsewhere", "other/runs/a/1", "runs/a/gone"])
+def test_a_container_that_names_a_directory_of_its_choice_has_nothing_written_there(
+    below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save_log(cast("Container", Restarting()), tmp_path / "elsewhere")
+    """The label may be a far host's, another home's or a stranger's: its log was written wherever it said."""
+    for folder in ("elsewhere", "home/runs/a", "home/other/runs/a/1"):
+        (tmp_path / folder).mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+
+    assert stopped(tmp_path / "home", tmp_path / "home" / below, monkeypatch)
+
+    assert sorted(tmp_path.rglob("*")) == before
     assert "the log is not kept" in capsys.readouterr().err
+
+
+def test_a_server_is_taken_down_where_its_log_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk left the container there, and its ports taken."""
+    (tmp_path / "runs/a/1").mkdir(parents=True)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("orchestrator.runtimes.docker.runtime.save_log", full)
+    assert stopped(tmp_path, tmp_path / "runs/a/1", monkeypatch)
+    assert "the log is not kept: No space left on device" in capsys.readouterr().err
 
 
 class Stamped:

@@ -1,0 +1,33 @@
+"""Text that others wrote: what of it is more than text to a terminal, to a file or to who reads it."""
+
+import re
+from typing import Final
+
+# Control characters (C0, DEL, C1), the line ends and the changes of direction that Unicode adds (CVE-2021-42574), and
+# bytes of an argument that are no UTF-8.
+_HIDDEN: Final = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_IN_A_LINE: Final = re.compile(f"[{_HIDDEN}]")
+_IN_LINES: Final = re.compile(f"(?![\\t\\n])[{_HIDDEN}]")
+# Colours and weights of the terminal's own (SGR), not the parameter 8, which hides; the group keeps them in a `split`.
+_COLOURS: Final = re.compile(r"(\x1b\[(?:(?:[0-79]|[2-49]\d|10[0-7]|[34]8;5;\d{1,3})(?:;(?!m)|(?=m)))*m)")
+
+
+def hidden_in(text: str, *, lines: bool = False) -> str | None:
+    """The first character of it that is no text, None where all are; with `lines` it may have several of them."""
+    found = (_IN_LINES if lines else _IN_A_LINE).search(text)
+    return found[0] if found else None
+
+
+def printable(text: str, *, colours: bool = False) -> str:
+    r"""The text with what a terminal would obey written out, `\x1b`; line ends, tabs and, if asked, colours stay."""
+    pieces = _COLOURS.split(text) if colours else [text]
+    return "".join(piece if at % 2 else _IN_LINES.sub(_written_out, piece) for at, piece in enumerate(pieces))
+
+
+def printable_json(text: str) -> str:
+    r"""The same of a JSON document, as JSON: `\u009b`."""
+    return _IN_LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _written_out(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()

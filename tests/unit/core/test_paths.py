@@ -1,0 +1,56 @@
+"""The tool's home: what it may be, and whose."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import HostError
+from orchestrator.core.paths import Home
+
+
+def home(root: object) -> Home:
+    return Home.from_environment({"DEPLOY_HOME": str(root)})
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775, 0o702])
+def test_a_home_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    """Whoever puts a template or a profile into it says what its owner starts."""
+    tmp_path.chmod(mode)
+    with pytest.raises(HostError, match="other users may write to") as caught:
+        home(tmp_path)
+    assert f"`chmod go-w {tmp_path}`" in caught.value.hint
+
+    tmp_path.chmod(mode & ~0o022)
+    assert home(tmp_path).root == tmp_path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_home_of_another_user_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65534, 65534)
+    with pytest.raises(HostError, match="belongs to another user"):
+        home(tmp_path)
+
+
+@pytest.mark.parametrize("root", ["~nobody-of-that-name/deploy"])
+def test_a_home_of_nobody_is_a_sentence(root: str) -> None:
+    with pytest.raises(HostError, match="there is no home directory for `~nobody-of-that-name/deploy`"):
+        home(root)
+
+
+def test_a_relative_home_is_below_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert home("a/b").root == tmp_path / "a/b"
+    assert home("a b\nc").root == tmp_path / "a b\nc"
+
+
+def test_a_run_directory_is_of_the_home_that_really_holds_it(tmp_path: Path) -> None:
+    (tmp_path / "home/runs/a/1").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "home/runs/a/link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "other").symlink_to(tmp_path / "home")
+    holds = home(tmp_path / "home").holds
+    assert holds(tmp_path / "home/runs/a/1")
+    assert holds(tmp_path / "other/runs/a/1")
+    for stranger in ("elsewhere", "home/runs/a/link", "home/runs/../../elsewhere", "home/runs/a/2", "home"):
+        assert not holds(tmp_path / stranger)

@@ -1,0 +1,69 @@
+"""What others wrote reaches a terminal as text: nothing in it moves the cursor, sets a title or changes direction."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.console import Progress, note, out, out_json, say, show_error, table, warn
+from orchestrator.core.errors import DeployError, Problem
+from orchestrator.core.text import hidden_in, printable, printable_json
+
+ATTACKS = [
+    "\x1b]0;title\x07",
+    "\x1b[2J",
+    "\x1b[8m",
+    "\x9b2J",
+    "\r",
+    "\x08",
+    "\x7f",
+    "\u202e",
+    "\u2066",
+    "\u2028",
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_everything_that_is_shown_is_text(attack: str, capsys: pytest.CaptureFixture[str]) -> None:
+    foreign = f"a{attack}b"
+    say(foreign)
+    out(foreign)
+    out(foreign, colours=True)
+    out(foreign, end="")
+    out(table(["name"], [[foreign]]))
+    note(foreign)
+    warn(foreign, hint=foreign)
+    problem = Problem(foreign, where=foreign, hint=foreign)
+    show_error(DeployError(foreign, where=foreign, hint=foreign, details=foreign, problems=[problem]))
+    progress = Progress()
+    progress.update(foreign, transient=foreign)
+    progress.done()
+    shown = capsys.readouterr()
+    assert hidden_in(shown.out + shown.err, lines=True) is None
+    assert (shown.out + shown.err).count(printable(foreign)) == 16
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_document_for_programs_holds_the_same_and_no_control_character(
+    attack: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out_json({attack: attack})
+    shown = capsys.readouterr().out
+    assert hidden_in(shown, lines=True) is None
+    assert json.loads(shown) == {attack: attack}
+
+
+def test_a_log_keeps_its_colours() -> None:
+    line = "\x1b[32mINFO\x1b[0m \x1b[38;5;9;1mred\x1b[m"
+    assert printable(line, colours=True) == line
+    assert printable(line) == line.replace("\x1b", "\\x1b")
+    assert printable("\x1b[1A\x1b[0;8m\x1b[32m", colours=True) == "\\x1b[1A\\x1b[0;8m\x1b[32m"
+
+
+@given(st.text())
+def test_text_is_kept(text: str) -> None:
+    assert hidden_in(printable(text), lines=True) is None
+    assert hidden_in(text, lines=True) is not None or printable(text) == text
+    assert json.loads(printable_json(json.dumps(text, ensure_ascii=False))) == text
