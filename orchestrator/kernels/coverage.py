@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from orchestrator.core.console import table
+from orchestrator.engine import speculation
 from orchestrator.kernels.fusion import Fusion, MoeCheckpoint, decide_fusion
 from orchestrator.kernels.keys import Key, Shape, bucket, buckets, fallbacks, mxfp4_key, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow
@@ -12,8 +13,9 @@ from orchestrator.kernels.table import KernelNames, NameVerdict
 from orchestrator.plan import Plan
 
 _DEFAULT_PREFILL = 131072  # no `--chunked-prefill-size`: look at everything aiter distinguishes
-_DEFAULT_DRAFT_TOKENS = 4  # EAGLE without its three numbers is 3/1/4 (sglang 0.5.14, arg_groups/speculative_hook.py)
-_DEFAULT_SPECULATING = 48  # running requests, with speculation and no `--max-running-requests` (the same file, :271)
+_DEFAULT_SPECULATING = (
+    48  # running requests, with speculation alone (sglang 0.5.14, arg_groups/speculative_hook.py:271)
+)
 
 
 class BucketState(StrEnum):
@@ -166,9 +168,9 @@ def load_buckets(plan: Plan) -> tuple[int, ...]:
 
     A step verifies all draft tokens of each running request at once: one stream with 5/1/6 looks 6 tokens up.
     """
-    speculating = plan.flag("speculative-algorithm") is not None
-    drafts = int(plan.flag("speculative-num-draft-tokens") or _DEFAULT_DRAFT_TOKENS) if speculating else 1
-    running = int(plan.flag("max-running-requests") or (_DEFAULT_SPECULATING if speculating else 1))
+    speculates = speculation({flag.name: flag.values for flag in plan.flags})
+    drafts = speculates[2] if speculates else 1
+    running = int(plan.flag("max-running-requests") or (_DEFAULT_SPECULATING if speculates else 1))
     steps = {bucket(drafts * requests) for requests in range(1, running + 1)}
     return tuple(sorted({*steps, bucket(_largest_prefill(plan))}))
 

@@ -50,7 +50,7 @@ def test_the_line_counts_what_is_tuned_re_keyed_borrowed_and_missing(
 @pytest.mark.parametrize(
     ("flags", "buckets"),
     [
-        ({"speculative_algorithm": "EAGLE", "speculative_num_draft_tokens": "6", "max_running_requests": "1"}, (8,)),
+        ({"speculative_algorithm": "EAGLE", "speculative_num_steps": "5", "max_running_requests": "1"}, (8,)),
         ({"speculative_algorithm": "EAGLE", "max_running_requests": "2"}, (4, 8)),
         ({"max_running_requests": "3"}, (1, 2, 4)),
         ({"speculative_algorithm": "EAGLE"}, (4, 8, 16, 32, 64, 128, 256)),

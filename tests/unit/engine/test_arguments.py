@@ -60,7 +60,7 @@ def test_pipeline_stages_under_either_name_need_gpus_and_no_speculation(name: st
 )
 def test_ranks_lie_on_gpus_that_exist(settings: list[str], message: str) -> None:
     assert message in [problem.message for problem in problems(*settings)]
-    assert load("mi355x-tp8", overrides=[*settings, "layout.tp=4"]).plan.layout.tp == 4
+    assert load("mi355x-tp8-july", overrides=[*settings, "layout.tp=4"]).plan.layout.tp == 4
 
 
 def test_an_option_is_written_under_one_of_its_names() -> None:
@@ -69,18 +69,19 @@ def test_an_option_is_written_under_one_of_its_names() -> None:
 
 
 def test_a_name_with_a_colon_and_a_port_without_its_second() -> None:
-    messages = [problem.message for problem in problems("model.served_name=a:b", "server.port=60000")]
+    found = problems("model.served_name=a:b", "server.port=60000", profile="mi355x-tp8-july")
+    messages = [problem.message for problem in found]
     assert messages == [
         "`a:b` has a colon, which in sglang parts a model from an adapter",
         "port 60000 is too high: sglang 0.5.14 checks 70000 too, which is no port",
     ]
-    assert load("mi355x-tp8", overrides=["engine=sglang-0.5.16-rocm", "server.port=60000"]).plan.server.port == 60000
+    assert load("mi355x-tp8", overrides=["server.port=60000"]).plan.server.port == 60000
 
 
 @pytest.mark.parametrize("written", [".8", "8e-1", "0.80"])
 def test_a_number_is_read_however_it_is_written(written: str) -> None:
     with pytest.raises(ProfileError, match="cannot be planned") as caught:
-        load("mi355x-tp8", overrides=[f"flags.mem-fraction-static={written}", "model.weights=2TB"])
+        load("mi355x-tp8-july", overrides=[f"flags.mem-fraction-static={written}", "model.weights=2TB"])
     assert [problem.message for problem in caught.value.problems] == [
         "the weights need 250 GB a GPU at tp 8, 0.8 of the GPU's 309 GB is 247 GB"
     ]
@@ -94,7 +95,7 @@ def carried(plan: Plan) -> set[str]:
 def test_a_deprecated_option_is_told_with_its_successor(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     successor = {"cuda-graph-max-bs": "cuda-graph-max-bs-decode", "nsa-decode-backend": "dsa-decode-backend"}[name]
     value = {"cuda-graph-max-bs": "16", "nsa-decode-backend": "tilelang"}[name]
-    load("mi355x-tp8", overrides=[f"flags.{name}={value}"])
+    load("mi355x-tp8-july", overrides=[f"flags.{name}={value}"])
     assert f"`--{name}` is deprecated in sglang 0.5.14: use `{successor}`" in capsys.readouterr().err
 
 
@@ -104,4 +105,4 @@ def test_speculation_is_told_by_its_algorithm_and_completed_as_sglang_does() -> 
     assert speculation({"speculative-algorithm": "EAGLE"}) == (3, 1, 4)
     assert speculation({"speculative-algorithm": "EAGLE", "speculative-num-steps": 5}) == (5, 1, 6)
     bare = [f"flags.speculative-{name}=null" for name in ("num-steps", "eagle-topk", "num-draft-tokens")]
-    assert "mtp-shared-expert-exclude" in carried(load("mi355x-tp8", overrides=bare).plan)
+    assert "mtp-shared-expert-exclude" in carried(load("mi355x-tp8-july", overrides=bare).plan)
