@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import HostOption, Json, ProfileOption, SetOption
+from orchestrator.cli.options import HostOption, Json, ProfileOption, RevisionOption, SetOption, with_revision
 from orchestrator.core.console import note, out, out_json, say
 
 
@@ -40,6 +40,7 @@ def stage(
     directory: Annotated[
         Path | None, typer.Option("--dir", metavar="DIR", help="put it there instead of under the tool's home")
     ] = None,
+    revision: RevisionOption = None,
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
@@ -49,7 +50,7 @@ def stage(
     from orchestrator.core.paths import Home
     from orchestrator.weights import checkpoint_directory
 
-    plan = load(profile, overrides=set_ or ()).plan
+    plan = load(profile, overrides=with_revision(set_, revision)).plan
     target = (directory or checkpoint_directory(plan.model, Home.from_environment())).absolute()
     verified = staging.stage(plan, target)
     if json:

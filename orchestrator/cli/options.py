@@ -14,6 +14,9 @@ ProfileOption: TypeAlias = Annotated[
 SetOption: TypeAlias = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override one value, such as layout.tp=4")
 ]
+RevisionOption: TypeAlias = Annotated[
+    str | None, typer.Option("--revision", metavar="REV", help="of the checkpoint: a commit, its first digits, or main")
+]
 GiveOption: TypeAlias = Annotated[
     list[str] | None, typer.Option("--give", metavar="NAME=FILE", help="a file for a patch, such as moe-table=FILE")
 ]
@@ -24,6 +27,11 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON for pr
 HostOption: TypeAlias = Annotated[
     str | None, typer.Option("--host", metavar="URL", help="Docker host, such as ssh://user@node; default: DOCKER_HOST")
 ]
+
+
+def with_revision(overrides: Sequence[str] | None, revision: str | None) -> tuple[str, ...]:
+    """`--set` options, and the one that `--revision` stands for."""
+    return (*(overrides or ()), *([f"model.origin.revision={revision}"] if revision else []))
 
 
 def named_files(option: str, pairs: Sequence[str] | None) -> dict[str, Path]:

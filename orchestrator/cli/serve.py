@@ -4,7 +4,15 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.options import HostOption, Json, NameArgument, ProfileOption, SetOption
+from orchestrator.cli.options import (
+    HostOption,
+    Json,
+    NameArgument,
+    ProfileOption,
+    RevisionOption,
+    SetOption,
+    with_revision,
+)
 from orchestrator.core.console import note, out, out_json, say
 from orchestrator.core.errors import StartError, UsageError
 
@@ -34,6 +42,7 @@ def up(
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="default: as long as the start moves on")
     ] = None,
+    revision: RevisionOption = None,
     host: HostOption = None,
     set_: SetOption = None,
     json: Json = False,
@@ -45,7 +54,7 @@ def up(
     request = UpRequest(
         profile=profile,
         name=name,
-        overrides=tuple(set_ or ()),
+        overrides=with_revision(set_, revision),
         host=host,
         replace=replace,
         keep=keep,

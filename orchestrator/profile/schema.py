@@ -143,7 +143,7 @@ class ModelOrigin(StrictModel):
     location: Text = Field(
         pattern="^[^-]", description="repository id, generator script under images/, or an absolute directory"
     )
-    revision: Word | None = Field(default=None, description="commit of the repository")
+    revision: Word | None = Field(default=None, description="commit of the repository, its first digits, or a branch")
 
 
 class MoeSection(StrictModel):

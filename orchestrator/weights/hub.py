@@ -2,14 +2,19 @@
 
 import errno
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.errors import HostError, WeightsError
 
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
 FULL: Final = errno.ENOSPC  # exit code of a download that a full disk ended
+_ABBREVIATED: Final = re.compile(r"[0-9a-f]{7,39}")  # of a commit
 PARTS: Final = ".parts"  # below a checkpoint: files on their way, and a record of those that arrived
 
 
@@ -55,13 +60,16 @@ class Listing:
 
 
 def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
-    """Look a repository up. Raises WeightsError for one that is not there or not open to us, HostError otherwise."""
+    """Look a repository up; `revision` is a branch, a tag or a commit, whole or in its first digits.
+
+    Raises WeightsError for one that is not there or not open to us, HostError otherwise.
+    """
     from huggingface_hub import HfApi, RepoFile, errors  # noqa: PLC0415 - half a second that few commands need
 
     # False, not None: None would take the token that `hf auth login` left on this machine.
     api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
     try:
-        commit = api.repo_info(repository, revision=revision).sha or ""
+        commit = api.repo_info(repository, revision=_in_full(api, repository, revision)).sha or ""
         tree = api.list_repo_tree(repository, recursive=True, revision=commit)
         files = {
             entry.path: HubFile(size=entry.size, identity=entry.lfs.sha256 if entry.lfs else entry.blob_id)
@@ -81,3 +89,11 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
         why = str(error).partition("\n")[0] or type(error).__name__
         raise HostError(f"the hub cannot be asked: {why}", hint="try again; `HF_ENDPOINT` names a mirror") from error
     return Listing(repository=repository, commit=commit, files=files)
+
+
+def _in_full(api: "HfApi", repository: str, revision: str | None) -> str | None:
+    """A commit given by its first digits in full, which the hub itself does not take; anything else as it is."""
+    if revision is None or not _ABBREVIATED.fullmatch(revision):
+        return revision
+    commits = [entry.commit_id for entry in api.list_repo_commits(repository)]
+    return next((commit for commit in commits if commit.startswith(revision)), revision)

@@ -31,7 +31,8 @@ class CheckpointReceipt:
     def is_for(self, model: Model) -> bool:
         """Whether it speaks of this model's checkpoint."""
         pinned = model.source.revision
-        return self.location == model.source.location and (pinned is None or self.revision in {None, pinned})
+        as_pinned = pinned is None or self.revision is None or self.revision.startswith(pinned)
+        return self.location == model.source.location and as_pinned
 
 
 def receipt_path(directory: Path) -> Path:

@@ -16,6 +16,7 @@ from checkpoint_samples import write_checkpoint
 from loopback_hub import COMMIT, Hub, serve
 from patience import PATIENCE
 
+from orchestrator.commands.planning import load
 from orchestrator.weights.receipt import read_receipt
 
 REPOSITORY = "amd/GLM-5.2-MXFP4"
@@ -65,6 +66,14 @@ def test_a_checkpoint_arrives_whole_and_is_not_fetched_twice(hub: Hub, tmp_path:
     sent = dict(hub.sent)
     assert stage(hub, tmp_path).returncode == 0
     assert hub.sent == sent
+
+
+def test_a_commit_is_found_by_its_first_digits_and_another_may_be_asked_for(hub: Hub, tmp_path: Path) -> None:
+    assert load("mi355x-tp8").plan.model.source.revision == COMMIT[:8]
+    newest = stage(hub, tmp_path, "--revision", "main", "--json")
+    assert json.loads(newest.stdout)["revision"] == COMMIT
+    unknown = stage(hub, tmp_path, "--revision", "0123456")
+    assert (unknown.returncode, "has no revision `0123456`" in unknown.stderr) == (4, True)
 
 
 def test_a_cut_costs_only_what_was_still_to_come(hub: Hub, tmp_path: Path) -> None:
@@ -187,7 +196,7 @@ def test_what_the_hub_does_not_have(hub: Hub, tmp_path: Path) -> None:
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE * 5}", "none", disk], check=False)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE * 5},mode=0700", "none", disk], check=False)
     if mounted.returncode:
         pytest.skip("a small file system takes the right to mount one")
     try:
