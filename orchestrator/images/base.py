@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from orchestrator.core.console import Progress, say, warn
@@ -16,11 +18,12 @@ _GONE: Final = re.compile(r"manifest unknown|not found|does not exist|repository
 def ensure_base(docker: Docker, engine: Engine) -> str:
     """The id of the engine's base image, pulled where it is missing.
 
-    Raises BuildError where it cannot be had: it vanished from its registry, or the registry does not answer.
+    One that is gone is looked for under the engine's other names, unless its digest is pinned. Raises BuildError where
+    it cannot be had: it vanished from its registry, or the registry does not answer.
     """
     reference = base_reference(engine)
     if image_id(docker, reference) is None:
-        _pull(docker, reference)
+        _pull_one(docker, reference, () if engine.image_digest else engine.image_fallbacks)
     _warn_of_moved_tag(docker, engine)
     found = image_id(docker, reference)
     if found is None:
@@ -32,6 +35,27 @@ def image_id(docker: Docker, reference: str) -> str | None:
     """The id of an image on the docker host, None where there is none."""
     found = docker.run("image", "inspect", "--format", "{{.Id}}", reference)
     return found.stdout.strip() if found.ok else None
+
+
+class _GoneError(BuildError):
+    """The registry has no such image (any more)."""
+
+
+def _pull_one(docker: Docker, reference: str, fallbacks: Sequence[str]) -> None:
+    """Pull an image, or the first of its fallbacks that is there, under its name: what is in it is told by content."""
+    try:
+        _pull(docker, reference)
+    except _GoneError:
+        for other in fallbacks:
+            with suppress(BuildError):
+                _pull(docker, other)
+                docker.run("tag", other, reference)
+                warn(
+                    f"base image `{reference}` is gone; `{other}` takes its place and its name on this docker host",
+                    hint="which patches it needs is told by its content; its version and its aiter are checked",
+                )
+                return
+        raise
 
 
 def _pull(docker: Docker, reference: str) -> None:
@@ -48,7 +72,7 @@ def _pull(docker: Docker, reference: str) -> None:
         return
     last = lines[-1] if lines else ""
     if _GONE.search(last):
-        raise BuildError(
+        raise _GoneError(
             f"base image `{reference}` does not exist in its registry (any more)",
             hint="name another with `--base-image`, and pin it in the engine's file under profiles/engines/",
             details=last,

@@ -127,6 +127,7 @@ class Engine:
     platform: str  # rocm | cuda | cpu
     image: str | None  # base image reference, without digest
     image_digest: str | None  # sha256:..., where one is known
+    image_fallbacks: tuple[str, ...]  # to take where that one is gone and no digest is pinned
     template: str  # Dockerfile template under images/, without `.Dockerfile.j2`
     requirements: str | None  # pinned requirement file under images/, for the process runtime
     python: str | None  # an interpreter that already has the engine, for the process runtime inside a rented pod

@@ -189,6 +189,9 @@ class EngineSection(StrictModel):
     image_digest: Text | None = Field(
         default=None, pattern=r"^sha256:[0-9a-f]{64}$", description="its digest, where one is known"
     )
+    image_fallbacks: tuple[Annotated[str, Field(pattern=_IMAGE)], ...] = Field(
+        default=(), description="images to take, in this order, where that one is gone from its registry"
+    )
     template: Word = Field(description="Dockerfile template under images/")
     requirements: Word | None = Field(default=None, description="pinned requirement file under images/")
     python: Text | None = Field(default=None, pattern="^[^-]", description="an interpreter that already has the engine")

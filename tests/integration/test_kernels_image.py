@@ -63,10 +63,13 @@ def test_what_was_opened_to_read_an_image_is_closed(image: str, monkeypatch: pyt
     assert len(closed) == 1
 
 
-def table(image: str, home: Home) -> subprocess.CompletedProcess[str]:
+PINNED = ("--set", f"engine.image_digest=sha256:{'0' * 64}")
+
+
+def table(image: str, home: Home, *more: str) -> subprocess.CompletedProcess[str]:
     """`deploy kernels table` of a profile whose engine has this image, by the rows of that image alone."""
     own = ("--set", f"engine.image={image}")
-    return CommandLine(home).run("kernels", "table", "--profile", "mi355x-tp8", *own, "--no-upstream")
+    return CommandLine(home).run("kernels", "table", "--profile", "mi355x-tp8", *own, *more, "--no-upstream")
 
 
 def test_the_profiles_own_image_is_pulled_and_its_rows_are_taken(
@@ -85,6 +88,25 @@ def test_the_profiles_own_image_is_pulled_and_its_rows_are_taken(
         assert {row.key.token for row in read_tables([Path(built.stdout.strip())])} == {16, 32}
     finally:
         engine.images.remove(f"{far}:1", force=True)
+
+
+def test_an_image_that_is_gone_is_looked_for_under_its_other_names(
+    engine: docker.DockerClient, image: str, registry: str, tmp_path: Path
+) -> None:
+    gone, release = f"{registry}/deploy-kernels-test:dated", f"{registry}/deploy-kernels-test:1"
+    engine.images.get(image).tag(release)
+    engine.images.push(release)
+    engine.images.remove(release)
+    try:
+        others = ("--set", f"engine.image_fallbacks=[{registry}/no-such:1, {release}]")
+        built = table(gone, Home(tmp_path / "home"), *others)
+        assert built.returncode == 0, built.stderr
+        assert f"base image `{gone}` is gone; `{release}` takes its place" in built.stderr
+        pinned = table(f"{registry}/deploy-kernels-test:other", Home(tmp_path / "home"), *others, *PINNED)
+        assert pinned.returncode == 5, "another image is not what a digest names"
+    finally:
+        for name in (gone, release):
+            engine.images.remove(name, force=True)
 
 
 def test_an_image_that_cannot_be_pulled_says_what_else_will_do(

@@ -86,6 +86,7 @@ def glm_plan(
             platform="rocm",
             image="sglang-rocm:test",
             image_digest=None,
+            image_fallbacks=(),
             template="sglang-rocm",
             requirements=None,
             python=None,

@@ -38,8 +38,12 @@ def image(subject: Subject) -> Iterator[Finding]:
         yield warn("image", f"the registry cannot be asked: {why}", engine.image, hint)
         return
     if not digests:
+        others = () if engine.image_digest else engine.image_fallbacks
         hint = "dated tags get deleted: pin another one in the engine's file"
-        yield fail("image", "no such tag", engine.image, hint)
+        if others:
+            yield warn("image", "no such tag", engine.image, f"`{'`, then `'.join(others)}` is tried in its place")
+        else:
+            yield fail("image", "no such tag", engine.image, hint)
     elif engine.image_digest and engine.image_digest not in digests:
         hint = "the tag was moved: pin what was tested, or test the new one and pin it in the engine's file"
         level = fail if len(digests) == 1 else warn  # for a list of platforms its own digest is not told

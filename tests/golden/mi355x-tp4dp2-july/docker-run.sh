@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2-july \
   --label deploy.name=mi355x-tp4dp2-july \
-  --label deploy.plan=0d5a1cd63d2cc18ee66708a9c9b8b57dc89b3dd4ce16b01d29c42f15b17b2651 \
+  --label deploy.plan=0bdac311f1c102e9f6dbe28a04607c8a9a20e215127416f5794e56ca3d83d13c \
   --label deploy.profile=mi355x-tp4dp2-july \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -26,6 +26,7 @@ docker run --detach --init --name deploy-mi355x-tp4dp2-july \
   --mount type=volume,source=deploy-cache-5d855481013c-gfx950-jit,target=/root/.cache \
   --mount type=volume,source=deploy-cache-5d855481013c-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
+  --env ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --label deploy.name=mi355x-tp4dp2 \
-  --label deploy.plan=012ea9e191d01d76434ff53387832a2567901d4a4dd4f065886f172e07f10a35 \
+  --label deploy.plan=0e9945497858edb09a062a474e20dd8495598f6a0bd1369168240c84b6b301d1 \
   --label deploy.profile=mi355x-tp4dp2 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -25,6 +25,7 @@ docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --mount type=volume,source=deploy-cache-010804bcdece-gfx950-jit,target=/root/.cache \
   --mount type=volume,source=deploy-cache-010804bcdece-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
+  --env ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \

@@ -1,29 +1,31 @@
 #!/bin/sh
 # mi355x-tp4dp2: GLM-5.2 MXFP4 on 8x MI355X, two replicas of four GPUs, for aggregate throughput
 #
-# recipe     --chunked-prefill-size 32768       sglang cookbook GLM-5.2.mdx, balanced cell
+# recipe     --chunked-prefill-size 32768           sglang cookbook GLM-5.2.mdx, balanced cell
 # inferred   --cuda-graph-max-bs-decode 80
-# recipe     --dsa-decode-backend tilelang      sglang cookbook GLM-5.2.mdx
-# recipe     --dsa-prefill-backend tilelang     sglang cookbook GLM-5.2.mdx
-# published  --enable-aiter-allreduce-fusion    wafer.ai/blog/glm52-amd
+# recipe     --dsa-decode-backend tilelang          sglang cookbook GLM-5.2.mdx
+# recipe     --dsa-prefill-backend tilelang         sglang cookbook GLM-5.2.mdx
+# published  --enable-aiter-allreduce-fusion        wafer.ai/blog/glm52-amd
 # inferred   --enable-cache-report
-# recipe     --enable-metrics                   sglang cookbook GLM-5.2.mdx
-# published  --kv-cache-dtype fp8_e4m3          wafer.ai/blog/glm52-amd
+# recipe     --enable-metrics                       sglang cookbook GLM-5.2.mdx
+# published  --kv-cache-dtype fp8_e4m3              wafer.ai/blog/glm52-amd
 # inferred   --load-balance-method round_robin
-# recipe     --max-running-requests 80          sglang cookbook GLM-5.2.mdx, balanced cell
-# recipe     --mem-fraction-static 0.85         sglang cookbook GLM-5.2.mdx, balanced cell
-# recipe     --reasoning-parser glm45           sglang cookbook GLM-5.2.mdx
+# recipe     --max-running-requests 80              sglang cookbook GLM-5.2.mdx, balanced cell
+# recipe     --mem-fraction-static 0.85             sglang cookbook GLM-5.2.mdx, balanced cell
+# recipe     --reasoning-parser glm45               sglang cookbook GLM-5.2.mdx
 # inferred   --speculative-algorithm EAGLE
-# published  --speculative-eagle-topk 1         wafer.ai/blog/glm52-amd
-# published  --speculative-num-draft-tokens 6   wafer.ai/blog/glm52-amd
-# published  --speculative-num-steps 5          wafer.ai/blog/glm52-amd
-# recipe     --tool-call-parser glm47           sglang cookbook GLM-5.2.mdx
-# recipe     --trust-remote-code                sglang cookbook GLM-5.2.mdx
-# recipe     --watchdog-timeout 1800            sglang cookbook GLM-5.2.mdx
-# recipe     SAFETENSORS_FAST_GPU=1             InferenceX glm5.1_fp4_mi355x.sh
-# recipe     SGLANG_TIMEOUT_KEEP_ALIVE=900      InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh
-# recipe     SGLANG_USE_AITER=1                 sglang docker/rocm.Dockerfile
+# published  --speculative-eagle-topk 1             wafer.ai/blog/glm52-amd
+# published  --speculative-num-draft-tokens 6       wafer.ai/blog/glm52-amd
+# published  --speculative-num-steps 5              wafer.ai/blog/glm52-amd
+# recipe     --tool-call-parser glm47               sglang cookbook GLM-5.2.mdx
+# recipe     --trust-remote-code                    sglang cookbook GLM-5.2.mdx
+# recipe     --watchdog-timeout 1800                sglang cookbook GLM-5.2.mdx
+# recipe     ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0  sgl-project/sglang#40084
+# recipe     SAFETENSORS_FAST_GPU=1                 InferenceX glm5.1_fp4_mi355x.sh
+# recipe     SGLANG_TIMEOUT_KEEP_ALIVE=900          InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh
+# recipe     SGLANG_USE_AITER=1                     sglang docker/rocm.Dockerfile
 set -eu
+export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
 export SAFETENSORS_FAST_GPU=1
 export SGLANG_TIMEOUT_KEEP_ALIVE=900
 export SGLANG_USE_AITER=1

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8-july \
   --label deploy.name=mi355x-tp8-july \
-  --label deploy.plan=7fa87c88cb8a518aa0fedda3d198e432c378c887ac3e4d0d1345c64d5a582819 \
+  --label deploy.plan=bafb9c7e050954e30b2fd50ea96126fbe149728af06057c717b3d295ab8053ce \
   --label deploy.profile=mi355x-tp8-july \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -26,6 +26,7 @@ docker run --detach --init --name deploy-mi355x-tp8-july \
   --mount type=volume,source=deploy-cache-e84ca38e7fd5-gfx950-jit,target=/root/.cache \
   --mount type=volume,source=deploy-cache-e84ca38e7fd5-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
+  --env ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8 \
   --label deploy.name=mi355x-tp8 \
-  --label deploy.plan=2c45e5d2162f2f3c094d9a8657948a90b88517002e4e7ad360e0016bee60398a \
+  --label deploy.plan=ec5dc1294e794ee30019bac5b03cc1c44c5a645717c385eed7aaf440268dc83c \
   --label deploy.profile=mi355x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -25,6 +25,7 @@ docker run --detach --init --name deploy-mi355x-tp8 \
   --mount type=volume,source=deploy-cache-3be791437752-gfx950-jit,target=/root/.cache \
   --mount type=volume,source=deploy-cache-3be791437752-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
+  --env ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \

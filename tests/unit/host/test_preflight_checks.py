@@ -182,7 +182,11 @@ def test_the_image() -> None:
     pinned = replace(plan, engine=replace(plan.engine, image_digest="sha256:" + "a" * 64))
 
     a, b, c = ("sha256:" + letter * 64 for letter in "abc")
-    gone = look("mi355x-healthy", plan, docker=docker_told())
+    alone = replace(plan, engine=replace(plan.engine, image_fallbacks=()))
+    gone = look("mi355x-healthy", alone, docker=docker_told())
+    replaced = only(look("mi355x-healthy", plan, docker=docker_told()), "image")
+    assert (replaced.level, "is tried in its place" in replaced.hint) == (Level.WARN, True)
+    assert only(look("mi355x-healthy", pinned, docker=docker_told()), "image").level is Level.FAIL
     moved = look("mi355x-healthy", pinned, docker=docker_told(digests=manifest(b)))
     same = look("mi355x-healthy", pinned, docker=docker_told(digests=manifest(a)))
     assert [only(report, "image").level for report in (gone, moved, same)] == [Level.FAIL, Level.FAIL, Level.INFO]
