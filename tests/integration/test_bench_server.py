@@ -3,9 +3,11 @@
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from subprocess import PIPE
 
 import pytest
 from cpu_server import CpuServer
@@ -25,6 +27,17 @@ AGREES = 0.25  # of the median
 QUANTITIES = ("ttft", "e2e_latency", "tpot")  # as sglang.bench_serving names them
 
 Medians = dict[str, float]  # seconds
+Turn = Callable[[], dict[str, float]]
+
+# Run by the engine's own Python, with the client's options: it measures once for each line that it is given.
+TURNS_OF_THEIRS = """
+import runpy, sys
+import sglang.bench_serving
+print("imported", flush=True)
+for _ in sys.stdin:
+    runpy.run_module("sglang.bench_serving", run_name="__main__", alter_sys=True)
+    print("measured", flush=True)
+"""
 
 
 def bench(server: CpuServer, directory: Path, *, workload: Workload = WORKLOAD, api: str = "completions") -> Point:
@@ -87,14 +100,15 @@ def test_sglangs_own_client_finds_the_same(
     changes = {"cached_share": 0.0, "prefixes": 1, "arrivals": "poisson", "requests": TURN_REQUESTS}
     workload = WORKLOAD.model_copy(update=changes)
     ours, theirs = list[Medians](), list[Medians]()
-    for turn in range(TURNS):
-        own = bench(server, tmp_path / f"ours-{turn}", workload=workload, api="generate")
-        other = bench_serving(server, cpu_environment, tiny_model, tmp_path)
-        assert other["completed"] == own.succeeded == TURN_REQUESTS
-        assert other["total_input_tokens"] == own.input_tokens
-        assert other["total_output_tokens"] == own.output_tokens
-        ours.append(our_medians(own.latency))
-        theirs.append({name: other[f"median_{name}_ms"] / 1e3 for name in QUANTITIES})
+    with their_client(server, cpu_environment, tiny_model, tmp_path) as their_turn:
+        for turn in range(TURNS):
+            own = bench(server, tmp_path / f"ours-{turn}", workload=workload, api="generate")
+            other = their_turn()
+            assert other["completed"] == own.succeeded == TURN_REQUESTS
+            assert other["total_input_tokens"] == own.input_tokens
+            assert other["total_output_tokens"] == own.output_tokens
+            ours.append(our_medians(own.latency))
+            theirs.append({name: other[f"median_{name}_ms"] / 1e3 for name in QUANTITIES})
     apart = [name for name in QUANTITIES if not agree([each[name] for each in ours], [each[name] for each in theirs])]
     noisy = {name: max(scatter([each[name] for each in turns]) for turns in (ours, theirs)) for name in apart}
     if apart and min(noisy.values()) > AGREES:
@@ -120,22 +134,20 @@ def scatter(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / median(values)
 
 
-def bench_serving(server: CpuServer, engine: Environment, model: Path, directory: Path) -> dict[str, float]:
-    """Run sglang.bench_serving with token-id prompts, and read its result."""
+@contextmanager
+def their_client(server: CpuServer, engine: Environment, model: Path, directory: Path) -> Iterator[Turn]:
+    """sglang.bench_serving with token-id prompts, in one process: what it imports takes longer than a turn."""
     # it imports Hugging Face datasets for data sets that are not used here
     (directory / "datasets.py").write_text("def load_dataset(*_args, **_options):\n    raise RuntimeError\n")
     written = directory / "theirs.jsonl"
-    lengths = [f"--random-input-len={WORKLOAD.input_tokens}", f"--random-output-len={WORKLOAD.output_tokens}"]
-    argv = [
-        str(engine.python),
-        "-m",
-        "sglang.bench_serving",
+    options = [
         "--backend=sglang",
         f"--base-url={server.url}",
         f"--model={model}",
         f"--tokenizer={model}",
         "--dataset-name=random-ids",
-        *lengths,
+        f"--random-input-len={WORKLOAD.input_tokens}",
+        f"--random-output-len={WORKLOAD.output_tokens}",
         "--random-range-ratio=1.0",
         "--tokenize-prompt",
         f"--num-prompts={TURN_REQUESTS}",
@@ -145,7 +157,24 @@ def bench_serving(server: CpuServer, engine: Environment, model: Path, directory
         f"--output-file={written}",
     ]
     environment = {**os.environ, "PYTHONPATH": str(directory), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    measured: dict[str, float] = json.loads(written.read_text().splitlines()[-1])
-    return measured
+    argv = [str(engine.python), "-c", TURNS_OF_THEIRS, *options]
+    log = directory / "theirs.log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(argv, env=environment, stdin=PIPE, stdout=PIPE, stderr=errors, text=True) as process,
+    ):
+        told, says = process.stdin, process.stdout
+        assert told is not None
+        assert says is not None
+
+        def turn() -> dict[str, float]:
+            print(file=told, flush=True)
+            assert "measured\n" in says, log.read_text()[-2000:]
+            measured: dict[str, float] = json.loads(written.read_text().splitlines()[-1])
+            return measured
+
+        try:
+            assert "imported\n" in says, log.read_text()[-2000:]  # before ours begins: it takes a core for seconds
+            yield turn
+        finally:
+            process.kill()

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -192,21 +191,3 @@ def test_a_server_that_exits_while_loading_is_started_again_up_to_the_limit(dock
     state = server.runtime.state(server.handle)
     assert (state.status, state.exit_code, state.restarts) == (Status.EXITED, 2, 3)
     assert state.detail == "the restart limit is reached (restarted 3 of 3 times), last exit code 2"
-
-
-def test_a_server_whose_scheduler_is_killed_serves_again(docker_engine: DockerEngine) -> None:
-    server = docker_engine.start("crash", docker_engine.artifacts())
-    server.wait_until_ready()
-    listed = ["docker", "top", server.handle.identity, "-eo", "pid,args"]
-    processes = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
-    (scheduler,) = [line.split()[0] for line in processes if "sglang::scheduler" in line]
-    os.kill(int(scheduler), signal.SIGKILL)
-
-    def runs_again() -> bool:
-        state = server.runtime.state(server.handle)
-        return state.restarts == 1 and state.status is Status.RUNNING
-
-    wait_for(runs_again)
-    server.wait_until_ready()
-    assert server.complete().status_code == 200
-    assert server.runtime.state(server.handle).detail == "restarted 1 of 3 times"

@@ -1,4 +1,4 @@
-"""The table reaches every rank: a real server with two replicas, each scheduler asked through /proc."""
+"""The table reaches every rank: a real server with two replicas, each scheduler asked through /proc as it loads."""
 
 import os
 import subprocess
@@ -10,6 +10,7 @@ import pytest
 from cpu_server import CpuEngine, CpuServer, processes_of
 from docker_server import DockerEngine
 from kernel_samples import FUSED_TP8, every_bucket, glm_plan
+from patience import wait_for
 
 from orchestrator.kernels.disk.store import Store
 
@@ -29,7 +30,7 @@ def replicas(cpu_engine: CpuEngine, table: Path) -> Iterator[CpuServer]:
     environment = (f"env.{VARIABLE}={table}", 'env.SPT_NOENV="1"')
     server = cpu_engine.start("replicas", "hardware.gpus=2", "layout.dp=2", *environment)
     try:
-        server.wait_until_ready()
+        wait_for(lambda: len(schedulers(server)) == 2)
         yield server
     finally:
         server.runtime.stop(server.handle, grace=0)
@@ -81,7 +82,12 @@ def test_in_a_container_it_is_the_image_that_holds_the_file(
     environment = (f"env.{VARIABLE}={IN_THE_IMAGE}", 'env.SPT_NOENV="1"')
     engine = replace(docker_engine, image=image)
     server = engine.start("tables", engine.artifacts("hardware.gpus=2", "layout.dp=2", *environment))
-    server.wait_until_ready()
+    wait_for(lambda: len(schedulers_in(server)) == 2)
+    check(schedulers_in(server), table, IN_THE_IMAGE)
+
+
+def schedulers_in(server: CpuServer) -> list[int]:
+    """The pids of the schedulers in a container, as this machine counts."""
     listed = ["docker", "top", server.handle.identity, "-eo", "pid,args"]
     processes = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
-    check([int(line.split()[0]) for line in processes if "sglang::scheduler" in line], table, IN_THE_IMAGE)
+    return [int(line.split()[0]) for line in processes if "sglang::scheduler" in line]

@@ -88,8 +88,8 @@ def test_two_replicas_and_the_death_of_one(cpu_engine: CpuEngine) -> None:
         first, second = schedulers(server)
         os.kill(second, signal.SIGKILL)  # sglang 0.5.14 notices nothing: no line in its log, and its process lives on
         wait_for(lambda: lost_parts(server.runtime, server.handle) == "rank DP1 has ended while the server runs")
-        dead = failures(smoke.smoke_test(target, faults=None, timeout=8))
-        assert any("answer within 8 s" in evidence for evidence in dead.values()), dead
+        dead = failures(smoke.smoke_test(target, faults=None, timeout=4))
+        assert any("answer within 4 s" in evidence for evidence in dead.values()), dead
         assert server.runtime.state(server.handle).status is Status.RUNNING
 
         server.runtime.stop(server.handle, grace=2)  # without a bound it would not come back: the server hangs

@@ -32,7 +32,8 @@ def publication(tmp_path: Path) -> Publication:
         changed(
             SHIPPED / "workloads" / "smoke-tiny.yaml",
             ("rates_rps: [1.0, 2.0, 4.0]", "rates_rps: [4.0, 5.0]"),
-            ("requests: 40", "requests: 16"),
+            ("requests: 40", "requests: 10"),
+            ("output_tokens: 24", "output_tokens: 12"),
         )
     )
     figures, _, _ = (SHIPPED / "published" / "wafer-glm52.yaml").read_text().partition("\nreproduce:")
@@ -66,7 +67,7 @@ def test_interrupted_while_it_measures_and_taken_up_again(
     with deploy.running(*again) as first:
         first.wait_for("no step `stage` for `tiny-again`")
         first.wait_for(r"^\[4/6\] deploy bench")
-        first.wait_for("5 rps: 16 requests")
+        first.wait_for("5 rps: 10 requests")
         code, said = first.end(signal.SIGINT)
     assert code == 130, said
     assert "the same command goes on from here" in said
@@ -76,7 +77,7 @@ def test_interrupted_while_it_measures_and_taken_up_again(
     assert second.returncode == 0, second.stderr
     assert [command.split()[0] for command in commands(second.stderr)] == ["up", "bench", "report", "down"]
     assert commands(second.stderr)[1].endswith("--resume")
-    assert "4 rps: 16 requests" not in second.stderr, "what was measured is not measured again"
+    assert "4 rps: 10 requests" not in second.stderr, "what was measured is not measured again"
     nothing_is_left(deploy, publication.port)
     (measured,) = json.loads((results / "report.json").read_text())["comparisons"]
     assert [row["rate_rps"] for row in measured["rows"]] == [4.0, 5.0]

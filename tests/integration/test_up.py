@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -43,16 +44,21 @@ def is_clean(deploy: CommandLine, name: str, port: int) -> None:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+def verdicts(smoke: dict[str, Any]) -> dict[str, str]:
+    """What a smoke test found, by the name of each check."""
+    return {check["name"]: check["verdict"] for check in smoke["checks"]}
+
+
 def test_the_whole_line(deploy: CommandLine) -> None:
-    """Up, again, with another plan, replaced, asked, down."""
-    port = free_port()
+    """Up, again, with another plan, asked, replaced by that other plan with an API key, proven once more, down."""
+    port, key = free_port(), "wJ4-an-API-key-of-the-test"
     first = deploy.run(*up("line", port, "--json"))
     assert first.returncode == 0, first.stderr
     result = json.loads(first.stdout)
     assert result["url"] == f"http://127.0.0.1:{port}"
-    verdicts = {check["name"]: check["verdict"] for check in result["smoke"]["checks"]}
-    assert verdicts["prefix cached"] == verdicts["stream agrees"] == verdicts["malformed refused"] == "passed"
-    assert verdicts["drafts accepted"] == "not applicable"
+    found = verdicts(result["smoke"])
+    assert found["prefix cached"] == found["stream agrees"] == found["malformed refused"] == "passed"
+    assert found["key required"] == found["drafts accepted"] == "not applicable"
 
     again = deploy.run(*up("line", port))
     assert (again.returncode, "is already up" in again.stderr) == (0, True)
@@ -66,25 +72,45 @@ def test_the_whole_line(deploy: CommandLine) -> None:
     assert answer.returncode == 0
     assert answer.stdout.strip()
 
-    smoke = deploy.run("smoke", "line", "--json")
-    assert (smoke.returncode, json.loads(smoke.stdout)["ok"]) == (0, True)
+    locked = ("--set", "flags.max-total-tokens=32768", "--set", "server.api_key_env=THE_KEY", "--replace")
+    unset = deploy.run(*up("line", port, *locked))
+    assert unset.returncode == 2
+    assert "export THE_KEY" in unset.stderr
+    assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=30).status_code == 200
 
-    replaced = deploy.run(*up("line", port, "--set", "flags.max-total-tokens=32768", "--replace"))
+    replaced = deploy.run(*up("line", port, *locked), THE_KEY=key)
     assert replaced.returncode == 0, replaced.stderr
-    assert httpx.get(f"http://127.0.0.1:{port}/server_info").json()["max_total_tokens"] == 32768
+    assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code == 401
+    authorised = {"Authorization": f"Bearer {key}"}
+    served = httpx.get(f"http://127.0.0.1:{port}/server_info", headers=authorised).json()
+    assert served["max_total_tokens"] == 32768
+
+    smoke = deploy.run("smoke", "line", "--json", THE_KEY=key)
+    proven = json.loads(smoke.stdout)
+    assert (smoke.returncode, proven["ok"], verdicts(proven)["key required"]) == (0, True, "passed")
 
     run = Path(json.loads(deploy.run("status", "line", "--json").stdout)[0]["run_dir"])
     assert {"plan.json", "server.sh", "server.log", "smoke.json", "up.json"} <= {path.name for path in run.iterdir()}
+    said = (replaced.stdout, replaced.stderr, smoke.stdout, smoke.stderr, deploy.run("logs", "line").stdout)
+    shown = (*said, *processes_with("sglang"))
+    written = [path.read_text(errors="replace") for path in run.rglob("*") if path.is_file()]
+    assert not any(key in text for text in (*shown, *written))
+    assert any("api_key='[REDACTED]'" in text for text in written), "the log shows that there was one"
+
     assert deploy.run("down", "line").returncode == 0
     is_clean(deploy, "line", port)
 
 
 def test_a_replacement_that_dies_while_loading_says_how_to_bring_the_old_one_back(deploy: CommandLine) -> None:
     port = free_port()
-    assert deploy.run(*up("old", port)).returncode == 0
+    with deploy.running(*up("old", port)) as command:
+        command.wait_for("started `")
+        command.process.send_signal(signal.SIGKILL)  # the server runs on
+        command.process.wait()
     failed = deploy.run(*up("old", port, "--set", "flags.dtype=float8", "--replace"))
     assert failed.returncode == 3  # refused by the plan: the old one still runs
-    assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=30).status_code == 200
+    [server] = json.loads(deploy.run("status", "old", "--json").stdout)
+    assert server["status"] == "running"
     failed = deploy.run(*up("old", port, "--set", "env.SGLANG_USE_CPU_ENGINE=0", "--replace"))
     assert failed.returncode == 7, failed.stderr
     assert "exited" in failed.stderr
@@ -190,22 +216,3 @@ def test_a_taken_port_names_its_holder(deploy: CommandLine) -> None:
     assert refused.returncode == 4
     assert f"pid {os.getpid()}" in refused.stderr
     assert "late" not in deploy.run("status").stdout
-
-
-def test_an_api_key_is_needed_and_shown_nowhere(deploy: CommandLine) -> None:
-    port, key = free_port(), "wJ4-an-API-key-of-the-test"
-    unset = deploy.run(*up("locked", port, "--set", "server.api_key_env=THE_KEY"))
-    assert unset.returncode == 2
-    assert "export THE_KEY" in unset.stderr
-
-    done = deploy.run(*up("locked", port, "--set", "server.api_key_env=THE_KEY"), THE_KEY=key)
-    assert done.returncode == 0, done.stderr
-    assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code == 401
-    run = Path(json.loads(deploy.run("status", "locked", "--json").stdout)[0]["run_dir"])
-    shown = [done.stdout, done.stderr, deploy.run("logs", "locked").stdout, *processes_with("sglang")]
-    written = [path.read_text(errors="replace") for path in run.rglob("*") if path.is_file()]
-    assert not any(key in text for text in (*shown, *written))
-    assert any("api_key='[REDACTED]'" in text for text in written), "the log shows that there was one"
-    smoke = deploy.run("smoke", "locked", THE_KEY=key)
-    assert smoke.returncode == 0, smoke.stderr
-    assert "key required       passed" in smoke.stdout
