@@ -1,6 +1,20 @@
-"""`python -m orchestrator` is `deploy`."""
+"""`deploy`, and `python -m orchestrator`.
 
-from orchestrator.cli.main import main
+The imports of the command line take a third of a second. Ctrl-C in that time ends the process as it ends any program:
+nothing has been started, and there is nothing to say. (`signal` itself imports much: `_signal` is what it wraps.)
+"""
+
+import _signal  # type: ignore[import-not-found]
+
+
+def main() -> None:
+    """Run the command line."""
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    from orchestrator.cli.main import main as run  # noqa: PLC0415
+
+    run()
+
 
 if __name__ == "__main__":
     main()

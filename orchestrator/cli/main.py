@@ -1,26 +1,30 @@
 """The console script: parse, call, print. The only place that turns errors into exit codes."""
 
 import errno
+import os
 import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Final, NoReturn, TypeGuard
+from typing import Annotated, Final, NoReturn, TypeAlias, TypeGuard
 
 import typer
 
 from orchestrator import __version__
 from orchestrator.cli import bench, cache, diagnose, evals, host, images, kernels, profiles, report, reproduce, serve
 from orchestrator.core.console import out, show_error
-from orchestrator.core.errors import DeployError, HostError
+from orchestrator.core.errors import DeployError, HostError, Interrupted
 from orchestrator.core.secret import redact
 
 # What a system call may be refused for that is no fault of this tool's; others (a file that is not there) are.
 _OF_THE_MACHINE: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EMFILE}
 )
+
+_Handler: TypeAlias = Callable[[int, FrameType | None], object] | signal.Handlers
 
 app = typer.Typer(
     name="deploy", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
@@ -55,19 +59,35 @@ def root(
 
 
 def main() -> None:
-    """Run the command line and exit with the error's own code.
+    """Run the command line and exit with the error's own code; nothing it makes may be written to by others.
 
-    A terminal that goes away counts as Ctrl-C, but not under `nohup`, which has its signal ignored.
+    A terminal that goes away counts as Ctrl-C, but not under `nohup`, which has its signal ignored. Before and after
+    the command a signal just ends the process, see `orchestrator.__main__`.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+    os.umask(os.umask(0o022) | 0o022)
+    try:
+        _answer(signal.default_int_handler, _interrupt)
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(Interrupted.exit_code)
+    finally:
+        _answer(signal.SIG_DFL, signal.SIG_DFL)
+
+
+def _run() -> None:
     try:
         app(prog_name="deploy")
     except DeployError as error:
         _exit_with(error)
     except Exception as error:  # noqa: BLE001 - what no command has made a sentence of
         _exit_with(_of_the_machine(error) if _is_of_the_machine(error) else _of_this_tool(error))
+
+
+def _answer(ctrl_c: _Handler, others: _Handler) -> None:
+    """How this process takes the signals that ask it to end, of those that are not ignored."""
+    for number, handler in ((signal.SIGINT, ctrl_c), (signal.SIGTERM, others), (signal.SIGHUP, others)):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def _exit_with(error: DeployError) -> NoReturn:

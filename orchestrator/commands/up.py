@@ -94,6 +94,11 @@ def up(request: UpRequest, home: Home) -> Up:
     name = request.name or plan.profile
     place = place_of(plan, home, request.host)
     key = api_key(plan.server.api_key_env)
+    if plan.server.answers_everyone:
+        hint = "`--set server.api_key_env=NAME` names the variable that holds a key"
+        warn(
+            f"`{name}` listens on {plan.server.host} without an API key: it answers everyone who reaches it", hint=hint
+        )
     with fleet(home, request.host) as servers, claim(home, name):
         if (running := _already_up(servers, name, plan=plan, request=request)) is not None:
             return running

@@ -48,9 +48,9 @@ def quote(argv: Sequence[str]) -> str:
     return shlex.join(argv)
 
 
-def own(module: str, *arguments: str) -> list[str]:
-    """The argv of a module of this tool as a program; the working directory cannot shadow what it imports."""
-    return [sys.executable, "-P", "-m", module, *arguments]
+def own(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
+    """The argv of a module, of this Python or of one it has made; the working directory shadows nothing it imports."""
+    return [python, "-P", "-m", module, *arguments]
 
 
 def run(

@@ -100,7 +100,7 @@ def _with_uv(uv: str, folder: Path, steps: "_Steps") -> None:
     environments, so that the settings of a project that the user stands in are not taken.
     """
     pinned = steps.pinned
-    told = shell.attempt([sys.executable, "-m", "pip", "config", "list"], timeout=30)
+    told = shell.attempt(shell.own("pip", "config", "list"), timeout=30)
     env = {"UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1", **pip_settings_for_uv(told.stdout)}
     add = [uv, "pip", "install", "--python", str(folder), *_AS_IT_STANDS, "--compile-bytecode"]
     add += ["--index-strategy", "unsafe-best-match"]
@@ -119,9 +119,9 @@ def _with_uv(uv: str, folder: Path, steps: "_Steps") -> None:
 def _with_pip(folder: Path, steps: "_Steps") -> None:
     """Raises BuildError. pip goes on without PyTorch's own index where that cannot be reached."""
     pinned = steps.pinned
-    add = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", *_AS_IT_STANDS]
-    add += ["--no-input", "--progress-bar", "off"]
-    steps.run("creating", [sys.executable, "-m", "venv", str(folder)])
+    add = shell.own("pip", "--disable-pip-version-check", "install", python=str(folder / "bin" / "python"))
+    add += [*_AS_IT_STANDS, "--no-input", "--progress-bar", "off"]
+    steps.run("creating", shell.own("venv", str(folder)))
     if pinned.torch is not None:
         index = ["--extra-index-url", pinned.torch_index, "--retries", "1", "--timeout", "15"]
         steps.run(f"installing {pinned.torch} with pip", [*add, *index, pinned.torch])

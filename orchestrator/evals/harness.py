@@ -69,7 +69,7 @@ def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:
     if not suite.chat:  # the text goes to the server as it is: no tokenizer is fetched
         model |= {"tokenizer_backend": "None", "tokenized_requests": "False"}
     return [
-        *(str(request.python), "-P", "-m", "lm_eval", "run"),
+        *shell.own("lm_eval", "run", python=str(request.python)),
         *("--model", "local-chat-completions" if suite.chat else "local-completions"),
         *("--model_args", _pairs(model)),
         *("--tasks", task),

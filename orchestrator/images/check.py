@@ -12,7 +12,7 @@ from typing import Final
 from packaging.version import InvalidVersion, Version
 
 from orchestrator.core.errors import BuildError, UsageError
-from orchestrator.core.shell import ProgramResult, quote, run
+from orchestrator.core.shell import ProgramResult, own, quote, run
 from orchestrator.images.client import Docker
 from orchestrator.images.sources import program_paths
 from orchestrator.patches import Patch, manifest, read_diffs, read_ledger
@@ -138,8 +138,8 @@ def fetch_wheel(version: str, folder: Path) -> Path:
         return kept[0]
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as partial:
-        command = ["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", *_TARGET]
-        done = run([sys.executable, *command, "--dest", partial, f"sglang=={version}"])
+        options = ["--quiet", "--no-deps", "--only-binary=:all:", *_TARGET, "--dest", partial]
+        done = run(own("pip", "download", *options, f"sglang=={version}"))
         found = sorted(Path(partial).glob("sglang-*.whl"))
         if not done.ok or not found:
             raise UsageError(

@@ -24,7 +24,7 @@ from orchestrator.plan.plan import (
     Ulimit,
     Waiting,
 )
-from orchestrator.plan.rules import RULES, Case, Rule
+from orchestrator.plan.rules import LOOPBACK, RULES, Case, Rule
 from orchestrator.profile import Composed, ContainerSection, Profile
 
 
@@ -76,7 +76,7 @@ def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowled
             ep=profile.layout.ep.value,
             dp_attention=profile.layout.dp_attention.value,
         ),
-        server=Server(**profile.server.model_dump()),
+        server=_server(profile),
         flags=_flags(profile),
         env=_env(profile, environment(knowledge.ledger, uses)),
         patches=uses,
@@ -103,6 +103,12 @@ def _flags(profile: Profile) -> tuple[Flag, ...]:
         Flag(name=name, values=flag_words(setting.value), origin=setting.origin, source=setting.source)
         for name, setting in sorted(settings.items())
     )
+
+
+def _server(profile: Profile) -> Server:
+    """The HTTP side; `localhost` is an address of this machine alone, which docker publishes as it is written."""
+    server = profile.server.model_dump()
+    return Server(**{**server, "host": LOOPBACK if server["host"] == "localhost" else server["host"]})
 
 
 def _env(profile: Profile, of_patches: Iterable[EnvVar]) -> tuple[EnvVar, ...]:

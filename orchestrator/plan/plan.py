@@ -6,6 +6,7 @@ are seconds; sequences are tuples sorted where their order carries no meaning, s
 
 import dataclasses
 import hashlib
+import ipaddress
 import json
 import re
 from dataclasses import dataclass
@@ -165,6 +166,11 @@ class Server:
         """The base URL on the machine it runs on: a server that listens everywhere is reached on loopback."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def answers_everyone(self) -> bool:
+        """Whether other machines reach it, and it asks nobody for a key."""
+        return self.api_key_env is None and not ipaddress.ip_address(self.host).is_loopback
 
 
 @dataclass(frozen=True, kw_only=True)

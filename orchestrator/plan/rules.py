@@ -51,6 +51,7 @@ class Case:
 
 Rule = Callable[[Case], Iterator[Problem]]
 
+LOOPBACK: Final = "127.0.0.1"
 _VENDOR_OF: Final = {"rocm": "amd", "cuda": "nvidia", "cpu": "cpu"}
 # The suffix of a dated ROCm image names the GPU family it was compiled for (sglang docker/rocm.Dockerfile, GPU_ARCH).
 _ARCH_OF_IMAGE: Final = {"mi30x": "gfx942", "mi35x": "gfx950"}
@@ -196,7 +197,7 @@ def address_is_meant(case: Case) -> Iterator[Problem]:
     """Listening beyond this machine takes an API key, or an explicit word."""
     server = case.profile.server
     try:
-        address = ipaddress.ip_address("127.0.0.1" if server.host == "localhost" else server.host)
+        address = ipaddress.ip_address(LOOPBACK if server.host == "localhost" else server.host)
     except ValueError:
         yield Problem(
             f"`{server.host}` is not an address", case.place("server", "host"), "such as 127.0.0.1 or 0.0.0.0"

@@ -164,6 +164,18 @@ def test_programs_are_started_in_one_place(module: str, path: Path) -> None:
         assert "subprocess" not in imports(path), f"{module} starts programs: use orchestrator.core.shell"
 
 
+@pytest.mark.parametrize(("module", "path"), MODULES)
+def test_a_module_is_run_where_the_current_folder_shadows_nothing(module: str, path: Path) -> None:
+    """`pip` was run without `-P`: a `pip.py` in the folder where the user stood ran in its place.
+
+    sglang is run by the Python of its image, which may know no `-P`: its variable is set instead.
+    """
+    runs = [
+        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant) and node.value == "-m"
+    ]
+    assert not runs or module in {"orchestrator.core.shell", "orchestrator.engine.launch"}
+
+
 def test_the_levels_name_every_room() -> None:
     rooms = {room_of(module) for module, _ in MODULES if module != "orchestrator"}
     assert rooms == {room for level in LEVELS for room in level}

@@ -63,11 +63,12 @@ class Recording:
         self.servers = []
 
 
-def start(*, keep: bool) -> up.Start:
-    request = up.UpRequest(
+def request_of(*overrides: str, keep: bool = False) -> up.UpRequest:
+    """A plain `up` of the CPU profile."""
+    return up.UpRequest(
         profile="cpu-tiny",
         name=None,
-        overrides=(),
+        overrides=overrides,
         host=None,
         replace=False,
         keep=keep,
@@ -76,8 +77,11 @@ def start(*, keep: bool) -> up.Start:
         strict_kernels=False,
         timeout=None,
     )
+
+
+def start(*, keep: bool) -> up.Start:
     artifacts = render_artifacts(load("cpu-tiny").plan)
-    return up.Start(name="tiny", request=request, artifacts=artifacts, records={}, key=None)
+    return up.Start(name="tiny", request=request_of(keep=keep), artifacts=artifacts, records={}, key=None)
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
@@ -266,3 +270,30 @@ def test_a_disk_that_takes_no_run_directory_is_the_machines_fault(tmp_path: Path
     (tmp_path / "runs").write_text("a file in its place")
     with pytest.raises(HostError, match="cannot write below"):
         open_run(Home(tmp_path), "tiny", load("cpu-tiny").plan)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("server.host=0.0.0.0", "server.allow_public=true"), True),
+        (("server.host=::", "server.allow_public=true"), True),
+        (("server.host=0.0.0.0", "server.api_key_env=KEY"), False),
+        (("server.host=::1",), False),
+        ((), False),
+    ],
+)
+def test_a_server_that_answers_everyone_is_said_aloud(
+    overrides: tuple[str, ...],
+    said: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def far_enough(*_: object) -> None:
+        raise HostError("far enough")
+
+    monkeypatch.setenv("KEY", "k" * 20)
+    monkeypatch.setattr("orchestrator.commands.up.fleet", far_enough)
+    with pytest.raises(HostError, match="far enough"):
+        up.up(request_of(*overrides), Home(tmp_path))
+    assert ("without an API key: it answers everyone who reaches it" in capsys.readouterr().err) is said

@@ -107,6 +107,13 @@ def test_a_public_address_with_a_key_or_a_word_is_taken() -> None:
     assert load("cpu-tiny", overrides=["server.host=0.0.0.0", "server.allow_public=true"]).plan.server.allow_public
 
 
+def test_localhost_is_loopback_by_address() -> None:
+    """docker published `localhost:30000:30000` on every address."""
+    plan = load("mi355x-tp8", overrides=["server.host=localhost"]).plan
+    assert plan.server.host == "127.0.0.1"
+    assert plan == load("mi355x-tp8", overrides=["server.host=127.0.0.1"]).plan
+
+
 def test_dp_attention_on_rocm_is_refused_with_its_report_unless_accepted() -> None:
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp8-july", overrides=["layout.dp=8", "layout.dp_attention=true"])

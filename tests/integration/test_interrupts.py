@@ -1,0 +1,48 @@
+"""Ctrl-C and SIGTERM at any moment of a command end it with their own exit code and not a word of Python's."""
+
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE, wait_for
+
+ENDED = {0, 130, -signal.SIGINT, -signal.SIGTERM}  # a shell calls an end by SIGINT 130 too
+
+
+def catches_sigint(pid: int) -> bool:
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGINT - 1) & 1)
+
+
+def wait_until_ours(process: "subprocess.Popen[bytes]", imported: Path) -> None:
+    """Until Python itself has started, whose own imports nobody can guard, and our first line has had its moment."""
+    wait_for(lambda: b" orchestrator\n" in imported.read_bytes())
+    moment = time.monotonic() + 0.1
+    while catches_sigint(process.pid) and time.monotonic() < moment:
+        pass
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("verb", ["profiles", "status"])
+def test_a_command_ends_without_a_traceback(verb: str, tmp_path: Path) -> None:
+    """In the first half second, that of the imports, 1 in 8 was a traceback of forty lines."""
+    moments = random.Random(10)
+    argv = [sys.executable, "-P", "-X", "importtime", "-m", "orchestrator", verb]
+    for _ in range(15):
+        with (tmp_path / "said").open("wb") as said:
+            process = subprocess.Popen(
+                argv, env={"DEPLOY_HOME": str(tmp_path / "home")}, stdout=subprocess.DEVNULL, stderr=said
+            )
+        wait_until_ours(process, tmp_path / "said")
+        time.sleep(moments.uniform(0, 0.6))
+        process.send_signal(moments.choice([signal.SIGINT, signal.SIGTERM]))
+        code = process.wait(PATIENCE)
+        words = re.sub(r"^import time:.*\n", "", (tmp_path / "said").read_text(), flags=re.MULTILINE)
+        assert "Traceback" not in words
+        assert "KeyboardInterrupt" not in words
+        assert code in ENDED

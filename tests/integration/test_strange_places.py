@@ -1,0 +1,92 @@
+"""Where a command is run, and where its home lies, is nothing it trusts: folders with modules of an attacker's own."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cpu_server import CpuEngine
+from patience import PATIENCE
+
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import BuildError
+from orchestrator.core.paths import Home
+from orchestrator.environments import ensure
+from orchestrator.runtimes import Status
+from orchestrator.runtimes.process.record import read_record
+from orchestrator.runtimes.process.runtime import ProcessRuntime
+
+SHADOWED = (
+    "pip",
+    "venv",
+    "uv",
+    "json",
+    "typing",
+    "sglang",
+    "orchestrator",
+    "pydantic",
+    "ensurepip",
+    "runpy",
+    "warnings",
+)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder whose modules leave a file behind where they are imported."""
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    for name in SHADOWED:
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'a').write({name!r} + ' ')\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_no_module_of_the_current_folder_is_imported(
+    hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment is built by uv, then by pip, both of which fail; and a server runs in a home with such modules."""
+    for name in ("PIP_NO_INDEX", "UV_OFFLINE", "UV_NO_INDEX"):
+        monkeypatch.setenv(name, "1")
+    pinned, home = tmp_path / "pinned.txt", Home(tmp_path / "home")
+    pinned.write_text("no-such-package-of-anyone==1.0\n")
+    with pytest.raises(BuildError, match="with pip failed"):
+        ensure(pinned, home=home, progress=Progress())
+    shutil.copytree(hostile, home.root, dirs_exist_ok=True)
+    engine = CpuEngine(home=home, python=Path(sys.executable))
+    server = engine.start("a", artifacts=engine.artifacts(argv=(sys.executable, "-c", "import json; print('clean')")))
+    assert list(server.runtime.logs(server.handle, follow=True)) == ["clean"]
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("name", ["a b", "a\nb", "é, \"x\" 'y' $(z)", "-rf", "a\\nb"])
+def test_a_home_of_any_name_holds_a_server(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    engine = CpuEngine(home=Home(tmp_path / name), python=Path(sys.executable))
+    server = engine.start("a", artifacts=engine.artifacts(argv=("sh", "-c", "pwd; sleep 600")))
+    runtime = ProcessRuntime(engine.home)
+    assert runtime.find("a") == (server.handle,)
+    assert runtime.state(server.handle).status is Status.RUNNING
+    runtime.stop(server.handle, grace=0)
+    assert "".join(f"{line}\n" for line in runtime.logs(server.handle, follow=False)) == f"{tmp_path / name}\n"
+    record = read_record(Path(server.handle.run_dir))
+    assert record is not None
+    assert record.stopped
+
+
+def test_nothing_that_a_command_makes_may_be_written_to_by_others(tmp_path: Path) -> None:
+    """With a umask of 0 the folders of models and environments were everyone's."""
+    home, out = tmp_path / "deeper/home", tmp_path / "out"
+    for words in (
+        ["up", "--profile", "cpu-tiny", "--set", "engine.python=/bin/false"],
+        ["stage", "--profile", "cpu-tiny", "--set", "engine.python=/bin/false"],
+        ["render", "--profile", "cpu-tiny", "--output", str(out)],
+    ):
+        argv = [sys.executable, "-P", "-m", "orchestrator", *words]
+        environ = {**os.environ, "DEPLOY_HOME": str(home)}
+        subprocess.run(argv, env=environ, umask=0, capture_output=True, timeout=PATIENCE, check=False)
+    made = [path for folder in (tmp_path / "deeper", out) for path in (folder, *folder.rglob("*"))]
+    assert {home / "models", home / "runs", out} <= set(made)
+    assert [str(path) for path in made if path.lstat().st_mode & 0o022] == []
