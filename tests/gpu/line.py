@@ -77,7 +77,7 @@ class Line:
 
     home: Path
 
-    def run(self, *words: str, within: float = 420) -> Done:
+    def run(self, *words: str, within: float = 560) -> Done:
         """Run to the end."""
         begun = time.monotonic()
         done = subprocess.run(

@@ -59,7 +59,10 @@ def neighbours(line: Line) -> Iterator[None]:
 @pytest.mark.usefixtures("neighbours")
 def test_two_servers_share_a_node(line: Line, results: Path) -> None:
     assert min(used_mib()[:2]) > IDLE_MIB
-    assert line.run("bench", "right", "--workload", "smoke-tiny", "--output", str(results / "right")).code == 0
+    assert (
+        line.run("bench", "right", "--workload", "smoke-tiny", "--rates", "4", "--output", str(results / "right")).code
+        == 0
+    )
     result = json.loads((results / "right" / "result.json").read_text())
     assert result["run"]["provenance"]["gpus"] == 1
     assert line.run("down", "left").code == 0
