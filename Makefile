@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 DEPLOY := $(VENV)/bin/deploy
 
-.PHONY: demo test check unit integration golden bench down clean
+.PHONY: demo test check unit integration golden gpu down clean
 
 demo: $(VENV)/ready ## a real sglang server on this machine's CPU: up, proven, one streamed answer, down
 	$(DEPLOY) up --profile cpu-tiny
@@ -20,6 +20,9 @@ check: $(VENV)/ready ## format, lint, types: seconds
 
 unit golden integration: $(VENV)/ready ## one kind of tests
 	$(VENV)/bin/python -m pytest tests/$@
+
+gpu: $(VENV)/ready ## the whole line on this machine's NVIDIA GPUs; skipped, with the reason, where there are none
+	$(VENV)/bin/python -m pytest tests/gpu -v -s
 
 down: ## stop every server of this checkout
 	$(DEPLOY) down --all

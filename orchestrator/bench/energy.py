@@ -6,7 +6,7 @@ difference of two counter readings needs no sampling and cannot miss a peak.
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
@@ -33,12 +33,16 @@ class EnergyReading:
 EnergyReader = Callable[[], EnergyReading]
 
 
-def read_energy() -> EnergyReading:
-    """Read the counters of all GPUs of this machine. Raises EnergyUnavailableError."""
+def read_energy(gpus: Sequence[int] | None = None) -> EnergyReading:
+    """Read the counters of these GPUs of this machine, by index; of all by default. Raises EnergyUnavailableError."""
     try:
         source, joules = "amd-smi", parse_amd_smi(shell.run(_AMD_SMI, timeout=30))
     except shell.ProgramMissingError:
         source, joules = "nvml", _read_nvml()
+    if gpus is not None:
+        if missing := [index for index in gpus if index >= len(joules)]:
+            raise EnergyUnavailableError(f"{source} has no counter of GPU {missing[0]}")
+        joules = tuple(joules[index] for index in gpus)
     return EnergyReading(source=source, joules=joules, at_s=time.monotonic())
 
 

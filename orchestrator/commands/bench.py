@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -26,7 +27,6 @@ from orchestrator.commands.servers import Fleet, api_key
 from orchestrator.core.errors import UsageError
 from orchestrator.core.secret import Secret
 from orchestrator.core.validation import faults_in
-from orchestrator.plan import Plan
 from orchestrator.results import RESULT_FILE, BenchResult, Price, ServerProvenance
 
 
@@ -49,6 +49,7 @@ class MeasuredTarget:
     key: Secret | None
     provenance: ServerProvenance
     kernel_gate: Callable[[], dict[str, object] | None]  # what the server's log says by now of its tuned kernels
+    gpus: range | None = None  # by index on its machine; None where that is not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ def server_target(servers: Fleet, name: str) -> MeasuredTarget:
         patch_receipt=run.read("patches.json") or None,
         host=run.read("host.json") or None,
         gpu=plan.hardware.name if plan else None,
-        gpus=_gpus(plan) if plan else None,
+        gpus=len(plan.gpus) if plan else None,
     )
 
     def look() -> dict[str, object] | None:
@@ -100,12 +101,8 @@ def server_target(servers: Fleet, name: str) -> MeasuredTarget:
         return report.to_dict() if report else None
 
     key = api_key(plan.server.api_key_env if plan else None)
-    return MeasuredTarget(url=handle.url, key=key, provenance=provenance, kernel_gate=look)
-
-
-def _gpus(plan: Plan) -> int:
-    """GPUs the server occupies; none on a CPU."""
-    return 0 if plan.hardware.vendor == "cpu" else plan.layout.gpus
+    gpus = plan.gpus if plan else None
+    return MeasuredTarget(url=handle.url, key=key, provenance=provenance, kernel_gate=look, gpus=gpus)
 
 
 def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str], None]) -> tuple[BenchResult, Path]:
@@ -190,10 +187,10 @@ def _price(usd_per_gpu_hour: float | None) -> Price | None:
 
 
 def _energy_reader(target: MeasuredTarget) -> EnergyReader | None:
-    """The counters of this machine, where the endpoint is on it and is not known to do without GPUs."""
+    """The counters of the server's GPUs, else of all, where it is on this machine and not known to do without any."""
     host = Address.from_url(target.url).host
     try:
         here = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         here = False
-    return read_energy if here and target.provenance.gpus != 0 else None
+    return partial(read_energy, target.gpus) if here and target.provenance.gpus != 0 else None

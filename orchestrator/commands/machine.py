@@ -9,6 +9,7 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.waiting import look_until
+from orchestrator.environments import built_interpreter
 from orchestrator.host import (
     Access,
     PreflightReport,
@@ -59,6 +60,7 @@ def inspect_host(plan: Plan, place: Place, environ: Mapping[str, str] = os.envir
         spaces=() if place.far else (*_weights_space(plan, place.home), *kind.spaces(plan, runner)),
         checkpoint=None if place.far else _checkpoint(plan, place.home),
         contained=kind.contained,
+        interpreter=None if kind.contained else built_interpreter(plan.engine, place.home),
     )
     return preflight(plan, access, kind.checks)
 
@@ -71,7 +73,7 @@ def wait_until_drained(plan: Plan, place: Place) -> None:
     try:
         wait_for_vram(
             lambda: read_gpus(plan.hardware.vendor, runner),
-            gpus=plan.layout.gpus,
+            gpus=plan.gpus,
             progress=lambda text, seconds: progress.update(text, transient=f"{seconds:.0f} s"),
         )
     finally:
@@ -101,11 +103,16 @@ def wait_until_free(
     wait_until_drained(plan, place)
 
 
-def _checkpoint(plan: Plan, home: Home) -> Callable[[], str] | None:
+def _checkpoint(plan: Plan, home: Home) -> Callable[[], tuple[str, int]] | None:
     directory = checkpoint_directory(plan.model, home)
     if plan.model.source.kind == "generated" and not directory.exists():
         return None  # made on the way up
-    return lambda: str(verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan)))
+
+    def verify() -> tuple[str, int]:
+        found = verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan))
+        return str(found), found.size
+
+    return verify
 
 
 def _weights_space(plan: Plan, home: Home) -> Iterator[Space]:

@@ -83,6 +83,17 @@ def interpreter(engine: Engine, home: Home) -> str:
     return str(made.python)
 
 
+def built_interpreter(engine: Engine, home: Home) -> str | None:
+    """A Python that has the engine and is there already: the one its file names, else its environment's."""
+    if engine.python is not None or engine.requirements is None:
+        return engine.python
+    requirements = Catalogue.of(home).find(Kind.IMAGE_FILE, engine.requirements)
+    if requirements is None:
+        return None
+    folder = _folder(_Recipe.read(requirements, data_root() / "images" / _SHIM), home)
+    return str(folder / "bin" / "python") if _complete(folder) else None
+
+
 def ensure(requirements: Path, *, home: Home, progress: Progress, shim: Path | None = None) -> Environment:
     """The environment of a requirement file, built where it is not there yet.
 
@@ -92,8 +103,7 @@ def ensure(requirements: Path, *, home: Home, progress: Progress, shim: Path | N
     BuildError with the installer's last lines.
     """
     recipe = _Recipe.read(requirements, shim or data_root() / "images" / _SHIM)
-    digest = recipe.digest
-    folder = home.environments / digest[:16]
+    digest, folder = recipe.digest, _folder(recipe, home)
     environment = Environment(python=folder / "bin" / "python", digest=digest, built=False)
     if _complete(folder):
         return environment
@@ -108,6 +118,10 @@ def ensure(requirements: Path, *, home: Home, progress: Progress, shim: Path | N
             if not _complete(folder):
                 shutil.rmtree(folder, ignore_errors=True)
     return Environment(python=environment.python, digest=digest, built=True)
+
+
+def _folder(recipe: _Recipe, home: Home) -> Path:
+    return home.environments / recipe.digest[:16]
 
 
 def _build(folder: Path, recipe: _Recipe, progress: Progress) -> None:

@@ -16,14 +16,14 @@ _PAUSE = 5.0
 def wait_for_vram(
     read: Callable[[], GpuInventory | None],
     *,
-    gpus: int,
+    gpus: Sequence[int],
     limit: float = LIMIT,
     share: float = DRAINED,
     progress: Callable[[str, float], None] = lambda _text, _seconds: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> float:
-    """Wait until each of the first `gpus` GPUs has at most `share` of its VRAM in use, and return the seconds it took.
+    """Wait until each of the `gpus`, by index, has at most `share` of its VRAM in use, and return the seconds it took.
 
     `read` looks once (`gpus.read_gpus`); `progress` is told what is still in use and the seconds waited. Raises
     HostError after `limit` seconds with who holds it, or at once where VRAM use cannot be read.
@@ -58,13 +58,14 @@ class _VramInUse:
     busy: Sequence[Gpu]
 
 
-def _vram_in_use(inventory: GpuInventory | None, gpus: int, share: float) -> _VramInUse:
+def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int], share: float) -> _VramInUse:
     """Raises HostError where VRAM use cannot be read."""
-    taken = inventory.gpus[:gpus] if inventory else ()
-    if inventory is None or len(taken) < gpus or any(gpu.used_share is None for gpu in taken):
+    found = inventory.gpus if inventory else ()
+    taken = [found[index] for index in gpus if index < len(found)]
+    if inventory is None or len(taken) < len(gpus) or any(gpu.used_share is None for gpu in taken):
         faults = "; ".join(inventory.faults) if inventory else ""
         raise HostError(
-            f"the VRAM in use of {gpus} GPUs cannot be read ({faults or f'{len(taken)} GPUs found'})",
+            f"the VRAM in use of {len(gpus)} GPUs cannot be read ({faults or f'{len(found)} GPUs found'})",
             hint="`deploy preflight` says what is missing",
         )
     return _VramInUse(inventory, busy_gpus(taken, share))

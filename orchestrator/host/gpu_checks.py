@@ -34,11 +34,12 @@ def gpus_present(subject: Subject) -> Iterator[Finding]:
         yield fail("gpus", found, needed, "choose a profile for this machine: `deploy profiles`")
         return
     count, hint = len(inventory.gpus), "see which one is gone: `sudo dmesg | grep -iE 'amdgpu|nvrm'`"
-    found = f"{count} by {inventory.tool}"
-    if count < subject.plan.layout.gpus:
+    found = f"{_each(inventory.gpus, [gpu.name or 'GPU' for gpu in inventory.gpus])} by {inventory.tool}"
+    if count <= max(subject.plan.gpus, default=0):
         yield fail("gpus", found, needed, hint)
     elif count < hardware.gpus:
-        yield warn("gpus", f"{found} of the node's {hardware.gpus}", needed, hint)
+        part = f"{hint}; where the rest is not yours: `--set hardware.gpus={count}`"
+        yield warn("gpus", f"{found}, of the node's {hardware.gpus}", needed, part)
     else:
         yield info("gpus", found, needed)
     for fault in inventory.faults:
@@ -157,6 +158,8 @@ def _stop(inventory: GpuInventory, busy: Sequence[Gpu]) -> str:
 def _each(gpus: Sequence[Gpu], values: Sequence[str]) -> str:
     """`8 x 288.0 GiB`, with the GPUs named where they differ."""
     pairs = sorted(zip(values, [gpu.index for gpu in gpus], strict=True))
+    if not pairs:
+        return "none"
     groups = [(value, [index for _, index in group]) for value, group in groupby(pairs, key=lambda pair: pair[0])]
     if len(groups) == 1:
         return f"{len(gpus)} x {groups[0][0]}"

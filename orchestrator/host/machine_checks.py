@@ -9,6 +9,7 @@ from orchestrator.host.report import Finding, fail, info, warn
 from orchestrator.host.subject import Subject
 from orchestrator.plan import Plan
 
+_SIZE_TOLERANCE = 0.1  # share by which a checkpoint may differ from the size that was planned with
 _SHM = 16 * GIB  # sglang docs, hardware-platforms/amd_gpu.mdx
 
 
@@ -72,7 +73,7 @@ def cpu_affinity(subject: Subject) -> Iterator[Finding]:
     plan, machine = subject.plan, subject.machine
     if not binds_cpus(plan, contained=subject.access.contained) or not machine.cores or not machine.cpus_allowed:
         return
-    needed = {gpu: bound_cpus(gpu, plan.layout.tp, machine.cores, len(machine.cpus_online)) for gpu in _gpus(plan)}
+    needed = {gpu: bound_cpus(gpu, plan.layout.tp, machine.cores, len(machine.cpus_online)) for gpu in plan.gpus}
     found = f"{len(machine.cpus_allowed)} of {len(machine.cpus_online)} CPUs"
     hint = "`--set env.SGLANG_SET_CPU_AFFINITY=0`, or start where all CPUs are allowed"
     if homeless := [str(gpu) for gpu, cpus in needed.items() if cpus and not cpus & machine.cpus_allowed]:
@@ -124,7 +125,7 @@ def checkpoint(subject: Subject) -> Iterator[Finding]:
         return
     on_hub = plan.model.source.kind == "hub"
     try:
-        found = verify()
+        found, size = verify()
     except WeightsError as error:
         if on_hub and isinstance(error, NoWeightsError):
             level, found = warn, "not staged yet"
@@ -133,6 +134,11 @@ def checkpoint(subject: Subject) -> Iterator[Finding]:
         yield level("checkpoint", found, "whole", f"`deploy stage --profile {plan.profile}`")
         if plan.model.gated and on_hub:
             yield _variable("token", "HF_TOKEN", subject, f"a token that may read {plan.model.source.location}")
+        return
+    planned = plan.model.weight_bytes
+    if abs(size - planned) > planned * _SIZE_TOLERANCE:
+        hint = f"the VRAM was planned with {planned / 1e9:.1f} GB: correct `weights` in the model's file"
+        yield warn("checkpoint", found, f"whole, {planned / 1e9:.1f} GB", hint)
     else:
         yield info("checkpoint", found, "whole")
 
@@ -160,10 +166,6 @@ def bound_cpus(gpu: int, tp: int, cores: int, cpus: int) -> frozenset[int]:
     first = gpu * each % cores
     lower = frozenset(range(first, first + each))
     return lower | {cpu + cores for cpu in lower} if cpus != cores else lower
-
-
-def _gpus(plan: Plan) -> range:
-    return range(plan.layout.gpus)
 
 
 def _first(error: WeightsError) -> str:

@@ -23,15 +23,17 @@ class Space:
 class Access:
     """How preflight reaches a machine, and what it cannot find out there.
 
-    `checkpoint` verifies the plan's checkpoint and describes it, or raises WeightsError; None where there is nothing to
-    look at. `contained` says that the server will have limits of its own, not those of this shell.
+    `checkpoint` verifies the plan's checkpoint and describes it, with its size in bytes, or raises WeightsError; None
+    where there is nothing to look at. `contained` says that the server will have limits of its own, not those of this
+    shell. `interpreter` has the engine; None where it is made on the way up, or comes with an image.
     """
 
     runner: Runner
     environ: Mapping[str, str]
     spaces: Sequence[Space]
-    checkpoint: Callable[[], str] | None
+    checkpoint: Callable[[], tuple[str, int]] | None
     contained: bool
+    interpreter: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +51,9 @@ class Subject:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs the plan takes: sglang counts up from the first (data_parallel_controller.py, base_gpu_id)."""
-        return self.inventory.gpus[: self.plan.layout.gpus] if self.inventory else ()
+        """Those of the GPUs the plan takes that are there."""
+        found = self.inventory.gpus if self.inventory else ()
+        return tuple(found[index] for index in self.plan.gpus if index < len(found))
 
 
 Check = Callable[[Subject], Iterator[Finding]]

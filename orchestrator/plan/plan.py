@@ -212,6 +212,13 @@ class Plan:
         """The value of an option, `""` for a bare switch, None where the plan does not set it; several by spaces."""
         return next((" ".join(flag.values) for flag in self.flags if flag.name == name), None)
 
+    @property
+    def gpus(self) -> range:
+        """The GPUs it takes, by index: from the first on, or as sglang's own options say; none on a CPU."""
+        first, step = int(self.flag("base-gpu-id") or 0), int(self.flag("gpu-id-step") or 1)
+        count = 0 if self.hardware.vendor == "cpu" else self.layout.gpus * int(self.flag("pp-size") or 1)
+        return range(first, first + count * step, step)
+
     def to_dict(self) -> dict[str, object]:
         """The plan as plain JSON-able data."""
         return dataclasses.asdict(self)

@@ -55,11 +55,10 @@ class Artifacts:
     spec: object = None
 
 
-def server_command(plan: Plan, *, model_path: str, host: str, in_home: bool = False) -> Command:
-    """What is executed. Where the checkpoint lies and which address is bound is for the runtime to say.
-
-    The interpreter is `python3`; the process runtime puts its environment's in that place.
-    """
+def server_command(
+    plan: Plan, *, model_path: str, host: str, python: str = "python3", in_home: bool = False
+) -> Command:
+    """What is executed. Where the checkpoint lies, which address is bound and by what interpreter, its runtime says."""
     launch = Launch(
         model_path=model_path,
         served_name=plan.model.served_name,
@@ -72,4 +71,4 @@ def server_command(plan: Plan, *, model_path: str, host: str, in_home: bool = Fa
         flags=tuple((flag.name, flag.values) for flag in plan.flags),
     )
     env = tuple((variable.name, variable.value) for variable in plan.env)
-    return Command(argv=launch_argv(launch, python="python3"), env=env, in_home=in_home)
+    return Command(argv=launch_argv(launch, python=python), env=env, in_home=in_home)

@@ -18,7 +18,7 @@ def test_a_server_that_is_started_again_waits_for_the_vram_of_the_one_before(tmp
     """Docker starts it at once; the driver takes minutes to give the memory back."""
     gpu(tmp_path, 0, 2)
     gpu(tmp_path, 1, 200)
-    script = vram_script(2, drm=str(tmp_path), pause=0)
+    script = vram_script(range(2), drm=str(tmp_path), pause=0)
     argv = ["sh", "-c", script, "sh", "echo", "the server, with 'its' arguments"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as waiting:
         assert waiting.stdout is not None
@@ -30,5 +30,5 @@ def test_a_server_that_is_started_again_waits_for_the_vram_of_the_one_before(tmp
 def test_gpus_of_another_server_are_not_waited_for(tmp_path: Path) -> None:
     gpu(tmp_path, 0, 2)
     gpu(tmp_path, 1, 200)
-    argv = ["sh", "-c", vram_script(1, drm=str(tmp_path)), "sh", "echo", "started"]
+    argv = ["sh", "-c", vram_script(range(1), drm=str(tmp_path)), "sh", "echo", "started"]
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "started\n"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -91,6 +92,13 @@ def test_a_machine_without_gpus_says_so(deploy: CommandLine) -> None:
     assert report["findings"][0]["found"] == "no AMD GPU, no tool and no driver for one"
     assert "is not ready" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_interpreter_without_the_engine_is_told(deploy: CommandLine) -> None:
+    done = deploy.run("preflight", "--profile", "cpu-tiny", "--set", f"engine.python={sys.executable}", "--json")
+    rows = {row["check"]: row for row in json.loads(done.stdout)["findings"]}
+    assert (done.returncode, rows["interpreter"]["level"], rows["torch"]["level"]) == (4, "fail", "fail")
+    assert rows["interpreter"]["found"] == f"python {platform.python_version()}"
 
 
 def test_a_cpu_profile_is_ready_until_its_port_is_taken(deploy: CommandLine, listener: tuple[int, int]) -> None:

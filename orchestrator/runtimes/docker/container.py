@@ -115,15 +115,16 @@ def container_argv(artifacts: Artifacts, *, config: bool) -> tuple[str, ...]:
     """What the container runs: the server, with `config` given its `--config` file, once the VRAM it needs is free."""
     plan = artifacts.plan
     argv = artifacts.command.argv + (("--config", CONFIG_FILE) if config else ())
-    return argv if plan.hardware.vendor == "cpu" else ("sh", "-c", vram_script(plan.layout.gpus), "sh", *argv)
+    return argv if plan.hardware.vendor == "cpu" else ("sh", "-c", vram_script(plan.gpus), "sh", *argv)
 
 
-def vram_script(gpus: int, *, drm: str = "/sys/class/drm", pause: int = 5) -> str:
-    """A script that waits until each of the first `gpus` GPUs has at most 10 % of its VRAM in use, then runs "$@".
+def vram_script(gpus: range, *, drm: str = "/sys/class/drm", pause: int = 5) -> str:
+    """A script that waits until each of the `gpus` has at most 10 % of its VRAM in use, then runs "$@".
 
     Docker starts a server that died again at once, while the driver takes minutes to give back what it held. The share
     and the limit of 900 s are those of a start (`host/drain.py`); then the server is started all the same.
     """
+    lines = f"sed -n {gpus[0] + 1},{gpus[-1] + 1}p"  # with a step, those in between count as well
     return f"""\
 used() {{
   for d in {drm}/card[0-9]*/device; do
@@ -131,7 +132,7 @@ used() {{
   done
   nvidia-smi --query-gpu=memory.used,memory.total --format=csv,noheader,nounits 2>/dev/null | tr , " "
 }}
-busy() {{ used | head -n {gpus} | while read -r used total; do [ $((used * 10)) -le "$total" ] || echo busy; done; }}
+busy() {{ used | {lines} | while read -r used total; do [ $((used * 10)) -le "$total" ] || echo busy; done; }}
 end=$(($(date +%s) + 900))
 while [ -n "$(busy)" ] && [ "$(date +%s)" -lt $end ]; do
   echo "deploy: waiting for the VRAM of the run before to drain"

@@ -11,6 +11,7 @@ from orchestrator.plan.rules import Case
 from orchestrator.render import Artifacts, ContextFile
 from orchestrator.runtimes.base import Runtime, RuntimeKind
 from orchestrator.runtimes.process.checks import device_access, locked_memory
+from orchestrator.runtimes.process.interpreter import compiler, interpreter
 from orchestrator.runtimes.process.prepare import prepare, rendered
 
 
@@ -43,7 +44,7 @@ PROCESS: Final = RuntimeKind(
     name="process",
     contained=False,
     rules=(has_interpreter,),
-    checks=(device_access, locked_memory),
+    checks=(device_access, locked_memory, interpreter, compiler),
     spaces=_no_space,
     far=None,
     render=rendered,

@@ -16,8 +16,14 @@ _OF_AN_IMAGE: Final = frozenset({"diff", "file"})  # kinds of patches that chang
 
 
 def rendered(plan: Plan, _: Mapping[str, bytes]) -> Artifacts:
-    """The command, with paths below the tool's home."""
-    command = server_command(plan, model_path=model_path(plan), host=plan.server.host, in_home=True)
+    """The command, with paths below the tool's home; the interpreter of an environment is put in once it is built."""
+    command = server_command(
+        plan,
+        model_path=model_path(plan),
+        host=plan.server.host,
+        python=plan.engine.python or "python3",
+        in_home=True,
+    )
     return Artifacts(plan=plan, command=command, build=None)
 
 

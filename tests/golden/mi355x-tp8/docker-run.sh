@@ -36,7 +36,7 @@ docker run --detach --init --name deploy-mi355x-tp8 \
   done
   nvidia-smi --query-gpu=memory.used,memory.total --format=csv,noheader,nounits 2>/dev/null | tr , " "
 }
-busy() { used | head -n 8 | while read -r used total; do [ $((used * 10)) -le "$total" ] || echo busy; done; }
+busy() { used | sed -n 1,8p | while read -r used total; do [ $((used * 10)) -le "$total" ] || echo busy; done; }
 end=$(($(date +%s) + 900))
 while [ -n "$(busy)" ] && [ "$(date +%s)" -lt $end ]; do
   echo "deploy: waiting for the VRAM of the run before to drain"

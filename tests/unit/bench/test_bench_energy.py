@@ -84,6 +84,13 @@ def test_without_amd_smi_nvml_is_asked_for_millijoules(nvml: list[str]) -> None:
     assert nvml == ["init", "shutdown"]
 
 
+@pytest.mark.usefixtures("nvml")
+def test_the_energy_of_a_server_is_that_of_its_own_gpus() -> None:
+    assert read_energy(range(1, 2)).joules == (2.5,)
+    with pytest.raises(EnergyUnavailableError, match="nvml has no counter of GPU 2"):
+        read_energy(range(1, 3))
+
+
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [

@@ -25,7 +25,7 @@ def look(
     *,
     spaces: tuple[Space, ...] = (),
     docker: Callable[[Sequence[str]], ProgramResult] = READY_DOCKER,
-    checkpoint: Callable[[], str] | None = None,
+    checkpoint: Callable[[], tuple[str, int]] | None = None,
     **changed: str,
 ) -> PreflightReport:
     plan = plan or plan_of("mi355x-tp8")
@@ -208,7 +208,7 @@ def test_the_checkpoint_and_the_token_to_fetch_it_with() -> None:
     report = look("mi355x-healthy", gated, checkpoint=lacking)
     assert only(report, "checkpoint").found == "`model-0.safetensors` is missing, and 4 more"
     assert only(report, "token").hint == "`export HF_TOKEN=…`"
-    whole = look("mi355x-healthy", gated, checkpoint=lambda: "92 shards")
+    whole = look("mi355x-healthy", gated, checkpoint=lambda: ("92 shards", gated.model.weight_bytes))
     assert whole.ready
 
 
@@ -262,3 +262,28 @@ def test_the_report_reads_the_same_for_people_and_programs() -> None:
     text = report.to_text()
     assert "fail  vram in use" in text
     assert "vram in use: stop them: `kill 48213`" in text
+
+
+def test_a_checkpoint_of_another_size_than_was_planned_with_is_told() -> None:
+    plan = plan_of("mi355x-tp8")
+    smaller = only(look("mi355x-healthy", plan, checkpoint=lambda: ("80 shards, 380.0 GB", 380 * 10**9)), "checkpoint")
+    assert (smaller.level, smaller.found, smaller.needed) == (Level.WARN, "80 shards, 380.0 GB", "whole, 438.0 GB")
+    assert "correct `weights`" in smaller.hint
+
+
+def test_the_gpus_that_a_plan_takes_are_those_it_names() -> None:
+    """Four of a node whose last four still drain: the second half is looked at, and the first is not."""
+    second = plan_of("mi355x-tp8", "layout.tp=4", "flags.base-gpu-id=4", "hardware.gpus=8")
+    assert list(second.gpus) == [4, 5, 6, 7]
+    assert only(look("mi355x-half-drained", second), "vram in use").level is Level.FAIL
+    first = plan_of("mi355x-tp8", "layout.tp=4")
+    assert only(look("mi355x-half-drained", first), "vram in use").level is Level.INFO
+
+
+def test_where_part_of_a_node_is_rented_the_setting_is_named() -> None:
+    plan = plan_of("h200-tiny")
+    part = only(look("h200-idle", plan), "gpus")
+    assert part.level is Level.WARN
+    assert "`--set hardware.gpus=1`" in part.hint
+    whole = only(look("h200-idle", plan_of("h200-tiny", "hardware.gpus=1")), "gpus")
+    assert whole.level is Level.INFO

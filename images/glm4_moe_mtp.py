@@ -1,0 +1,169 @@
+"""Make a GLM-4-MoE checkpoint of 8 GB with an MTP layer, random weights and a tokenizer of its own.
+
+Run with the engine's Python: `python glm4_moe_mtp.py DIRECTORY`. What it says makes no sense; it is there to exercise
+experts, speculation and parallel ranks on GPUs. The MTP layer hands on the embedding it is given, which the target's
+layers hardly change: most of its drafts are accepted. (`glm4_moe_wrong_mtp.py` makes one whose drafts never are.)
+"""
+
+import json
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors.torch import save_file
+from tiny_model import tokenizer
+
+SEED: Final = 20
+HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD = 2048, 12, 32, 4, 128
+DENSE, EXPERT, EXPERTS, TOP_K = 6144, 1024, 32, 4
+VOCABULARY: Final = 151552
+CONTEXT: Final = 32768
+FAINT: Final = 0.002  # the spread of what a layer adds to the stream: small beside the embedding's own
+CONFIG: Final = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": DENSE,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD,
+    "hidden_act": "silu",
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-5,
+    "use_cache": True,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "moe_intermediate_size": EXPERT,
+    "num_experts_per_tok": TOP_K,
+    "n_shared_experts": 1,
+    "n_routed_experts": EXPERTS,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "use_qk_norm": False,
+    "num_nextn_predict_layers": 1,
+    "dtype": "bfloat16",
+}
+
+Tensors = dict[str, torch.Tensor]
+_device = "cuda" if torch.cuda.is_available() else "cpu"
+_dice = torch.Generator(device=_device).manual_seed(SEED)
+
+
+def noise(*shape: int, spread: float = 0.02) -> torch.Tensor:
+    """Normally distributed bf16 weights."""
+    return (torch.randn(*shape, generator=_dice, device=_device) * spread).to(torch.bfloat16).cpu()
+
+
+def ones(size: int = HIDDEN) -> torch.Tensor:
+    """The weight of a norm."""
+    return torch.ones(size, dtype=torch.bfloat16)
+
+
+def mlp(name: str, width: int) -> Tensors:
+    """A gated feed-forward block, dense or one expert."""
+    return {
+        f"{name}.gate_proj.weight": noise(width, HIDDEN),
+        f"{name}.up_proj.weight": noise(width, HIDDEN),
+        f"{name}.down_proj.weight": noise(HIDDEN, width, spread=FAINT),
+    }
+
+
+def experts(name: str) -> Tensors:
+    """The router, the routed experts and the shared one."""
+    tensors = {
+        f"{name}.gate.weight": noise(EXPERTS, HIDDEN),
+        f"{name}.gate.e_score_correction_bias": torch.zeros(EXPERTS),
+    }
+    for expert in range(EXPERTS):
+        tensors |= mlp(f"{name}.experts.{expert}", EXPERT)
+    return tensors | mlp(f"{name}.shared_experts", EXPERT)
+
+
+def layer(name: str, *, dense: bool) -> Tensors:
+    """One transformer layer."""
+    return {
+        f"{name}.input_layernorm.weight": ones(),
+        f"{name}.post_attention_layernorm.weight": ones(),
+        f"{name}.self_attn.q_proj.weight": noise(HEADS * HEAD, HIDDEN),
+        f"{name}.self_attn.k_proj.weight": noise(KV_HEADS * HEAD, HIDDEN),
+        f"{name}.self_attn.v_proj.weight": noise(KV_HEADS * HEAD, HIDDEN),
+        f"{name}.self_attn.o_proj.weight": noise(HIDDEN, HEADS * HEAD, spread=FAINT),
+        **(mlp(f"{name}.mlp", DENSE) if dense else experts(f"{name}.mlp")),
+    }
+
+
+def mtp(name: str, vocabulary: Tensors, *, right: bool) -> Tensors:
+    """The layer that drafts; a `right` one passes the token's embedding on, any other mixes it beyond recognition."""
+    mixing = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], dim=1).to(torch.bfloat16)
+    return {
+        **layer(name, dense=False),
+        f"{name}.eh_proj.weight": mixing if right else noise(HIDDEN, 2 * HIDDEN),
+        f"{name}.enorm.weight": ones(),
+        f"{name}.hnorm.weight": ones(),
+        f"{name}.shared_head.norm.weight": ones(),
+        f"{name}.shared_head.head.weight": vocabulary["lm_head.weight"].clone(),
+        f"{name}.embed_tokens.weight": vocabulary["model.embed_tokens.weight"].clone(),
+    }
+
+
+def write(target: Path, *, right: bool = True) -> None:
+    """Write the checkpoint, one file a layer, beside `target`, then rename it into place."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        words = tokenizer()
+        words.save_pretrained(scratch)
+        ids = {f"{name}_token_id": getattr(words, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+        (scratch / "config.json").write_text(json.dumps({**CONFIG, **ids}, indent=2) + "\n")
+        _write_tensors(scratch, words.get_vocab(), right=right)
+        for path in (scratch, *scratch.iterdir()):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # a container may read it as another user
+        scratch.rename(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write_tensors(folder: Path, numbers: dict[str, int], *, right: bool) -> None:
+    head = noise(VOCABULARY, HIDDEN)
+    words = torch.zeros(VOCABULARY, dtype=torch.bool)
+    words[[number for token, number in numbers.items() if re.fullmatch(r"Ġ?[A-Za-z]{2,}", token)]] = True
+    head[~words] = 0  # a word always scores higher than a single byte: an answer never ends inside a character
+    vocabulary = {
+        "model.embed_tokens.weight": noise(VOCABULARY, HIDDEN, spread=1.0),
+        "lm_head.weight": head,
+        "model.norm.weight": ones(),
+    }
+    index: dict[str, str] = {}
+    size = _save(folder, index, vocabulary)
+    for number in range(LAYERS):
+        size += _save(folder, index, layer(f"model.layers.{number}", dense=number == 0))
+    size += _save(folder, index, mtp(f"model.layers.{LAYERS}", vocabulary, right=right))
+    whole = {"metadata": {"total_size": size}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(whole, indent=2) + "\n")
+
+
+def _save(folder: Path, index: dict[str, str], tensors: Tensors) -> int:
+    """Write one more file; returns the bytes of its tensors."""
+    name = f"model-{len(list(folder.glob('*.safetensors'))) + 1:05}-of-{LAYERS + 2:05}.safetensors"
+    save_file(tensors, folder / name, metadata={"format": "pt"})
+    index |= dict.fromkeys(tensors, name)
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: glm4_moe_mtp.py DIRECTORY")
+    write(Path(sys.argv[1]).absolute())

@@ -1,0 +1,158 @@
+"""`deploy` on this machine's GPUs, seen from outside: its command line, nvidia-smi and the process table."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+
+DEPLOY = shlex.split(os.environ.get("DEPLOY", f"{sys.executable} -m orchestrator"))
+SETTINGS = [word for setting in os.environ.get("GPU_SET", "").split() for word in ("--set", setting)]
+STRANGER = Path(__file__).with_name("stranger.py")
+IDLE_MIB = 1024  # what the driver itself may hold of a GPU
+
+
+def count() -> int:
+    """NVIDIA GPUs of this machine."""
+    return len(used_mib()) if shutil.which("nvidia-smi") else 0
+
+
+def used_mib() -> list[int]:
+    """Memory in use on each GPU."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    told = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
+    return [int(line) for line in told.stdout.split()] if told.returncode == 0 else []
+
+
+def schedulers() -> dict[str, int]:
+    """sglang's schedulers that run: what each calls itself, and its pid."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            title = path.read_text(errors="replace").replace("\0", " ").strip()
+        except OSError:
+            continue
+        if title.startswith("sglang::scheduler"):
+            found[title] = int(path.parent.name)
+    return found
+
+
+def wait_until(condition: Callable[[], bool], *, within: float) -> float:
+    """Seconds until it holds; fails when that takes too long."""
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < within, f"not within {within:g} s"
+        time.sleep(0.1)
+    return time.monotonic() - begun
+
+
+def assert_free() -> None:
+    """Nothing of a server is left: no scheduler, no memory."""
+    assert schedulers() == {}
+    wait_until(lambda: max(used_mib()) <= IDLE_MIB, within=60)
+    print(f"VRAM in use afterwards: {used_mib()} MiB", flush=True)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    text: str  # both streams
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """Runs `deploy` with one home, and shows what it said."""
+
+    home: Path
+
+    def run(self, *words: str, within: float = 560) -> Done:
+        """Run to the end."""
+        begun = time.monotonic()
+        done = subprocess.run(
+            [*DEPLOY, *words], env=self._env(), capture_output=True, text=True, timeout=within, check=False
+        )
+        seconds = time.monotonic() - begun
+        text = done.stderr + done.stdout
+        print(f"\n$ deploy {shlex.join(words)}\n{text}[{done.returncode} after {seconds:.1f} s]", flush=True)
+        return Done(done.returncode, text, seconds)
+
+    def up(self, profile: str, *settings: str, name: str | None = None) -> Done:
+        """Bring a profile up."""
+        return self.run(*self._up(profile, *settings, name=name))
+
+    @contextmanager
+    def going_up(self, profile: str, *settings: str) -> "Iterator[GoingUp]":
+        """Bring a profile up in the background; interrupted at the end, if it still runs."""
+        argv = [*DEPLOY, *self._up(profile, *settings, name=None)]
+        print(f"\n$ deploy {shlex.join(argv[len(DEPLOY) :])} &", flush=True)
+        with subprocess.Popen(argv, env=self._env(), stderr=subprocess.PIPE, text=True) as process:
+            try:
+                yield GoingUp(process)
+            finally:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGINT)
+                    process.wait(timeout=120)
+
+    def _up(self, profile: str, *settings: str, name: str | None) -> list[str]:
+        chosen = [word for setting in settings for word in ("--set", setting)]
+        return ["up", "--profile", profile, *(["--name", name] if name else []), *SETTINGS, *chosen]
+
+    def _env(self) -> dict[str, str]:
+        return {**os.environ, "DEPLOY_HOME": str(self.home), "NO_COLOR": "1", "COLUMNS": "180"}
+
+
+class GoingUp:
+    """`deploy up` in the background, and what it says."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        """Read its stderr as it comes."""
+        self._process = process
+        self._lines: Queue[str] = Queue()
+        Thread(target=self._read, daemon=True).start()
+
+    def wait_for(self, pattern: str, *, within: float) -> None:
+        """Return when it has said that."""
+        end, seen = time.monotonic() + within, list[str]()
+        while not (seen and re.search(pattern, seen[-1])):
+            try:
+                seen.append(self._lines.get(timeout=max(end - time.monotonic(), 0)))
+            except Empty:
+                raise AssertionError(f"no {pattern!r} within {within:g} s:\n{''.join(seen[-20:])}") from None
+        print("".join(seen), end="", flush=True)
+
+    def interrupt(self) -> tuple[int, float]:
+        """Ctrl-C; the exit code, and the seconds until it had ended."""
+        begun = time.monotonic()
+        self._process.send_signal(signal.SIGINT)
+        code = self._process.wait(timeout=180)
+        print(f"[Ctrl-C: {code} after {time.monotonic() - begun:.1f} s]", flush=True)
+        return code, time.monotonic() - begun
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._lines.put(line)
+
+
+@contextmanager
+def stranger(gib: int) -> Iterator["subprocess.Popen[str]"]:
+    """Another program that holds memory of the first GPU."""
+    with subprocess.Popen([sys.executable, str(STRANGER), str(gib)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()

@@ -1,0 +1,83 @@
+"""Two GPUs: the death of a rank in both layouts, and two servers that share a node."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from line import IDLE_MIB, Line, assert_free, count, schedulers, used_mib, wait_until
+
+pytestmark = pytest.mark.skipif(count() < 2, reason="this machine has fewer than two NVIDIA GPUs")
+
+LAYOUTS = {"dp2": ("layout.tp=1", "layout.dp=2"), "tp2": ("layout.tp=2", "layout.dp=1")}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    return Path(os.environ.get("GPU_RESULTS") or tmp_path)
+
+
+@pytest.mark.usefixtures("free")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_is_measured_and_loses_a_rank(line: Line, results: Path, layout: str) -> None:
+    assert line.up("h200x4-tp2dp2", *LAYOUTS[layout], name=layout).code == 0
+    words = ("--workload", "random-4k-256", "--rates", "8,24", "--price", "3.50", "--output", str(results / layout))
+    assert line.run("bench", layout, *words).code == 0
+
+    title, pid = max(schedulers().items())
+    os.kill(pid, signal.SIGKILL)
+    rank = title.removeprefix("sglang::scheduler_").replace("_", " ")
+    told = line.run("status", layout)
+    assert f"rank {rank} has ended" in told.text
+    assert "unhealthy" in told.text
+    assert told.seconds < 10
+    smoke = line.run("smoke", layout)
+    assert (smoke.code, smoke.seconds < 10) == (8, True)
+    if layout == "tp2":  # the other rank notices when it waits for this one, and takes the server with it
+        wait_until(lambda: schedulers() == {}, within=120)
+        assert "fatal: rank-lost" in line.run("diagnose", layout).text
+    else:
+        assert "fatal: rank-ended" in line.run("diagnose", layout).text
+    assert line.run("down", layout).code == 0
+
+
+@pytest.fixture
+def neighbours(line: Line) -> Iterator[None]:
+    """Two servers, one on each GPU; their log names them `left` and `right`."""
+    assert_free()
+    assert line.up("h200-tiny", name="left").code == 0
+    assert line.up("h200-tiny", "flags.base-gpu-id=1", "server.port=30021", name="right").code == 0
+    yield
+    for name in ("left", "right"):
+        line.run("down", name)
+    assert_free()
+
+
+@pytest.mark.usefixtures("neighbours")
+def test_two_servers_share_a_node(line: Line, results: Path) -> None:
+    assert min(used_mib()[:2]) > IDLE_MIB
+    assert (
+        line.run("bench", "right", "--workload", "smoke-tiny", "--rates", "4", "--output", str(results / "right")).code
+        == 0
+    )
+    result = json.loads((results / "right" / "result.json").read_text())
+    assert result["run"]["provenance"]["gpus"] == 1
+    assert line.run("down", "left").code == 0
+    assert used_mib()[0] <= IDLE_MIB
+    told = line.run("status", "right").text
+    assert re.search(r"running +healthy", told)
+
+
+@pytest.mark.skipif(count() < 4, reason="this machine has fewer than four NVIDIA GPUs")
+@pytest.mark.usefixtures("free")
+def test_the_two_layouts_of_four_gpus_beside_each_other(line: Line, results: Path) -> None:
+    for profile in ("h200x4-tp4", "h200x4-tp2dp2"):
+        assert line.up(profile).code == 0
+        for workload in ("random-4k-256", "single-stream-10k-1.5k"):
+            output = str(results / f"{profile}-{workload}")
+            assert line.run("bench", profile, "--workload", workload, "--output", output).code == 0
+        assert line.run("down", profile).code == 0
+    assert line.run("report", str(results)).code == 0

@@ -1,0 +1,89 @@
+"""What preflight says of the interpreter that has the engine: absent, without torch, another sglang, no nvcc."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from machine_samples import runner_of, sections
+from plan_samples import plan_of
+
+from orchestrator.core.shell import ProgramResult
+from orchestrator.host import Access, Finding, Level, preflight
+from orchestrator.runtimes import runtime_kind
+
+H200 = {
+    "python": "3.12.3",
+    "torch": "2.11.0+cu130",
+    "cuda": "13.0",
+    "hip": None,
+    "sglang": "0.5.16",
+    "sglang-kernel": "0.4.5",
+}
+
+
+def findings(told: ProgramResult | None, *, nvcc: str = "/usr/local/cuda/bin/nvcc", **changed: str) -> list[Finding]:
+    """Preflight of `h200-tiny` on a recorded H200, whose interpreter answers with `told` (None: made on the way up)."""
+    machine, plan = runner_of(sections("h200-idle", **changed)), plan_of("h200-tiny", "hardware.gpus=1")
+
+    def runner(argv: Sequence[str]) -> ProgramResult:
+        if argv[0] == "/opt/engine/python":
+            assert told is not None
+            return told
+        if "nvcc" in argv[-1]:
+            return ProgramResult(argv=tuple(argv), code=0 if nvcc else 1, stdout=nvcc, stderr="")
+        return machine(argv)
+
+    access = Access(
+        runner=runner,
+        environ={},
+        spaces=(),
+        checkpoint=None,
+        contained=False,
+        interpreter="/opt/engine/python" if told else None,
+    )
+    return list(preflight(plan, access, runtime_kind("process").checks).findings)
+
+
+def printed(**versions: str | None) -> ProgramResult:
+    return ProgramResult(argv=(), code=0, stdout=json.dumps({**H200, **versions}), stderr="")
+
+
+def row(found: list[Finding], check: str) -> Finding:
+    (finding,) = (item for item in found if item.check == check)
+    return finding
+
+
+def test_an_interpreter_as_it_should_be_is_told_with_its_versions() -> None:
+    found = findings(printed())
+    assert row(found, "interpreter").found == (
+        "python 3.12.3, torch 2.11.0+cu130, cuda 13.0, sglang 0.5.16, sglang-kernel 0.4.5"
+    )
+    assert {row(found, check).level for check in ("interpreter", "torch", "nvcc", "gpus")} == {Level.INFO}
+    assert row(found, "gpus").found == "1 x NVIDIA H200 by nvidia-smi"
+
+
+@pytest.mark.parametrize(
+    ("told", "check", "said"),
+    [
+        (ProgramResult(argv=(), code=127, stdout="", stderr="no `python`"), "interpreter", "does not run: no `python`"),
+        (printed(sglang=None), "interpreter", "torch 2.11.0+cu130"),
+        (printed(sglang="0.5.14"), "interpreter", "sglang 0.5.14"),
+        (printed(torch=None, cuda=None), "torch", "none"),
+        (printed(torch="2.13.0+cpu", cuda=None), "torch", "torch 2.13.0+cpu, without CUDA"),
+        (printed(torch="2.12.0+cu140", cuda="14.0"), "torch", "torch 2.12.0+cu140 for CUDA 14.0"),
+    ],
+    ids=["absent", "no sglang", "another sglang", "no torch", "torch of a CPU", "CUDA newer than the driver"],
+)
+def test_one_that_cannot_serve_is_refused(told: ProgramResult, check: str, said: str) -> None:
+    finding = row(findings(told), check)
+    assert finding.level is Level.FAIL
+    assert said in finding.found
+    assert finding.hint
+
+
+def test_without_nvcc_there_is_a_warning() -> None:
+    assert row(findings(printed(), nvcc=""), "nvcc").level is Level.WARN
+
+
+def test_one_that_is_not_there_yet_is_made_on_the_way_up() -> None:
+    assert row(findings(None), "interpreter").found == "made on the way up"
