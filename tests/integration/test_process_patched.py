@@ -3,20 +3,25 @@
 import dataclasses
 import json
 import os
+import shutil
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+from command_line import CommandLine
 from plan_samples import plan_of
 
 from orchestrator.commands.planning import load
+from orchestrator.commands.runs import open_run
 from orchestrator.core.errors import BuildError, PatchError
 from orchestrator.core.paths import Home
 from orchestrator.core.shell import run
+from orchestrator.render import files
 from orchestrator.runtimes import Place
 from orchestrator.runtimes.process import patched
 from orchestrator.runtimes.process.prepare import prepare, rendered, source_patches
+from orchestrator.runtimes.process.runtime import ProcessRuntime
 
 GUARD = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
 UNPATCHED = "#pragma once\n\n#include <algorithm>  // for std::min\n#include <cuda_runtime.h>\n\nint x;\n"
@@ -209,7 +214,38 @@ def test_the_server_is_led_to_the_copy_and_to_the_table(installed: Path, tmp_pat
     assert table.read_bytes() == b"gfx,cu_num\n"
     assert table.is_relative_to(home.packages)
     assert env["PYTHONPATH"] == f"{table.parents[1] / 'python'}{os.pathsep}{installed}"
-    assert prepared.artifacts.command.script == ()
+    [written] = [file for file in files(prepared.artifacts) if file.path == "server.sh"]
+    shutil.rmtree(table.parents[1])
+    script = tmp_path / "server.sh"
+    script.write_bytes(written.content)
+    refused = run(["sh", str(script)], env={"DEPLOY_HOME": str(home.root)})
+    assert (refused.code, "the patched copy is gone" in refused.stderr) == (1, True)
     assert prepared.not_needed >= {"mtp-shared-expert-exclude"}  # its sources turned out to do it themselves
     record = json.loads(json.dumps(prepared.records["patches.json"]))  # as the run directory keeps it
     assert {entry["id"]: entry["state"] for entry in record["patches"]}["aiter-fp4-moe-table"] == "applied"
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_cache_knows_the_copies_and_spares_those_that_serve(tmp_path: Path) -> None:
+    """On a pod: there is no Docker engine to ask."""
+    home, plan = Home(tmp_path / "home"), plan_of("cpu-tiny")
+    deploy = CommandLine(home, {"DOCKER_HOST": f"unix://{tmp_path}/no.sock"})
+    copy = copy_in(home)
+    run_dir = open_run(home, "sleeper", plan)
+    run_dir.save("patches.json", dataclasses.asdict(copy.receipt))
+    artifacts = rendered(plan, {})
+    sleeping = dataclasses.replace(artifacts, command=dataclasses.replace(artifacts.command, argv=("sleep", "600")))
+    runtime = ProcessRuntime(home)
+    handle = runtime.start(sleeping, name="sleeper", run_dir=run_dir.path, secrets={})
+    try:
+        [known] = json.loads(deploy.run("cache", "ls", "--json").stdout)["copies"]
+        assert (known["folder"], known["version"], known["servers"]) == (str(copy.folder), "0.5.14", ["sleeper"])
+        assert known["patches"] == ["rocm-cuda-runtime-guard"]
+        assert "is in use by `sleeper`" in deploy.run("cache", "clear").stderr
+        assert copy.folder.is_dir()
+    finally:
+        runtime.stop(handle, grace=0)
+    assert str(copy.folder) in deploy.run("cache", "ls").stdout
+    assert deploy.run("cache", "clear").returncode == 0
+    assert not copy.folder.exists()
+    assert copy_in(home).made

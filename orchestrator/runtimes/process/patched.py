@@ -77,18 +77,18 @@ def patched_copy(python: str, sources: SourcePatches, home: Home) -> PatchedCopy
         hint = "name one that has it: `--set engine.python=…`; or `--set runtime=docker`"
         raise BuildError(f"`{python}` has no sglang to patch", hint=hint)
     folder = home.packages / _digest(python, sources, found)[:16]
-    if (receipt := _receipt_of(folder)) is not None:
+    if (receipt := receipt_of(folder)) is not None:
         return PatchedCopy(folder=folder, receipt=receipt, made=False)
     progress = Progress()
     with locked(folder.with_suffix(".lock"), progress):
-        if (receipt := _receipt_of(folder)) is not None:  # somebody else has made it meanwhile
+        if (receipt := receipt_of(folder)) is not None:  # somebody else has made it meanwhile
             return PatchedCopy(folder=folder, receipt=receipt, made=False)
         try:
             receipt = _make(folder, python, sources, found)
         except OSError as error:
             raise BuildError(f"`{folder}` cannot be written: {error.strerror or error}") from error
         finally:
-            if _receipt_of(folder) is None:
+            if receipt_of(folder) is None:
                 shutil.rmtree(folder, ignore_errors=True)
     return PatchedCopy(folder=folder, receipt=receipt, made=True)
 
@@ -183,7 +183,7 @@ def _stamps(root: str) -> Iterator[str]:
             yield f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0"
 
 
-def _receipt_of(folder: Path) -> ImageReceipt | None:
+def receipt_of(folder: Path) -> ImageReceipt | None:
     """The receipt of a copy that is whole: what patches wrote is still there as they wrote it. Else None."""
     try:
         receipt = parse_receipt((folder / _RECEIPT).read_text(encoding="utf-8"))

@@ -1,6 +1,7 @@
 """Before a process starts: a Python that has the engine, and its sources with the plan's patches in them."""
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import PurePosixPath
@@ -73,7 +74,9 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     copy = patched_copy(python, sources, place.home)
     states = ", ".join(f"{record.id} {record.state}" for record in copy.receipt.patches)
     note(f"patched sglang {'made' if copy.made else 'found'} at {copy.folder}: {states}")
-    command = replace(command, env=_env(artifacts.plan, sources, copy), script=())
+    gone = "the patched copy is gone; deploy up makes it anew"  # without it the sources would be used as they are
+    script = (f"[ -e {shlex.quote(copy.python_path)}/sglang ] || {{ echo '{gone}' >&2; exit 1; }}",)
+    command = replace(command, env=_env(artifacts.plan, sources, copy), script=script)
     return Prepared(
         artifacts=replace(artifacts, command=command),
         records={"patches.json": asdict(copy.receipt)},
