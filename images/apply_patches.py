@@ -3,6 +3,7 @@
 It runs on the image's own Python (3.10 or newer) with the standard library alone, and answers
 `deploy patches check` for a wheel, a directory and an image with the same code:
 
+    find    print the sources that Python would import, with version and commit
     check   print the state of every patch, change nothing
     apply   apply what is needed, remove stale bytecode, write the receipt
     verify  look again at what the receipt claims, and print it
@@ -290,7 +291,7 @@ def describe(root: Path) -> dict[str, str | None] | None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verb", choices=["check", "apply", "verify"])
+    parser.add_argument("verb", choices=["find", "check", "apply", "verify"])
     parser.add_argument("--root", action="append", default=[], metavar="NAME=DIR", help="by default, as installed")
     parser.add_argument("--manifest", default=MANIFEST, help="a file, or - for stdin")
     parser.add_argument("--receipt", type=Path, default=RECEIPT)
@@ -300,9 +301,12 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """Run one verb; what it finds goes to stdout as JSON."""
     arguments = _arguments()
+    roots = {name: place for name in ("sglang", "aiter") if (place := installed(name))}
+    if arguments.verb == "find":
+        print(json.dumps({name: describe(root) for name, root in roots.items()}))
+        return
     text = sys.stdin.read() if arguments.manifest == "-" else Path(arguments.manifest).read_text(encoding="utf-8")
     manifest: list[Patch] = json.loads(text)
-    roots = {name: place for name in ("sglang", "aiter") if (place := installed(name))}
     roots |= {name: Path(place) for name, _, place in (item.partition("=") for item in arguments.root)}
     if arguments.verb == "check":
         found = [(patch["id"], *state_of(patch, roots)) for patch in manifest]

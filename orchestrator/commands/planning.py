@@ -102,17 +102,16 @@ def load(
 def planned(
     profile: str, overrides: Sequence[str], home: Home, *, given: Mapping[str, Path] | None = None
 ) -> tuple[Plan, dict[str, bytes]]:
-    """A profile's plan and what its image is given, by input name: what `build` and `up` agree on.
+    """A profile's plan and the files its patches are given, by input name: what `build` and `up` agree on.
 
-    That is what the user gives, and the table that was built for this model and layout, where one was, the user gives
-    none, and there is an image to put it into.
+    That is what the user gives, and the table that was built for this model and layout, where one was and the user
+    gives none.
     """
     valid = read_profile(profile, overrides=overrides, catalogue=Catalogue.of(home))
     layout, hardware = valid.profile.layout, valid.profile.hardware
     store = Store.at(home, valid.profile.engine.aiter_commit)
     table = store.table_of(valid.composed.names["model"], hardware.arch, tp=layout.tp.value, ep=layout.ep.value)
-    kind = REGISTRY.get(valid.profile.runtime)
-    built = {_MOE_TABLE: table} if table.is_file() and kind is not None and kind().contained else {}
+    built = {_MOE_TABLE: table} if table.is_file() else {}
     return _decided(valid, {**built, **(given or {})})
 
 

@@ -1,8 +1,10 @@
 """Before a start: the checkpoint, what the server runs in, the machine."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from orchestrator.commands.machine import inspect_host, wait_until_drained
+from orchestrator.commands.machine import inspect_host, runner_for, wait_until_drained
 from orchestrator.commands.staging import stage_missing
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import Progress, note, warn
@@ -14,7 +16,7 @@ from orchestrator.patches import ConfigTransform, read_ledger
 from orchestrator.plan import Plan
 from orchestrator.render import Artifacts
 from orchestrator.runtimes import Place, Prepared, runtime_kind
-from orchestrator.weights import checkpoint_directory, generate_model, overlay_path, write_overlay
+from orchestrator.weights import checkpoint_directory, copy_headers, generate_model, overlay_path, write_overlay
 
 
 def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
@@ -37,7 +39,7 @@ def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
 def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     """Make what the server runs in, while whatever runs goes on running. Raises BuildError or WeightsError."""
     prepared = runtime_kind(artifacts.plan.runtime).prepare(artifacts, place)
-    _overlay(artifacts.plan, place.home, prepared.not_needed)
+    _overlay(artifacts.plan, place, prepared.not_needed)
     return prepared
 
 
@@ -52,21 +54,31 @@ def require_machine(plan: Plan, place: Place) -> PreflightReport:
     return report
 
 
-def _overlay(plan: Plan, home: Home, not_needed: frozenset[str]) -> None:
+def _overlay(plan: Plan, place: Place, not_needed: frozenset[str]) -> None:
     """With a config patch the checkpoint's overlay is written anew; with those transforms that the sources need.
 
-    The plan goes by the engine's version, and a dated image may hold newer sources under an older one.
+    The plan goes by the engine's version, and a dated image may hold newer sources under an older one. For a far
+    machine only the config is made, from what its checkpoint says; the start brings it there.
     """
     if (overlay := overlay_path(plan)) is None:
         return
     ids = {patch.id for patch in plan.patches} - not_needed
     applied = [patch.apply for patch in read_ledger() if patch.id in ids]
     transforms = [apply.transform for apply in applied if isinstance(apply, ConfigTransform)]
-    directory = checkpoint_directory(plan.model, home)
-    if not (directory / "config.json").is_file():  # with a far host, nobody has looked for it yet
-        raise WeightsError(
-            f"the config of `{plan.model.name}` is patched from the checkpoint, which is not on this machine",
-            where=str(directory),
-            hint="stage it here as well, or run the same command on the node, without --host",
-        )
-    note(f"config overlay: {write_overlay(directory, (home.root / overlay).parent, transforms)}")
+    written = (place.home.root / overlay).parent
+    if place.far is None:
+        said = write_overlay(checkpoint_directory(plan.model, place.home), written, transforms)
+    else:
+        said = _far_overlay(plan, place, written, transforms)
+    note(f"config overlay: {said}")
+
+
+def _far_overlay(plan: Plan, place: Place, written: Path, transforms: Sequence[str]) -> str:
+    there = str(checkpoint_directory(plan.model, Home(Path())))  # relative to the home over there
+    with TemporaryDirectory(prefix="deploy-headers-") as folder:
+        try:
+            headers = copy_headers(runner_for(place), there, Path(folder))
+            return write_overlay(headers, written, transforms, linked=False)
+        except WeightsError as error:
+            error.where = f"{place.far}: {error.where.replace(folder, there)}"
+            raise

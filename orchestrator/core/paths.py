@@ -6,6 +6,7 @@
         environments/<digest>/        Python environments of engines (process runtime)
         models/<name>/                checkpoints, staged or generated
         overlays/<model>/<patches>/   a checkpoint with its patched config.json
+        packages/<digest>/            a patched copy of an interpreter's sglang (process runtime)
         runs/<name>/<run>/            what was done: plan, rendered files, command, log, record, reports
         kernels/                      measured rows of tuned tables
 """
@@ -56,6 +57,11 @@ class Home:
     def environments(self) -> Path:
         """Python environments, one a requirement digest."""
         return self.root / "environments"
+
+    @property
+    def packages(self) -> Path:
+        """Patched copies of sglang, one a digest of sources and patches."""
+        return self.root / "packages"
 
     @property
     def models(self) -> Path:

@@ -14,8 +14,8 @@ from orchestrator.images.build import (
 )
 from orchestrator.images.check import CONFLICT, PatchState, SourceChecker, fetch_wheel
 from orchestrator.images.client import Docker, find_docker
-from orchestrator.images.receipt import ImageReceipt, read_receipt
-from orchestrator.images.sources import image_sources, input_digests, read_inputs
+from orchestrator.images.receipt import ImageReceipt, parse_receipt, read_receipt
+from orchestrator.images.sources import carried_patches, image_sources, input_digests, program_paths, read_inputs
 
 __all__ = [
     "CONFLICT",
@@ -26,6 +26,7 @@ __all__ = [
     "PatchState",
     "SourceChecker",
     "build_image",
+    "carried_patches",
     "ensure_base",
     "ensure_image",
     "fetch_wheel",
@@ -34,6 +35,8 @@ __all__ = [
     "image_tag",
     "input_digests",
     "on_base",
+    "parse_receipt",
+    "program_paths",
     "push_image",
     "read_inputs",
     "read_receipt",

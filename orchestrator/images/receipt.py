@@ -1,11 +1,13 @@
 """The receipt of an image: which patches are in it and why, as its build wrote it down and as its labels carry it."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.core.errors import BuildError
 from orchestrator.images.client import Docker
+from orchestrator.plan import PatchUse
 
 RECEIPT_LABEL: Final = "deploy.receipt"
 _AT_START: Final = "acts at start"  # the applier's word for what is needed, and not a matter of the image
@@ -55,9 +57,9 @@ class ImageReceipt:
         """The state of one patch, None for a patch the image was not built with."""
         return next((record.state for record in self.patches if record.id == patch), None)
 
-    def acts_at_start(self, patch: str) -> bool:
-        """Whether the sources in the image need a patch that is not a matter of the image."""
-        return self.state(patch) == _AT_START
+    def not_at_start(self, patches: Iterable[PatchUse]) -> frozenset[str]:
+        """Those of a plan's patches that have nothing to do at a start: they act in the sources, or are not needed."""
+        return frozenset(patch.id for patch in patches if self.state(patch.id) != _AT_START)
 
 
 def parse_receipt(text: str) -> ImageReceipt:

@@ -8,7 +8,7 @@ from typing import Final
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.core.paths import data_root
-from orchestrator.patches import read_diffs, read_ledger
+from orchestrator.patches import Patch, read_diffs, read_ledger
 from orchestrator.plan import Plan
 from orchestrator.render import ImageSources
 
@@ -23,8 +23,7 @@ def image_sources(
     `inputs` are the files given to patches, by input name. Raises BuildError for a template that does not exist.
     """
     catalogue = catalogue or Catalogue.from_environment()
-    carried = {use.id for use in plan.patches}
-    patches = tuple(patch for patch in read_ledger(catalogue) if patch.id in carried)
+    patches = carried_patches(plan, catalogue)
     return ImageSources(
         template=_template(plan, catalogue),
         programs={path.name: path.read_bytes() for path in program_paths()},
@@ -33,6 +32,12 @@ def image_sources(
         inputs=inputs or {},
         files=_copied(plan, catalogue),
     )
+
+
+def carried_patches(plan: Plan, catalogue: Catalogue | None = None) -> tuple[Patch, ...]:
+    """The patches that the plan carries, as the ledger has them."""
+    carried = {use.id for use in plan.patches}
+    return tuple(patch for patch in read_ledger(catalogue) if patch.id in carried)
 
 
 def program_paths() -> tuple[Path, ...]:

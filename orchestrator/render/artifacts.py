@@ -14,6 +14,7 @@ class Command:
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
     in_home: bool  # it runs in the tool's home directory
+    script: tuple[str, ...] = ()  # lines of a shell script before it: variables that only the machine can fill
 
 
 @dataclass(frozen=True, kw_only=True)

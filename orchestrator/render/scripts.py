@@ -40,6 +40,7 @@ def server_script(artifacts: Artifacts) -> str:
     if artifacts.command.in_home:
         lines += [f"CDPATH= cd -- {SHELL_HOME}", "export PYTHONSAFEPATH=1  # nothing in that folder is imported"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in artifacts.command.env]
+    lines += artifacts.command.script
     command = wrapped(artifacts.command.argv)
     if plan.server.api_key_env is not None:  # without it the server would answer everyone who reaches it
         lines.append(': "${API_KEY_FILE:?the absolute path of a .yaml file with the line api-key: KEY}"')

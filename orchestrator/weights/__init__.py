@@ -1,5 +1,6 @@
 """Checkpoints: fetched so that a cut costs nothing, and whole before a server sees them."""
 
+from orchestrator.weights.far import copy_headers
 from orchestrator.weights.generate import generate_model
 from orchestrator.weights.hub import Hub
 from orchestrator.weights.overlay import overlay_path, write_overlay
@@ -14,6 +15,7 @@ __all__ = [
     "Hub",
     "Verified",
     "checkpoint_directory",
+    "copy_headers",
     "generate_model",
     "needs_mtp",
     "overlay_path",

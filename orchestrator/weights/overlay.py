@@ -21,15 +21,16 @@ def overlay_path(plan: Plan) -> str | None:
     return f"overlays/{plan.model.name}/{'+'.join(ids)}/config.json" if ids else None
 
 
-def write_overlay(checkpoint: Path, overlay: Path, transforms: Sequence[str]) -> str:
+def write_overlay(checkpoint: Path, overlay: Path, transforms: Sequence[str], *, linked: bool = True) -> str:
     """Make `overlay` the checkpoint with a config.json that went through these transforms, and say what they did.
 
-    A server is given the whole directory, or the original with `overlay/config.json` mounted over its own. It is made
-    beside an older one and then takes its place. Raises WeightsError for a checkpoint that cannot be read.
+    A server is given the whole directory, or the original with `overlay/config.json` mounted over its own; for that
+    alone it needs not be `linked` to the rest. It is made beside an older one and then takes its place. Raises
+    WeightsError for a checkpoint that cannot be read.
     """
     checkpoint = checkpoint.absolute()
     config: Mapping[str, object] = _read_json(checkpoint / "config.json")
-    dtypes = layer_dtypes(checkpoint, f"model.layers.{config.get('num_hidden_layers')}.") if transforms else {}
+    dtypes = layer_dtypes(checkpoint, _draft_layer(config)) if transforms else {}
     reasons = []
     for name in transforms:
         made = TRANSFORMS[name](config, dtypes)
@@ -38,7 +39,7 @@ def write_overlay(checkpoint: Path, overlay: Path, transforms: Sequence[str]) ->
     overlay.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{overlay.name}-", dir=overlay.parent))
     try:
-        for entry in checkpoint.iterdir():
+        for entry in checkpoint.iterdir() if linked else ():
             if entry.name != "config.json":
                 (fresh / entry.name).symlink_to(entry)
         (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -57,6 +58,16 @@ def layer_dtypes(checkpoint: Path, prefix: str) -> dict[str, str]:
         for name, dtype in _dtypes(shard).items()
         if name.startswith(prefix)
     }
+
+
+def draft_shards(checkpoint: Path) -> list[Path]:
+    """The files whose headers a transform is told of: those with tensors of the MTP layer."""
+    return _shards(checkpoint, _draft_layer(_read_json(checkpoint / "config.json")))
+
+
+def _draft_layer(config: Mapping[str, object]) -> str:
+    """How the names of the MTP layer's tensors begin."""
+    return f"model.layers.{config.get('num_hidden_layers')}."
 
 
 def _shards(checkpoint: Path, prefix: str) -> list[Path]:

@@ -34,8 +34,7 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     built = build_image(find_docker(place.far), artifacts)
     note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")
     records = {"image.json": {"tag": built.tag, "id": built.image_id}, "patches.json": asdict(built.receipt)}
-    carried = (patch.id for patch in artifacts.plan.patches)
-    not_needed = frozenset(patch for patch in carried if not built.receipt.acts_at_start(patch))
+    not_needed = built.receipt.not_at_start(artifacts.plan.patches)
     return Prepared(artifacts=artifacts, records=records, not_needed=not_needed)
 
 

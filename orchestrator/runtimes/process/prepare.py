@@ -1,22 +1,33 @@
-"""Before a process starts: a Python that has the engine."""
+"""Before a process starts: a Python that has the engine, and its sources with the plan's patches in them."""
 
+import os
+import shlex
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import PurePosixPath
 from typing import Final
 
-from orchestrator.core.console import warn
+from orchestrator.core.console import note
+from orchestrator.core.errors import StartError
 from orchestrator.environments import interpreter
+from orchestrator.images import carried_patches
+from orchestrator.patches import AddedFile, read_diffs
 from orchestrator.plan import Plan
 from orchestrator.render import Artifacts, server_command
 from orchestrator.runtimes.base import Place, Prepared
+from orchestrator.runtimes.process.patched import PatchedCopy, SourcePatches, patched_copy, table_in
 from orchestrator.weights import overlay_path
 
-_OF_AN_IMAGE: Final = frozenset({"diff", "file"})  # kinds of patches that change what an image holds
+_PATH: Final = "PYTHONPATH"
+_ASKED: Final = "$PATCHED_SGLANG"  # in a script
 
 
-def rendered(plan: Plan, _: Mapping[str, bytes]) -> Artifacts:
-    """The command, with paths below the tool's home; the interpreter of an environment is put in once it is built."""
+def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+    """The command, with paths below the tool's home, and what is done to the sources it runs.
+
+    The interpreter of an environment is put in once it is built. Where the patched sources will lie is known once they
+    are made: until then, whoever runs the script says so.
+    """
     command = server_command(
         plan,
         model_path=model_path(plan),
@@ -24,7 +35,30 @@ def rendered(plan: Plan, _: Mapping[str, bytes]) -> Artifacts:
         python=plan.engine.python or "python3",
         in_home=True,
     )
-    return Artifacts(plan=plan, command=command, build=None)
+    if not plan.patches:
+        return Artifacts(plan=plan, command=command, build=None)
+    sources = source_patches(plan, inputs)
+    tables = {name: table_in(_ASKED, value) for name, value in command.env if value in sources.tables}
+    env = tuple((name, value) for name, value in command.env if name not in tables)
+    script = (
+        "# `deploy up` makes a copy of the interpreter's sglang and sees to these patches in it, by content:",
+        *(f"#   {patch.id}" for patch in sources.patches),
+        f': "${{{_ASKED[1:]}:?the absolute path of that copy, a folder below packages in the home of deploy}}"',
+        f'export {_PATH}="{_ASKED}/python${{{_PATH}:+:${_PATH}}}"',
+        *(f'export {name}="{place}"' for name, place in tables.items()),
+    )
+    return Artifacts(plan=plan, command=replace(command, env=env, script=script), build=None, spec=sources)
+
+
+def source_patches(plan: Plan, inputs: Mapping[str, bytes]) -> SourcePatches:
+    """The plan's patches with their diffs and the files they are given."""
+    patches = carried_patches(plan)
+    tables = {
+        patch.apply.destination: inputs[patch.apply.input]
+        for patch in patches
+        if isinstance(patch.apply, AddedFile) and patch.apply.input in inputs
+    }
+    return SourcePatches(patches=patches, diffs=read_diffs(patches), tables=tables)
 
 
 def model_path(plan: Plan) -> str:
@@ -35,15 +69,38 @@ def model_path(plan: Plan) -> str:
 
 
 def prepare(artifacts: Artifacts, place: Place) -> Prepared:
-    """Put the interpreter that has the engine into the command, and name the patches it goes without.
+    """Put the interpreter that has the engine into the command, and the patched copy of its sources before it.
 
-    Raises BuildError.
+    Raises BuildError; PatchError where a patch cannot be applied.
     """
-    for patch in artifacts.plan.patches:
-        if patch.kind in _OF_AN_IMAGE:
-            warn(
-                f"patch `{patch.id}` is not applied: a process runs the sources of its interpreter as they are",
-                hint="`deploy patches check --source DIR` says whether they need it; `--set runtime=docker` applies it",
-            )
-    argv = (interpreter(artifacts.plan.engine, place.home), *artifacts.command.argv[1:])
-    return Prepared(artifacts=replace(artifacts, command=replace(artifacts.command, argv=argv)), records={})
+    python = interpreter(artifacts.plan.engine, place.home)
+    command = replace(artifacts.command, argv=(python, *artifacts.command.argv[1:]))
+    if artifacts.spec is None:
+        return Prepared(artifacts=replace(artifacts, command=command), records={})
+    sources = sources_of(artifacts)
+    copy = patched_copy(python, sources, place.home)
+    states = ", ".join(f"{record.id} {record.state}" for record in copy.receipt.patches)
+    note(f"patched sglang {'made' if copy.made else 'found'} at {copy.folder}: {states}")
+    gone = "the patched copy is gone; deploy up makes it anew"  # without it the sources would be used as they are
+    script = (f"[ -e {shlex.quote(copy.python_path)}/sglang ] || {{ echo '{gone}' >&2; exit 1; }}",)
+    command = replace(command, env=_env(artifacts.plan, sources, copy), script=script)
+    return Prepared(
+        artifacts=replace(artifacts, command=command),
+        records={"patches.json": asdict(copy.receipt)},
+        not_needed=copy.receipt.not_at_start(artifacts.plan.patches),
+    )
+
+
+def sources_of(artifacts: Artifacts) -> SourcePatches:
+    """What artifacts that were rendered for a process say of the sources. Raises StartError for others."""
+    if not isinstance(artifacts.spec, SourcePatches):
+        raise StartError(f"the plan of `{artifacts.plan.profile}` is not for a process")
+    return artifacts.spec
+
+
+def _env(plan: Plan, sources: SourcePatches, copy: PatchedCopy) -> tuple[tuple[str, str], ...]:
+    """The server's variables: files where they lie here, and the copy before whatever else Python is told to import."""
+    env = {variable.name: variable.value for variable in plan.env}
+    env = {name: table_in(copy.folder, value) if value in sources.tables else value for name, value in env.items()}
+    before = env.get(_PATH, os.environ.get(_PATH))
+    return tuple(sorted({**env, _PATH: os.pathsep.join(filter(None, [copy.python_path, before]))}.items()))

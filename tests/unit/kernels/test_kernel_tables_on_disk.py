@@ -232,14 +232,16 @@ def test_a_built_table_goes_into_the_servers_image_and_the_variable_leads_to_it(
     assert plan.digest != without.digest
 
 
-def test_a_built_table_is_not_promised_to_a_process(tmp_path: Path) -> None:
-    """The variable named a path that only the image has."""
+def test_a_built_table_is_promised_to_a_process_beside_its_sources(tmp_path: Path) -> None:
+    """The variable does not name the path that only an image has."""
     home = Home(tmp_path)
     without, _ = planned("mi355x-tp8", (), home)
-    Store.of(home, without).write(without, every_bucket(FUSED_TP8))
+    path = Store.of(home, without).write(without, every_bucket(FUSED_TP8))
     plan, inputs = planned("mi355x-tp8", ("runtime=process", "engine.python=python3"), home)
-    assert inputs == {}
-    assert "AITER_CONFIG_FMOE" not in dict(render_artifacts(plan, inputs).command.env)
+    command = render_artifacts(plan, inputs).command
+    assert list(inputs.values()) == [path.read_bytes()]
+    assert "AITER_CONFIG_FMOE" not in dict(command.env)
+    assert 'export AITER_CONFIG_FMOE="$PATCHED_SGLANG/tables/tuned_fmoe.csv"' in command.script
 
 
 def test_a_staged_checkpoint_decides_the_key_without_being_named(tmp_path: Path) -> None:

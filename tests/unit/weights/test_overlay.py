@@ -10,6 +10,7 @@ from orchestrator.commands import prepare
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import WeightsError
 from orchestrator.core.paths import Home
+from orchestrator.runtimes import Place
 from orchestrator.weights.overlay import layer_dtypes, overlay_path, write_overlay
 
 EXCLUDE = ("mtp-exclude",)
@@ -95,7 +96,7 @@ def test_a_plans_config_is_patched_unless_its_sources_turned_out_not_to_need_it(
     home.models.mkdir(parents=True)
     (home.models / plan.model.name).symlink_to(checkpoint)
 
-    prepare._overlay(plan, home, frozenset({"mtp-shared-expert-exclude"} if not_needed else ()))
+    prepare._overlay(plan, Place(home=home), frozenset({"mtp-shared-expert-exclude"} if not_needed else ()))
 
     written = json.loads((home.root / str(overlay_path(plan))).read_text())
     assert (written == CONFIG) == not_needed

@@ -1,0 +1,76 @@
+"""The patched copies that are there, and which servers run from them."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.core.console import Progress
+from orchestrator.core.files import locked
+from orchestrator.core.paths import Home
+from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.process.patched import receipt_of
+from orchestrator.runtimes.process.runtime import ProcessRuntime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """One copy. `size` is what it takes beside what is installed, in bytes; `patches` are those that are in it."""
+
+    folder: Path
+    version: str | None  # of sglang; None for a copy that is not whole
+    patches: tuple[str, ...]
+    size: int
+    servers: tuple[str, ...]  # that run from it
+
+
+def copies(home: Home) -> tuple[Copy, ...]:
+    """The copies in a home, sorted by name. Raises HostError where its servers cannot be looked through."""
+    if not home.packages.is_dir():
+        return ()
+    used = list(_used(home))
+    folders = sorted(path for path in home.packages.iterdir() if path.is_dir())
+    return tuple(_copy(folder, tuple(name for name, at in used if at == str(folder))) for folder in folders)
+
+
+def remove(copy: Copy) -> None:
+    """Remove a copy, unless a command is making it."""
+    with locked(copy.folder.with_suffix(".lock"), Progress()):
+        shutil.rmtree(copy.folder)
+
+
+def _copy(folder: Path, servers: tuple[str, ...]) -> Copy:
+    receipt = receipt_of(folder)
+    source = dict(receipt.sources).get("sglang") if receipt else None
+    return Copy(
+        folder=folder,
+        version=source.version if source else None,
+        patches=tuple(record.id for record in receipt.patches if record.files) if receipt else (),
+        size=sum(_own_bytes(folder)),
+        servers=servers,
+    )
+
+
+def _own_bytes(folder: Path) -> Iterator[int]:
+    """Of each file that has no second name; the others are what is installed."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # a server writes its bytecode through files that go
+                status = os.lstat(f"{place}/{name}")
+                if status.st_nlink == 1:
+                    yield status.st_size
+
+
+def _used(home: Home) -> Iterator[tuple[str, str]]:
+    """The name of each server that runs, with the copy it was started from."""
+    runtime = ProcessRuntime(home)
+    for handle in runtime.find():
+        if runtime.state(handle).status is not Status.RUNNING:
+            continue
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a run without patches has no receipt
+            receipt = json.loads(Path(handle.run_dir, "patches.json").read_text(encoding="utf-8"))
+            root = next(source["root"] for name, source in receipt["sources"] if name == "sglang")
+            yield handle.name, str(Path(root).parents[1])

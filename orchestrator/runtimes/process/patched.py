@@ -1,0 +1,194 @@
+"""A patched copy of an interpreter's sglang, first on PYTHONPATH: every process of the server imports it, and its JIT
+compiles the sources in it. What is installed is not changed, and other packages are found where they are.
+
+::
+
+    packages/<digest>/python/sglang/   the package: hard links, but for the files that patches wrote
+    packages/<digest>/tables/          files given to patches
+    packages/<digest>/receipt.json     written last: without it the folder is what a killed command left
+    packages/<digest>.lock             held while the copy is made
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import BuildError, PatchError
+from orchestrator.core.files import locked, write_whole
+from orchestrator.core.paths import Home
+from orchestrator.core.shell import ProgramResult, run
+from orchestrator.images import ImageReceipt, parse_receipt, program_paths
+from orchestrator.patches import AddedFile, Diff, Patch, manifest
+
+_RECEIPT: Final = "receipt.json"
+_APPLIED: Final = frozenset({"applied", "present upstream"})  # the applier's words for a patch that is in place
+_NO_TABLE: Final = (
+    "`deploy kernels coverage` says what the table is for; `without_patches` in the profile leaves it out"
+)
+_MISFIT: Final = "`deploy patches check --source DIR` shows every patch; a newer sglang may hold the fix"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcePatches:
+    """What a plan's patches do to the sources of an interpreter, and the files they are given, by destination."""
+
+    patches: tuple[Patch, ...]
+    diffs: Mapping[str, str]  # patch id -> text
+    tables: Mapping[str, bytes]
+
+    def manifest(self, places: Mapping[str, str]) -> str:
+        """What the applier is told; a file lies at its place among these instead of at its destination."""
+        entries = json.loads(manifest(self.patches, self.diffs))
+        for entry in entries:
+            if destination := entry["apply"].get("destination"):
+                entry["apply"]["destination"] = places.get(destination, destination)
+        return json.dumps(entries)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchedCopy:
+    """A copy that is there, with the receipt of what is in it."""
+
+    folder: Path
+    receipt: ImageReceipt
+    made: bool  # by this call; False where it was there
+
+    @property
+    def python_path(self) -> str:
+        """What stands first on PYTHONPATH."""
+        return str(self.folder / "python")
+
+
+def patched_copy(python: str, sources: SourcePatches, home: Home) -> PatchedCopy:
+    """The patched copy of the sglang that `python` imports, made where there is none of these very sources.
+
+    Two that need the same one wait for each other; what fails or is interrupted leaves nothing. Raises PatchError for a
+    patch that cannot be applied there, BuildError where there are no sources or they cannot be copied.
+    """
+    _require_sglang(sources)
+    found = _find(python)
+    if "sglang" not in found:
+        hint = "name one that has it: `--set engine.python=…`; or `--set runtime=docker`"
+        raise BuildError(f"`{python}` has no sglang to patch", hint=hint)
+    folder = home.packages / _digest(python, sources, found)[:16]
+    if (receipt := receipt_of(folder)) is not None:
+        return PatchedCopy(folder=folder, receipt=receipt, made=False)
+    progress = Progress()
+    with locked(folder.with_suffix(".lock"), progress):
+        if (receipt := receipt_of(folder)) is not None:  # somebody else has made it meanwhile
+            return PatchedCopy(folder=folder, receipt=receipt, made=False)
+        try:
+            receipt = _make(folder, python, sources, found)
+        except OSError as error:
+            raise BuildError(f"`{folder}` cannot be written: {error.strerror or error}") from error
+        finally:
+            if receipt_of(folder) is None:
+                shutil.rmtree(folder, ignore_errors=True)
+    return PatchedCopy(folder=folder, receipt=receipt, made=True)
+
+
+def _make(folder: Path, python: str, sources: SourcePatches, found: Mapping[str, Any]) -> ImageReceipt:
+    shutil.rmtree(folder, ignore_errors=True)
+    package = folder / "python" / "sglang"
+    shutil.copytree(found["sglang"]["root"], package, copy_function=_link, ignore_dangling_symlinks=True)
+    places = {destination: table_in(folder, destination) for destination in sources.tables}
+    for destination, content in sources.tables.items():
+        write_whole(Path(places[destination]), content)
+    said = folder / "applied.json"
+    argv = ("apply", "--manifest", "-", "--receipt", str(said), "--root", f"sglang={package}")
+    before = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join(filter(None, [str(folder / "python"), before]))
+    done = _run(python, *argv, stdin=sources.manifest(places), path=path)
+    if not done.ok:
+        message = f"a patch does not fit the sources that `{python}` imports"
+        raise PatchError(message, details=done.stderr.strip().removeprefix("error: "), hint=_MISFIT)
+    data = json.loads(said.read_text(encoding="utf-8"))
+    said.unlink()
+    data["sources"]["sglang"]["commit"] = found["sglang"]["commit"]  # the copy is no checkout
+    receipt = parse_receipt(json.dumps(data))
+    _require_tables(python, sources, receipt)
+    write_whole(folder / _RECEIPT, json.dumps(data, indent=2) + "\n")
+    return receipt
+
+
+def _require_sglang(sources: SourcePatches) -> None:
+    """A diff changes a copy, and only sglang is copied."""
+    for patch in sources.patches:
+        if isinstance(patch.apply, Diff) and patch.sources != "sglang":
+            message = f"patch `{patch.id}` changes {patch.sources}, of which a process gets no copy"
+            raise PatchError(message, hint="`--set runtime=docker`, or leave it out with `without_patches`")
+
+
+def _require_tables(python: str, sources: SourcePatches, receipt: ImageReceipt) -> None:
+    """A file that was given is one that its package reads."""
+    for patch in sources.patches:
+        given = isinstance(patch.apply, AddedFile) and patch.apply.destination in sources.tables
+        if given and (state := receipt.state(patch.id)) not in _APPLIED:
+            evidence = next(record.evidence for record in receipt.patches if record.id == patch.id)
+            message = f"patch `{patch.id}` is {state} to what `{python}` imports"
+            raise PatchError(message, details="\n".join(evidence), hint=_NO_TABLE)
+
+
+def table_in(folder: Path | str, destination: str) -> str:
+    """Where a copy has the file that an image has at `destination`."""
+    return f"{folder}/tables/{PurePosixPath(destination).name}"
+
+
+def _link(source: str, target: str) -> None:
+    """A further name of the same file where the file system can give one, else a copy."""
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _find(python: str) -> dict[str, Any]:
+    """The sources that this Python imports: root, version and commit by name."""
+    done = _run(python, "find")
+    try:
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    except (IndexError, ValueError) as error:
+        message = f"`{python}` cannot be asked which sglang it imports"
+        raise BuildError(message, details=done.stderr.strip()[-2000:]) from error
+
+
+def _run(python: str, *arguments: str, stdin: str | None = None, path: str | None = None) -> ProgramResult:
+    env = {} if path is None else {"PYTHONPATH": path}
+    return run([python, "-B", str(program_paths()[0]), *arguments], env=env, stdin=stdin)
+
+
+def _digest(python: str, sources: SourcePatches, found: Mapping[str, Any]) -> str:
+    """Of the patches, the program that applies them, and the sources with each file's size and time."""
+    total = hashlib.sha256(f"{python}\0{json.dumps(found, sort_keys=True)}\0{sources.manifest({})}".encode())
+    for content in (*(path.read_bytes() for path in program_paths()), *sources.tables.values()):
+        total.update(f"{len(content)}\0".encode() + content)
+    for stamp in sorted(_stamps(found["sglang"]["root"])):
+        total.update(stamp.encode("utf-8", "surrogateescape"))
+    return total.hexdigest()
+
+
+def _stamps(root: str) -> Iterator[str]:
+    """Name, size and time of each file; what Python compiles beside its sources is left out."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            path = f"{folder}/{name}"
+            status = os.lstat(path)
+            yield f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0"
+
+
+def receipt_of(folder: Path) -> ImageReceipt | None:
+    """The receipt of a copy that is whole: what patches wrote is still there as they wrote it. Else None."""
+    try:
+        receipt = parse_receipt((folder / _RECEIPT).read_text(encoding="utf-8"))
+        files = [file for record in receipt.patches for file in record.files]
+        whole = all(hashlib.sha256(Path(file.path).read_bytes()).hexdigest() == file.after for file in files)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return receipt if whole else None

@@ -1,0 +1,63 @@
+"""A checkpoint on a far machine, as far as a patch of its config reads it: config, index, and headers of shards."""
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from orchestrator.core.errors import NoWeightsError, WeightsError
+from orchestrator.core.shell import ProgramResult
+from orchestrator.weights.overlay import draft_shards
+
+Ask: TypeAlias = Callable[[Sequence[str]], ProgramResult]  # runs a program on that machine
+
+_CONFIG, _INDEX = "config.json", "model.safetensors.index.json"
+# One line a file, empty for one that is missing. Paths are absolute, or relative to the tool's home over there.
+_ENTER: Final = 'cd "${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}" && cd "$1" && shift || exit 3\n'
+_WHOLE: Final = _ENTER + 'for f; do [ ! -f "$f" ] || base64 -w0 "$f"; echo; done; ls | grep "[.]safetensors$" || :'
+# A header is behind its length in 8 bytes. One of more than 9 digits is none; what it is then is told here.
+_HEADERS: Final = (
+    _ENTER + 'for f; do n=$(od -An -tu8 -N8 "$f" | tr -d " "); [ "${#n}" -le 9 ] || n=0;'
+    ' head -c "$((n + 8))" "$f" | base64 -w0; echo; done'
+)
+
+
+def copy_headers(ask: Ask, place: str, folder: Path) -> Path:
+    """Copy config, index and the headers of the shards with the MTP layer from `place` over there into `folder`.
+
+    Raises NoWeightsError where there is no checkpoint, WeightsError for one that cannot be read.
+    """
+    config, index, *shards = _lines(ask, _WHOLE, place, (_CONFIG, _INDEX))
+    if not config:
+        raise NoWeightsError("there is no checkpoint on that machine", where=place, hint="run `deploy stage` there")
+    for name, line in ((_CONFIG, config), (_INDEX, index)):
+        if line:
+            _write(folder / name, line, place)
+    for name in shards:
+        (folder / name).touch()
+    wanted = [path.name for path in draft_shards(folder)]
+    if missing := sorted(set(wanted) - set(shards)):
+        raise WeightsError(f"`{missing[0]}` is missing on that machine", where=place, hint="run `deploy stage` there")
+    for name, line in zip(wanted, _lines(ask, _HEADERS, place, wanted), strict=True):
+        _write(folder / name, line, place)
+    return folder
+
+
+def _lines(ask: Ask, script: str, place: str, names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    done = ask(["sh", "-c", script, "sh", place, *names])
+    if done.code == 3:
+        raise NoWeightsError("there is no checkpoint on that machine", where=place, hint="run `deploy stage` there")
+    if not done.ok:
+        message = "the checkpoint on that machine cannot be read"
+        raise WeightsError(message, where=place, details=done.stderr.strip()[-2000:])
+    return done.stdout.split("\n")[:-1]
+
+
+def _write(path: Path, line: str, place: str) -> None:
+    try:
+        path.write_bytes(base64.b64decode(line, validate=True))
+    except binascii.Error as error:
+        raise WeightsError(f"`{path.name}` was not read whole", where=place) from error

@@ -1,0 +1,251 @@
+"""A patched copy of an interpreter's sglang: what is installed stays as it is, and nothing half-made stays at all."""
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+from plan_samples import plan_of
+
+from orchestrator.commands.planning import load
+from orchestrator.commands.runs import open_run
+from orchestrator.core.errors import BuildError, PatchError
+from orchestrator.core.paths import Home
+from orchestrator.core.shell import run
+from orchestrator.render import files
+from orchestrator.runtimes import Place
+from orchestrator.runtimes.process import patched
+from orchestrator.runtimes.process.prepare import prepare, rendered, source_patches
+from orchestrator.runtimes.process.runtime import ProcessRuntime
+
+GUARD = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
+UNPATCHED = "#pragma once\n\n#include <algorithm>  // for std::min\n#include <cuda_runtime.h>\n\nint x;\n"
+PLAN = plan_of("mi355x-tp8", "runtime=process", "engine.python=python3", "without_patches=[eagle-verify-broadcast]")
+TABLE = "/opt/deploy/tables/tuned_fmoe.csv"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An sglang and an aiter that this Python imports, with what the patches look for."""
+    site = tmp_path / "site"
+    texts = {
+        "sglang/__init__.py": "",
+        "sglang/_version.py": "__version__ = version = '0.5.14'\n",
+        "sglang/srt/configs/model_config.py": "class Other:\n    pass\n",
+        "sglang/srt/models/glm4_moe.py": "class GlmMoeDsaForCausalLMNextN:\n    pass\n",
+        f"sglang/{GUARD}": UNPATCHED,
+        "aiter/__init__.py": "",
+        "aiter/jit/core.py": "path = os.getenv('AITER_CONFIG_FMOE')\n",
+    }
+    for name, text in texts.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    return site
+
+
+def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def copy_in(home: Home, inputs: dict[str, bytes] | None = None) -> patched.PatchedCopy:
+    return patched.patched_copy(sys.executable, source_patches(PLAN, inputs or {}), home)
+
+
+def test_the_copy_holds_the_patch_and_is_what_python_imports(installed: Path, tmp_path: Path) -> None:
+    home, before = Home(tmp_path / "home"), snapshot(installed)
+
+    copy = copy_in(home)
+
+    assert snapshot(installed) == before, "what is installed was changed"
+    assert {record.id: record.state for record in copy.receipt.patches} == {
+        "aiter-fp4-moe-table": "needed",
+        "mtp-shared-expert-exclude": "present upstream",
+        "rocm-cuda-runtime-guard": "applied",
+    }
+    code = "import sglang, importlib.resources as r; print(sglang.__file__); print(r.files(sglang) / sys.argv[1])"
+    path = f"{copy.python_path}{os.pathsep}{installed}"
+    done = run([sys.executable, "-c", f"import sys; {code}", GUARD], env={"PYTHONPATH": path})
+    imported, header = done.stdout.splitlines()
+    assert Path(imported) == copy.folder / "python/sglang/__init__.py"
+    assert "hip_runtime.h" in Path(header).read_text()
+    assert Path(imported).stat().st_ino == (installed / "sglang/__init__.py").stat().st_ino  # no second copy on disk
+    assert [path.name for path in home.packages.iterdir() if path.is_dir()] == [copy.folder.name]
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_second_time_nothing_is_made(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    first = copy_in(home)
+    before = snapshot(first.folder)
+
+    second = copy_in(home)
+
+    assert (first.made, second.made) == (True, False)
+    assert second.receipt == first.receipt
+    assert snapshot(first.folder) == before
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_copy_that_was_tampered_with_is_made_anew(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    header = copy_in(home).folder / "python/sglang" / GUARD
+    header.write_text(UNPATCHED)
+
+    assert copy_in(home).made
+    assert "hip_runtime.h" in header.read_text()
+
+
+def test_other_sources_get_a_copy_of_their_own(installed: Path, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    first = copy_in(home)
+    version = installed / "sglang/_version.py"
+    text = version.read_text()
+    version.unlink()  # as an installer does it: a new file in the place of the old one
+    version.write_text(text.replace("0.5.14", "0.5.15"))
+
+    second = copy_in(home)
+
+    assert dict(second.receipt.sources)["sglang"].version == "0.5.15"  # type: ignore[union-attr]
+    assert second.folder != first.folder
+
+
+@pytest.mark.usefixtures("installed")
+def test_two_at_once_make_one(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    copies: list[patched.PatchedCopy] = []
+    threads = [threading.Thread(target=lambda: copies.append(copy_in(home)), daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert sorted(copy.made for copy in copies) == [False, False, True]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_what_is_interrupted_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    home = Home(tmp_path / "home")
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    with monkeypatch.context() as broken:
+        broken.setattr(patched, "_require_tables", fail)
+        with pytest.raises(BuildError if isinstance(failure, OSError) else KeyboardInterrupt):
+            copy_in(home)
+    assert [path for path in home.packages.iterdir() if path.is_dir()] == []
+
+    assert copy_in(home).made
+
+
+def test_a_patch_that_does_not_fit_is_refused_with_what_stands_there(installed: Path, tmp_path: Path) -> None:
+    header = installed / "sglang" / GUARD
+    header.write_text(UNPATCHED.replace("  // for std::min", ""))
+
+    with pytest.raises(PatchError) as caught:
+        copy_in(Home(tmp_path / "home"))
+
+    assert "patch `rocm-cuda-runtime-guard` neither applies nor is present" in caught.value.details
+    assert "expected near line" in caught.value.details
+    assert "deploy patches check" in caught.value.hint
+
+
+def test_a_table_is_refused_where_there_is_no_aiter_to_read_it(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "sglang").symlink_to(installed / "sglang")
+    monkeypatch.setenv("PYTHONPATH", str(bare))
+
+    with pytest.raises(PatchError, match="`aiter-fp4-moe-table` is not applicable") as caught:
+        copy_in(Home(tmp_path / "home"), {"moe-table": b"gfx,cu_num\n"})
+
+    assert "no sources of aiter here" in caught.value.details
+
+
+def test_a_diff_to_aiter_is_refused_and_does_not_change_what_is_installed(installed: Path, tmp_path: Path) -> None:
+    before, sources = snapshot(installed), source_patches(PLAN, {})
+    patches = tuple(patch.model_copy(update={"target": "aiter"}) for patch in sources.patches)
+    elsewhere = dataclasses.replace(sources, patches=patches)
+
+    with pytest.raises(PatchError, match="changes aiter, of which a process gets no copy"):
+        patched.patched_copy(sys.executable, elsewhere, Home(tmp_path / "home"))
+
+    assert snapshot(installed) == before
+
+
+def test_an_interpreter_without_sglang_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with pytest.raises(BuildError, match="has no sglang to patch"):
+        copy_in(Home(tmp_path / "home"))
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_file_system_without_hard_links_gets_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(patched.os, "link", refuse)
+
+    copy = copy_in(Home(tmp_path / "home"))
+
+    assert (copy.folder / "python/sglang/__init__.py").is_file()
+
+
+def test_the_server_is_led_to_the_copy_and_to_the_table(installed: Path, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    overrides = ("runtime=process", f"engine.python={sys.executable}", "without_patches=[eagle-verify-broadcast]")
+    plan = load("mi355x-tp8", overrides=overrides, inputs={"moe-table": "0" * 64}).plan
+
+    prepared = prepare(rendered(plan, {"moe-table": b"gfx,cu_num\n"}), Place(home=home))
+
+    env = dict(prepared.artifacts.command.env)
+    table = Path(env["AITER_CONFIG_FMOE"])
+    assert table.read_bytes() == b"gfx,cu_num\n"
+    assert table.is_relative_to(home.packages)
+    assert env["PYTHONPATH"] == f"{table.parents[1] / 'python'}{os.pathsep}{installed}"
+    [written] = [file for file in files(prepared.artifacts) if file.path == "server.sh"]
+    shutil.rmtree(table.parents[1])
+    script = tmp_path / "server.sh"
+    script.write_bytes(written.content)
+    refused = run(["sh", str(script)], env={"DEPLOY_HOME": str(home.root)})
+    assert (refused.code, "the patched copy is gone" in refused.stderr) == (1, True)
+    assert prepared.not_needed >= {"mtp-shared-expert-exclude"}  # its sources turned out to do it themselves
+    record = json.loads(json.dumps(prepared.records["patches.json"]))  # as the run directory keeps it
+    assert {entry["id"]: entry["state"] for entry in record["patches"]}["aiter-fp4-moe-table"] == "applied"
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_cache_knows_the_copies_and_spares_those_that_serve(tmp_path: Path) -> None:
+    """On a pod: there is no Docker engine to ask."""
+    home, plan = Home(tmp_path / "home"), plan_of("cpu-tiny")
+    deploy = CommandLine(home, {"DOCKER_HOST": f"unix://{tmp_path}/no.sock"})
+    copy = copy_in(home)
+    run_dir = open_run(home, "sleeper", plan)
+    run_dir.save("patches.json", dataclasses.asdict(copy.receipt))
+    artifacts = rendered(plan, {})
+    sleeping = dataclasses.replace(artifacts, command=dataclasses.replace(artifacts.command, argv=("sleep", "600")))
+    runtime = ProcessRuntime(home)
+    handle = runtime.start(sleeping, name="sleeper", run_dir=run_dir.path, secrets={})
+    try:
+        [known] = json.loads(deploy.run("cache", "ls", "--json").stdout)["copies"]
+        assert (known["folder"], known["version"], known["servers"]) == (str(copy.folder), "0.5.14", ["sleeper"])
+        assert known["patches"] == ["rocm-cuda-runtime-guard"]
+        assert "is in use by `sleeper`" in deploy.run("cache", "clear").stderr
+        assert copy.folder.is_dir()
+    finally:
+        runtime.stop(handle, grace=0)
+    assert str(copy.folder) in deploy.run("cache", "ls").stdout
+    assert deploy.run("cache", "clear").returncode == 0
+    assert not copy.folder.exists()
+    assert copy_in(home).made

@@ -1,0 +1,185 @@
+"""What the processes of a server import: the real package of sglang 0.5.14, patched in a copy, alone and serving."""
+
+import difflib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+from cpu_server import CpuEngine
+from plan_samples import plan_of
+from ports import free_port
+
+from orchestrator import environments
+from orchestrator.core.paths import Home
+from orchestrator.core.shell import run
+from orchestrator.runtimes.process.patched import patched_copy
+from orchestrator.runtimes.process.prepare import source_patches
+
+pytestmark = pytest.mark.engine
+
+GUARD = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
+VERIFY = "srt/speculative/eagle_utils.py"
+MARKED = "srt/server_args.py"  # every process of a server imports it
+BEFORE = "logger = logging.getLogger(__name__)\n"
+SAYS = """\
+import os
+os.write(1, f"marked {os.getpid()} {__file__} {os.environ['AITER_CONFIG_FMOE']}\\n".encode())  # in one piece
+"""
+PATCH_YAML = """\
+id: marked
+title: every process says what it has imported
+target: sglang
+symptom: {log: [], effect: none}
+upstream: {reference: example/marked#1, merged: null, released: null}
+applies: {platforms: [cpu]}
+detect:
+  needed: [{file: srt/server_args.py, match: '^logger = '}]
+  present: [{file: srt/server_args.py, match: '^os\\.write\\(1'}]
+apply: {kind: diff, file: marked.patch}
+verify: [{file: srt/server_args.py, match: '^os\\.write\\(1'}]
+drops: never
+"""
+TABLE_YAML = """\
+id: table
+title: a file that the server is led to
+target: sglang
+symptom: {log: [], effect: none}
+upstream: {reference: example/table#1, merged: null, released: null}
+applies: {platforms: [cpu]}
+detect:
+  needed: [{file: srt/server_args.py, match: '^logger = '}]
+  present: []
+apply:
+  kind: file
+  input: moe-table
+  destination: /opt/deploy/tables/tuned_fmoe.csv
+  env: [{name: AITER_CONFIG_FMOE, value: /opt/deploy/tables/tuned_fmoe.csv, origin: user, source: the test}]
+verify: []
+drops: never
+"""
+# In a child that is spawned, as sglang's schedulers are: where it all comes from.
+CHILD = """\
+import importlib.metadata, inspect, json, multiprocessing, pathlib
+
+def look(queue):
+    import sglang, sglang.srt.speculative.eagle_utils as verify
+    import torch
+    kernels = pathlib.Path(sglang.__file__).parent.resolve() / "jit_kernel"
+    queue.put({
+        "sglang": sglang.__file__,
+        "verify": inspect.getsource(verify.eagle_sample),
+        "header": (kernels / "csrc/elementwise/fused_metadata_copy.cuh").read_text(),
+        "version": importlib.metadata.version("sglang"),
+        "torch": torch.__file__,
+    })
+
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    queue = spawn.Queue()
+    child = spawn.Process(target=look, args=(queue,))
+    child.start()
+    print(json.dumps(queue.get(timeout=120)))
+    child.join()
+"""
+
+
+@pytest.fixture
+def package(cpu_environment: environments.Environment) -> Path:
+    """sglang 0.5.14 as it is installed."""
+    return next(cpu_environment.python.parents[1].glob("lib/python3*/site-packages/sglang"))
+
+
+@pytest.fixture
+def home(tmp_path: Path, cpu_engine: CpuEngine) -> Home:
+    """A home of the test's own, with the environments and the checkpoint that are there."""
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    home.environments.symlink_to(cpu_engine.home.environments)
+    home.models.symlink_to(cpu_engine.home.models)
+    return home
+
+
+def test_a_spawned_child_imports_the_patched_files(
+    cpu_environment: environments.Environment, package: Path, tmp_path: Path
+) -> None:
+    """The patches of `mi355x-tp8` on the real package: Python and kernel sources both come from the copy."""
+    before = {name: (package / name).read_bytes() for name in (GUARD, VERIFY)}
+    python = str(cpu_environment.python)
+    plan = plan_of("mi355x-tp8", "runtime=process", f"engine.python={python}")
+
+    copy = patched_copy(python, source_patches(plan, {}), Home(tmp_path))
+
+    assert {record.id: record.state for record in copy.receipt.patches} == {
+        "aiter-fp4-moe-table": "not applicable",
+        "eagle-verify-broadcast": "applied",
+        "mtp-shared-expert-exclude": "acts at start",
+        "rocm-cuda-runtime-guard": "applied",
+    }
+    assert dict(copy.receipt.sources)["sglang"].version == "0.5.14"  # type: ignore[union-attr]
+    script = tmp_path / "child.py"
+    script.write_text(CHILD)
+    env = {"PYTHONPATH": copy.python_path, "TORCHDYNAMO_DISABLE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+    done = run([python, "-P", str(script)], env=env, timeout=200)
+    assert done.ok, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["sglang"] == f"{copy.python_path}/sglang/__init__.py"
+    assert found["verify"].count("tp_group.broadcast(predict, src=0)") == 2
+    assert "#ifdef USE_ROCM\n#include <hip/hip_runtime.h>" in found["header"]
+    assert found["version"] == "0.5.14"
+    assert found["torch"].startswith(str(package.parent))  # everything else is what is installed
+    assert {name: (package / name).read_bytes() for name in before} == before
+
+
+@pytest.fixture
+def marked(home: Home, package: Path) -> Iterator[CommandLine]:
+    """`deploy`, with a ledger that has two more patches and a table; what it has started is taken down."""
+    text = (package / MARKED).read_text()
+    assert text.count(BEFORE) == 1
+    lines = (part.splitlines(keepends=True) for part in (text, text.replace(BEFORE, BEFORE + SAYS)))
+    diff = "".join(difflib.unified_diff(*lines, f"a/{MARKED}", f"b/{MARKED}"))
+    for name, files in {
+        "marked": {"patch.yaml": PATCH_YAML, "marked.patch": diff},
+        "table": {"patch.yaml": TABLE_YAML},
+    }.items():
+        (home.root / "patches" / name).mkdir(parents=True)
+        for file, content in files.items():
+            (home.root / "patches" / name / file).write_text(content)
+    table = home.kernels / "unknown/cpu-tiny.csv"
+    table.parent.mkdir(parents=True)
+    table.write_text("rows\n")
+    command = CommandLine(home)
+    yield command
+    command.run("down", "marked")
+
+
+def test_every_process_of_a_server_runs_the_patched_copy(marked: CommandLine, package: Path) -> None:
+    before = (package / MARKED).read_bytes()
+    argv = ["up", "--profile", "cpu-tiny", "--name", "marked", "--set", f"server.port={free_port()}", "--json"]
+    shown = marked.run(*argv[:-1], "--dry-run")
+    assert "#   marked" in shown.stdout
+
+    done = marked.run(*argv)
+    assert done.returncode == 0, done.stderr
+    run_dir = Path(json.loads(done.stdout)["run_dir"])
+    [copy] = [path for path in marked.home.packages.iterdir() if path.is_dir()]
+
+    says = re.findall(r"^marked (\d+) (\S+) (\S+)$", (run_dir / "server.log").read_text(), re.MULTILINE)
+    assert {file for _, file, _ in says} == {f"{copy}/python/sglang/{MARKED}"}
+    assert [Path(table).read_text() for table in {table for _, _, table in says}] == ["rows\n"]
+    living = [Path("/proc", pid, "cmdline") for pid, _, _ in says if Path("/proc", pid).exists()]
+    titles = " ".join(path.read_bytes().replace(b"\0", b" ").decode() for path in living)
+    assert all(part in titles for part in ("launch_server", "sglang::scheduler", "sglang::detokenizer")), titles
+
+    receipt = json.loads((run_dir / "patches.json").read_text())
+    assert {patch["id"]: patch["state"] for patch in receipt["patches"]} == {"marked": "applied", "table": "applied"}
+    assert str(copy) in (run_dir / "server.sh").read_text()
+    assert (package / MARKED).read_bytes() == before
+
+    again = marked.run(*argv)
+    assert json.loads(again.stdout)["already_up"], again.stderr
+    replaced = marked.run(*argv, "--replace")
+    assert replaced.returncode == 0, replaced.stderr
+    assert f"patched sglang found at {copy}" in replaced.stderr

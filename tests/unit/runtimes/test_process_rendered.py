@@ -1,0 +1,27 @@
+"""What stands in the script of a process before anything of it is made."""
+
+from plan_samples import plan_of
+
+from orchestrator.commands.planning import load
+from orchestrator.render import files
+from orchestrator.runtimes.process.prepare import rendered
+
+PROCESS = ("runtime=process", "engine.python=python3")
+
+
+def test_a_script_does_not_start_a_server_without_its_patches() -> None:
+    """The sources of the interpreter have none of them: who runs it by hand says where the patched copy is."""
+    plan = load("mi355x-tp4dp2", overrides=PROCESS, inputs={"moe-table": "0" * 64}).plan
+    script = next(file for file in files(rendered(plan, {"moe-table": b"rows"})) if file.path == "server.sh")
+    text = script.content.decode()
+    assert "#   rocm-cuda-runtime-guard" in text
+    assert ': "${PATCHED_SGLANG:?' in text
+    assert 'export PYTHONPATH="$PATCHED_SGLANG/python${PYTHONPATH:+:$PYTHONPATH}"' in text
+    assert 'export AITER_CONFIG_FMOE="$PATCHED_SGLANG/tables/tuned_fmoe.csv"' in text
+    assert "/opt/deploy" not in text.partition("set -eu")[2]
+
+
+def test_a_plan_without_patches_asks_for_nothing() -> None:
+    artifacts = rendered(plan_of("cpu-tiny"), {})
+    assert artifacts.spec is None
+    assert artifacts.command.script == ()
