@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-b200-tp8 \
   --label deploy.name=b200-tp8 \
-  --label deploy.plan=7174c57c4d065733c06fca94952efb9f60718e7b52d280c0f4b854efe5f3cc0b \
+  --label deploy.plan=4a3e7912ef0899b00f4194f2fb3a06afe523ac4c2ebe5707fc2c16b18f7acb1e \
   --label deploy.profile=b200-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2-july \
   --label deploy.name=mi355x-tp4dp2-july \
-  --label deploy.plan=0d5a1cd63d2cc18ee66708a9c9b8b57dc89b3dd4ce16b01d29c42f15b17b2651 \
+  --label deploy.plan=bea59c3ad1f3d00e04f8c4ff8ce35e51789ddb384948a4e683400c1405fb9961 \
   --label deploy.profile=mi355x-tp4dp2-july \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
