@@ -27,6 +27,7 @@ from orchestrator.commands.servers import Fleet, api_key
 from orchestrator.core.errors import UsageError
 from orchestrator.core.secret import Secret
 from orchestrator.core.validation import faults_in
+from orchestrator.plan import Hazard
 from orchestrator.results import RESULT_FILE, BenchResult, Price, ServerProvenance
 
 
@@ -48,6 +49,7 @@ class MeasuredTarget:
     url: str
     key: Secret | None
     provenance: ServerProvenance
+    hazards: tuple[Hazard, ...]  # of its plan
     kernel_gate: Callable[[], dict[str, object] | None]  # what the server's log says by now of its tuned kernels
     gpus: range | None = None  # by index on its machine; None where that is not known
 
@@ -74,7 +76,11 @@ def url_target(url: str, *, gpus: int | None, api_key_env: str | None) -> Measur
     """Any endpoint that speaks the API. Raises UsageError for what is not its URL, or holds a password."""
     provenance = ServerProvenance(gpus=gpus)
     return MeasuredTarget(
-        url=Address.from_url(url).url, key=api_key(api_key_env), provenance=provenance, kernel_gate=lambda: None
+        url=Address.from_url(url).url,
+        key=api_key(api_key_env),
+        provenance=provenance,
+        hazards=(),
+        kernel_gate=lambda: None,
     )
 
 
@@ -101,8 +107,14 @@ def server_target(servers: Fleet, name: str) -> MeasuredTarget:
         return report.to_dict() if report else None
 
     key = api_key(plan.server.api_key_env if plan else None)
-    gpus = plan.gpus if plan else None
-    return MeasuredTarget(url=handle.url, key=key, provenance=provenance, kernel_gate=look, gpus=gpus)
+    return MeasuredTarget(
+        url=handle.url,
+        key=key,
+        provenance=provenance,
+        hazards=plan.hazards if plan else (),
+        kernel_gate=look,
+        gpus=plan.gpus if plan else None,
+    )
 
 
 def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str], None]) -> tuple[BenchResult, Path]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from orchestrator.commands.bench import MeasuredTarget
 from orchestrator.commands.runs import load_outcome
@@ -12,7 +13,7 @@ from orchestrator.core.paths import Home, data_root
 from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
 from orchestrator.environments import ensure
-from orchestrator.evals import REQUIREMENTS, EvalRequest, evaluate, find_suite
+from orchestrator.evals import REQUIREMENTS, EvalRequest, Suite, evaluate, find_suite
 from orchestrator.report import Published, PublishedEval, load_all_published, of_kind
 from orchestrator.results import (
     Judgement,
@@ -22,6 +23,8 @@ from orchestrator.results import (
     outcome_file,
     outcome_to_json,
 )
+
+_GREEDY: Final = "speculation-is-greedy"  # profiles/reports/hazards.yaml
 
 
 def served_model(target: MeasuredTarget) -> str:
@@ -50,7 +53,9 @@ def run_eval(
     The harness has an environment of its own in the tool's home, built at the first call. Raises BuildError where that
     fails, and what `harness.evaluate` raises.
     """
-    chosen, model = find_suite(suite), served_model(target)
+    chosen = find_suite(suite)
+    require_sampling(target, chosen)
+    model = served_model(target)
     environment = ensure(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
     request = EvalRequest(
         python=environment.python,
@@ -63,6 +68,18 @@ def run_eval(
         command=command,
     )
     return evaluate(request, say)
+
+
+def require_sampling(target: MeasuredTarget, suite: Suite) -> None:
+    """A suite above temperature 0 is asked of a server that samples. Raises BenchError for one that cannot."""
+    greedy = next((hazard for hazard in target.hazards if hazard.id == _GREEDY), None)
+    if greedy is not None and float(suite.generation["temperature"]) > 0:
+        raise BenchError(
+            f"`{suite.name}` samples at temperature {suite.generation['temperature']}, and this server cannot",
+            details=greedy.what,
+            where=target.url,
+            hint=f"{greedy.hint}; `gsm8k` is greedy",
+        )
 
 
 def save_outcome(outcome: Outcome, directory: Path) -> Path:

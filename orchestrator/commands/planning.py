@@ -17,7 +17,7 @@ from orchestrator.kernels.disk import Store
 from orchestrator.patches import read_ledger
 from orchestrator.plan import NAME, Plan
 from orchestrator.plan.decide import Knowledge, decide
-from orchestrator.plan.known_bad import KnownBad, Reports
+from orchestrator.plan.known_bad import Reports
 from orchestrator.profile import EXTENDS, PARTS, Composed, Override, Profile, compose, part_names
 from orchestrator.render import Artifacts, ContextFile, files
 from orchestrator.runtimes import REGISTRY, runtime_kind
@@ -41,7 +41,7 @@ class Valid:
         knowledge = Knowledge(
             table=read_flags(version, self.catalogue, place=self.composed.place(("engine", "version"))),
             ledger=read_ledger(self.catalogue),
-            known_bad=read_known_bad(self.catalogue),
+            reports=read_reports(self.catalogue),
             runtimes={name: kind().rules for name, kind in REGISTRY.items()},
             inputs=inputs,
         )
@@ -62,10 +62,13 @@ class Loaded:
     plan: Plan
 
 
-def read_known_bad(catalogue: Catalogue) -> tuple[KnownBad, ...]:
-    """Every report of a layout known as bad. Raises ProfileError with every fault of a file at its line."""
+def read_reports(catalogue: Catalogue) -> Reports:
+    """Every report of a layout. Raises ProfileError with every fault of a file at its line."""
     files = [read_model(path, Reports, catalogue.shown(path)) for path in catalogue.all(Kind.REPORTS)]
-    return tuple(entry for file in files for entry in file.known_bad)
+    return Reports(
+        known_bad=tuple(entry for file in files for entry in file.known_bad),
+        hazards=tuple(entry for file in files for entry in file.hazards),
+    )
 
 
 def profile_names(catalogue: Catalogue | None = None) -> tuple[str, ...]:

@@ -102,6 +102,8 @@ def up(request: UpRequest, home: Home) -> Up:
     with fleet(home, request.host) as servers, claim(home, name):
         if (running := _already_up(servers, name, plan=plan, request=request)) is not None:
             return running
+        for hazard in plan.hazards:
+            warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
         note_coverage(plan, home)
         if not request.accept_untuned:
             require_covered(plan, home)  # before anything is downloaded

@@ -1,12 +1,12 @@
 """From a valid profile to a plan: the rules are asked, then everything that is still open is decided."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.core.errors import Problem, ProfileError, first_of
 from orchestrator.engine import FlagTable, flag_words, speculation
 from orchestrator.patches import Patch
-from orchestrator.plan.known_bad import KnownBad, known_bad
+from orchestrator.plan.known_bad import Reports, hazards, known_bad
 from orchestrator.plan.patches import PatchFacts, environment, select
 from orchestrator.plan.plan import (
     ContainerNeeds,
@@ -34,7 +34,7 @@ class Knowledge:
 
     table: FlagTable
     ledger: Sequence[Patch]
-    known_bad: Sequence[KnownBad]
+    reports: Reports
     runtimes: Mapping[str, Sequence[Rule]]  # by name, with the rules of each
     inputs: Mapping[str, str]  # files a user gave to patches, name -> sha256 in hex
 
@@ -47,13 +47,13 @@ def decide(name: str, *, profile: Profile, composed: Composed, knowledge: Knowle
         table=knowledge.table,
         ledger=knowledge.ledger,
         runtimes=knowledge.runtimes,
-        known_bad=knowledge.known_bad,
+        known_bad=knowledge.reports.known_bad,
     )
     _refuse(name, (problem for rule in RULES for problem in rule(case)))
     plan = _plan(name, profile=profile, composed=composed, knowledge=knowledge)
     accepted = profile.accept_known_bad
-    _refuse(name, known_bad(knowledge.known_bad, plan, accepted=accepted, place=composed.place))
-    return plan
+    _refuse(name, known_bad(knowledge.reports.known_bad, plan, accepted=accepted, place=composed.place))
+    return replace(plan, hazards=hazards(knowledge.reports.hazards, plan))
 
 
 def _refuse(name: str, problems: Iterable[Problem]) -> None:
@@ -80,6 +80,7 @@ def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowled
         flags=_flags(profile),
         env=_env(profile, environment(knowledge.ledger, uses)),
         patches=uses,
+        hazards=(),  # they are looked for in the plan itself
         waiting=Waiting(**profile.waiting.model_dump()),
     )
 

@@ -1,8 +1,10 @@
-"""Layouts that are reported broken: data (profiles/reports/known-bad.yaml), matched against a plan."""
+"""What is reported of layouts, broken or hazardous: data (profiles/reports/*.yaml), matched against a plan."""
 
+import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatch
+from typing import Final
 
 from packaging.specifiers import SpecifierSet
 from pydantic import Field
@@ -11,7 +13,16 @@ from orchestrator.core.document import KeyPath
 from orchestrator.core.errors import Problem
 from orchestrator.core.validation import StrictModel, Text
 from orchestrator.patches import VersionRange
-from orchestrator.plan.plan import Plan
+from orchestrator.plan.plan import Hazard, Plan
+
+_COMPARE: Final[Mapping[str, Callable[[float, float], bool]]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+    "==": operator.eq,
+}
+_COMPARISON: Final = re.compile(r"(>=|<=|>|<|==) *([0-9.]+)\Z")
 
 
 class When(StrictModel):
@@ -24,7 +35,10 @@ class When(StrictModel):
     quantisations: tuple[str, ...] = Field(default=(), description="shell patterns")
     image_before: int | None = Field(default=None, description="YYYYMMDD at the end of the image's tag, exclusive")
     dp_attention: bool | None = None
-    flags: Mapping[str, str] = Field(default={}, description="flag -> shell pattern of its value, `*` for any")
+    flags: Mapping[str, str] = Field(
+        default={}, description="flag -> shell pattern of its value, `*` for any; or `>=131072`: a number is compared"
+    )
+    without_flags: tuple[str, ...] = Field(default=(), description="flags that must not be set")
     env_not: Mapping[str, str] = Field(default={}, description="variable -> the value that makes it good")
 
     @property
@@ -46,9 +60,10 @@ class KnownBad(StrictModel):
 
 
 class Reports(StrictModel):
-    """A file of reports."""
+    """A file of reports: of what is broken, and refused; of what is a hazard, and told."""
 
-    known_bad: tuple[KnownBad, ...]
+    known_bad: tuple[KnownBad, ...] = ()
+    hazards: tuple[KnownBad, ...] = ()
 
 
 def known_bad(
@@ -70,6 +85,15 @@ def known_bad(
     )
 
 
+def hazards(entries: Sequence[KnownBad], plan: Plan) -> tuple[Hazard, ...]:
+    """What is reported of a plan without being a reason to refuse it."""
+    return tuple(
+        Hazard(id=entry.id, what=entry.what, source=entry.source, hint=entry.hint)
+        for entry in entries
+        if matches(entry.when, plan)
+    )
+
+
 def matches(when: When, plan: Plan) -> bool:
     """Whether every condition that is given holds for the plan."""
     engine, values = plan.engine, {variable.name: variable.value for variable in plan.env}
@@ -81,7 +105,8 @@ def matches(when: When, plan: Plan) -> bool:
         and _any(when.quantisations, plan.model.quantisation)
         and (when.image_before is None or 0 < image_date(engine.image) < when.image_before)
         and (when.dp_attention is None or when.dp_attention == plan.layout.dp_attention)
-        and all((value := plan.flag(name)) is not None and fnmatch(value, good) for name, good in when.flags.items())
+        and all((value := plan.flag(name)) is not None and _fits(value, good) for name, good in when.flags.items())
+        and all(plan.flag(name) is None for name in when.without_flags)
         and all(values.get(name, "").lower() != good.lower() for name, good in when.env_not.items())
     )
 
@@ -90,6 +115,17 @@ def image_date(image: str | None) -> int:
     """The YYYYMMDD at the end of a dated image's tag, 0 where there is none."""
     date = re.search(r"-(20\d{6})$", image or "")
     return int(date[1]) if date else 0
+
+
+def _fits(value: str, wanted: str) -> bool:
+    """Whether an option's value fits a shell pattern; or the number it is written as, a comparison."""
+    comparison = _COMPARISON.match(wanted)
+    if comparison is None:
+        return fnmatch(value, wanted)
+    try:
+        return _COMPARE[comparison[1]](float(value), float(comparison[2]))
+    except ValueError:
+        return False
 
 
 def _any(patterns: Collection[str], value: str) -> bool:

@@ -184,6 +184,16 @@ class PatchUse:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hazard:
+    """What was reported of plans like this one, or contradicts itself in it, and is no reason to refuse it."""
+
+    id: str
+    what: str
+    source: str
+    hint: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Waiting:
     """When to give up on a start: not on a fixed deadline, but when nothing has moved for `silence` seconds."""
 
@@ -206,6 +216,7 @@ class Plan:
     flags: tuple[Flag, ...]
     env: tuple[EnvVar, ...]
     patches: tuple[PatchUse, ...]
+    hazards: tuple[Hazard, ...]
     waiting: Waiting
 
     def flag(self, name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shlex
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -10,6 +11,7 @@ from orchestrator.plan import EnvVar, Flag, Plan
 from orchestrator.render.artifacts import Artifacts, ContextFile
 
 IMAGE_FOLDER: Final = "image"  # the build context
+_WIDTH: Final = 120
 SHELL_HOME: Final = (
     '"${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"'  # as orchestrator.core.paths finds it
 )
@@ -36,7 +38,8 @@ def script_file(path: str, text: str) -> ContextFile:
 def server_script(artifacts: Artifacts) -> str:
     """The server's command as a shell script, each setting with its origin above it."""
     plan = artifacts.plan
-    lines = ["#!/bin/sh", _comment(f"{plan.profile}: {plan.description}"), "#", *origin_lines(plan), "set -eu"]
+    lines = ["#!/bin/sh", _comment(f"{plan.profile}: {plan.description}"), "#"]
+    lines += [*origin_lines(plan), *hazard_lines(plan), "set -eu"]
     if artifacts.command.in_home:
         lines += [f"CDPATH= cd -- {SHELL_HOME}", "export PYTHONSAFEPATH=1  # nothing in that folder is imported"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in artifacts.command.env]
@@ -62,6 +65,14 @@ def origin_lines(plan: Plan) -> Iterator[str]:
 def _comment(text: str) -> str:
     """A comment, which ends with its line whatever stands in it."""
     return f"# {' '.join(printable(text).splitlines())}"
+
+
+def hazard_lines(plan: Plan) -> Iterator[str]:
+    """What was reported of plans like this one, as comments."""
+    for hazard in plan.hazards:
+        yield "#"
+        for text in (f"hazard {hazard.id}: {hazard.what} ({hazard.source})", f"hint: {hazard.hint}"):
+            yield from textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="#   ")
 
 
 def wrapped(argv: Sequence[str]) -> str:

@@ -102,6 +102,7 @@ def glm_plan(
         ),
         env=(),
         patches=(),
+        hazards=(),
         waiting=Waiting(silence=60, grace=5),
     )
 

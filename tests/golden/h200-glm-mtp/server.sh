@@ -12,7 +12,8 @@
 # inferred   --speculative-num-steps 5
 # inferred   SGLANG_TIMEOUT_KEEP_ALIVE=900
 set -eu
-cd "${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
+CDPATH= cd -- "${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
+export PYTHONSAFEPATH=1  # nothing in that folder is imported
 export SGLANG_TIMEOUT_KEEP_ALIVE=900
 exec python3 -m sglang.launch_server \
   --model-path models/glm4-moe-random \

@@ -5,7 +5,8 @@
 # inferred   --enable-metrics
 # inferred   --max-total-tokens 1000000
 set -eu
-cd "${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
+CDPATH= cd -- "${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
+export PYTHONSAFEPATH=1  # nothing in that folder is imported
 exec python3 -m sglang.launch_server \
   --model-path models/tiny \
   --served-model-name tiny \

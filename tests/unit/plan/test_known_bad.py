@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 from plan_samples import flag, plan_of
 
-from orchestrator.commands.planning import load, read_known_bad
+from orchestrator.commands.planning import load, read_reports, render_artifacts
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.errors import ProfileError
 from orchestrator.plan import Plan
 from orchestrator.plan.known_bad import image_date, known_bad
+from orchestrator.render.scripts import server_script
 
-REPORTS = read_known_bad(Catalogue.shipped())
+SHIPPED = read_reports(Catalogue.shipped())
+REPORTS = SHIPPED.known_bad
 
 
 def ids(plan: Plan) -> set[str]:
@@ -95,7 +97,7 @@ def test_a_report_that_is_not_well_formed_is_refused_at_its_line(entry: str, tmp
     path.parent.mkdir(parents=True)
     path.write_text(f"known_bad:\n\n  - {entry}\n")
     with pytest.raises(ProfileError) as caught:
-        read_known_bad(Catalogue((tmp_path,)))
+        read_reports(Catalogue((tmp_path,)))
     assert "known_bad.0." in caught.value.problems[0].message
     assert caught.value.problems[0].where == "profiles/reports/known-bad.yaml:3"
 
@@ -103,3 +105,57 @@ def test_a_report_that_is_not_well_formed_is_refused_at_its_line(entry: str, tmp
 def test_every_report_has_a_source_and_a_condition() -> None:
     assert len({report.id for report in REPORTS}) == len(REPORTS)
     assert all(report.when.model_fields_set and re.search(r"\d", report.source) for report in REPORTS)
+
+
+@pytest.mark.parametrize("chunk", ["131072", "131_072", "+131072", "0131072", "262144"])
+@pytest.mark.parametrize("fraction", [".85", "8.5e-1", "0.850", "0.9"])
+def test_a_reported_value_is_met_however_it_is_written(chunk: str, fraction: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        load("mi355x-tp8", overrides=[f"flags.chunked-prefill-size={chunk}", f"flags.mem-fraction-static={fraction}"])
+    assert any("run out of memory" in problem.message for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "fraction"), [("131072", "0.80"), ("131072", ".8"), ("32768", "0.85"), ("-1", "0.85")]
+)
+def test_a_value_beside_the_reported_one_is_planned(chunk: str, fraction: str) -> None:
+    load("mi355x-tp8", overrides=[f"flags.chunked-prefill-size={chunk}", f"flags.mem-fraction-static={fraction}"])
+
+
+def told(profile: str, *overrides: str) -> set[str]:
+    return {hazard.id for hazard in load(profile, overrides=overrides).plan.hazards}
+
+
+def test_the_published_profiles_keep_the_fusion_and_tell_what_it_may_cost() -> None:
+    assert told("mi355x-tp8") == told("mi355x-tp4dp2") == {"custom-all-reduce-hang", "speculation-is-greedy"}
+    assert told("b200-tp8") == told("cpu-tiny") == set()
+
+
+def test_two_settings_that_contradict_each_other_are_told() -> None:
+    assert told("mi355x-tp8", "flags.disable-custom-all-reduce=true") == {
+        "fusion-without-custom-all-reduce", "speculation-is-greedy",
+    }  # fmt: skip
+    both = ("flags.disable-custom-all-reduce=true", "flags.enable-aiter-allreduce-fusion=null")
+    assert told("mi355x-tp8", *both) == {"speculation-is-greedy"}
+
+
+def test_temperature_is_ignored_until_0_5_20_and_only_with_speculation() -> None:
+    newer = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x")
+    assert "speculation-is-greedy" in told("mi355x-tp8-july")
+    assert "speculation-is-greedy" not in told("mi355x-tp8", *newer)
+    without = [
+        f"flags.speculative-{name}=null" for name in ("algorithm", "num-steps", "eagle-topk", "num-draft-tokens")
+    ]
+    assert told("mi355x-tp8", *without) == set()
+
+
+def test_a_hazard_stands_in_the_rendered_command() -> None:
+    script = server_script(render_artifacts(load("mi355x-tp8").plan))
+    assert "# hazard speculation-is-greedy: every request is decoded greedily" in script
+    assert "# hint: where a server hangs, `--set flags.disable-custom-all-reduce=true`" in script
+    assert max(map(len, script.splitlines())) <= 140
+
+
+def test_every_hazard_has_a_source_a_condition_and_a_way_out() -> None:
+    assert len({hazard.id for hazard in SHIPPED.hazards}) == len(SHIPPED.hazards)
+    assert all(hazard.when.flags and re.search(r"\d", hazard.source) and hazard.hint for hazard in SHIPPED.hazards)

@@ -1,0 +1,72 @@
+"""What the hazards say of sglang, on the wheels' own code: a fused all-reduce without communicator, and sampling."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+from wheels import CACHE, read, unpack
+
+from orchestrator.environments import Environment
+
+pytestmark = [pytest.mark.engine, pytest.mark.wheels]
+
+# A real group of one rank, made as `--disable-custom-all-reduce` makes it; and one with a communicator that answers.
+FUSED = """
+import inspect, json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from generate import server_parser
+server_parser(Path(sys.argv[2]))
+import torch
+store = torch.distributed.HashStore()
+torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+from sglang.srt.distributed import parallel_state
+
+kind = parallel_state.GroupCoordinator
+off = {name: False for name in inspect.signature(kind).parameters if name.startswith("use_")}
+group = kind(group_ranks=[[0]], local_rank=0, torch_distributed_backend="gloo", group_name="test", **off)
+
+class Communicator:
+    disabled = False
+    def fused_allreduce_rmsnorm(self, *_):
+        return "fused"
+
+def fused():
+    ones = torch.ones(4)
+    return group.fused_allreduce_rmsnorm(ones, ones, ones, 1e-5)
+
+without = {"communicator": group.ca_comm, "answer": fused()}
+group.ca_comm = Communicator()
+print(json.dumps({"without": without, "with": fused()}))
+"""
+
+
+@pytest.mark.parametrize("version", ["0.5.14", "0.5.18", "0.5.23"])
+def test_without_custom_all_reduce_the_fusion_does_nothing(
+    version: str, cpu_environment: Environment, tmp_path: Path
+) -> None:
+    flags = Path(__file__).parents[2] / "profiles/engines/flags"
+    root = unpack(version, tmp_path)
+    asked = subprocess.run(
+        [str(cpu_environment.python), "-c", FUSED, str(flags), str(root)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+    assert asked.returncode == 0, asked.stderr[-2000:]
+    assert json.loads(asked.stdout.splitlines()[-1]) == {
+        "without": {"communicator": None, "answer": None},
+        "with": "fused",
+    }
+
+
+@pytest.mark.parametrize("version", sorted((path.name.split("-")[1] for path in CACHE.glob("*.whl")), key=Version))
+def test_speculation_is_greedy_on_rocm_until_0_5_20(version: str) -> None:
+    """The line that decides: the platform alone, or the platform without rejection sampling."""
+    file = "eagle_info_v2.py" if Version(version) < Version("0.5.14") else "eagle_utils.py"
+    alone = re.search(r"is_all_greedy or .*\b_is_hip\b", read(version, f"srt/speculative/{file}"))
+    assert (alone is not None) == (Version(version) < Version("0.5.21"))
