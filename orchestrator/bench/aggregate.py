@@ -80,7 +80,7 @@ def _point(observed: Observation, workload: Workload, *, arrivals: str) -> Point
         goodput_rps=in_time / end if end else None,
         full_run=throughput(samples, begin=0.0, end=end, gpus=observed.gpus) if end else None,
         latency=latency(samples),
-        send_lag_s=spread(sample.started_s - sample.scheduled_s for sample in samples),
+        send_lag_s=spread(max(0.0, sample.started_s - sample.scheduled_s) for sample in samples),
         cache=cache_hits(
             samples, wanted_share=workload.cached_share, absent_is_zero=observed.reports_cache, server=server
         ),

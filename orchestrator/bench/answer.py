@@ -1,8 +1,10 @@
 """One answer as it streams in: when each chunk of tokens arrived, and what the server says of it at the end.
 
-A chunk is only searched for what must be known at once (see `engine.stream`); the last events are parsed when the run
-is over.
+A chunk is only searched for what must be known at once (see `engine.stream`); the last events are parsed when the
+answer has ended, and not kept.
 """
+
+from typing import Final
 
 from orchestrator.bench.http import Framing
 from orchestrator.engine import (
@@ -18,6 +20,8 @@ from orchestrator.engine import (
     tokens_so_far,
 )
 
+_MOST_SAID: Final = 4096  # bytes of what an endpoint says to a request that it refuses
+
 
 class Answer:
     """The streamed answer to one measured request."""
@@ -27,6 +31,7 @@ class Answer:
         "_counted",
         "_events",
         "_last",
+        "_tokens",
         "chunk_s",
         "chunk_tokens",
         "failure",
@@ -34,8 +39,8 @@ class Answer:
         "stream_ended",
     )
 
-    def __init__(self) -> None:
-        """Wait for the first byte."""
+    def __init__(self, tokens: int) -> None:
+        """Wait for the first byte; `tokens` were asked for."""
         self.framing = Framing()
         self.chunk_s: list[float] = []  # arrival of each chunk that carries tokens, on the clock of `feed`
         self.chunk_tokens: list[int | None] = []  # output tokens so far, where the chunk says so
@@ -45,6 +50,7 @@ class Answer:
         self._counted = b""  # the last event with a count
         self._last = b""  # the last event of the answer itself
         self._body = b""
+        self._tokens = tokens
 
     @property
     def complete(self) -> bool:
@@ -55,7 +61,10 @@ class Answer:
         """Take bytes that arrived at `now` (seconds). Raises MalformedError and OddAnswerError."""
         payload = self.framing.feed(data)
         if self.framing.status != 200:
-            self._body = (self._body + payload)[:4096]
+            self._body += payload
+            if len(self._body) > _MOST_SAID:
+                self.fail(*self._refusal())
+                raise OddAnswerError("what it says to that is not read to its end")
             return
         for event in self._events.feed(payload):
             self._take(event, now)
@@ -66,8 +75,10 @@ class Answer:
 
     def finish(self) -> Usage | None:
         """Read what the last events say; None with `failure` set where the answer is not a whole one."""
+        counted, last = self._counted, self._last
+        self._counted = self._last = b""  # of sglang's own API they hold the whole text
         if self.framing.status != 200:
-            self.fail(f"http-{self.framing.status}", self._body.decode(errors="replace").strip()[:300])
+            self.fail(*self._refusal())
         elif not self.stream_ended:
             self.fail("cut-short", "the stream ended without `[DONE]`")
         elif not self.chunk_s:
@@ -75,10 +86,13 @@ class Answer:
         if self.failure is not None:
             return None
         try:
-            return read_usage(self._counted, self._last)
+            return read_usage(counted, last)
         except OddAnswerError as error:
-            self.fail("no-usage", f"the last event gives no token counts: {self._counted[:200]!r} ({error})")
+            self.fail("no-usage", f"the last event gives no token counts: {counted[:200]!r} ({error})")
             return None
+
+    def _refusal(self) -> tuple[str, str]:
+        return f"http-{self.framing.status}", self._body.decode(errors="replace").strip()[:300]
 
     def _take(self, event: bytes, now: float) -> None:
         if event == DONE:
@@ -93,10 +107,14 @@ class Answer:
             return
         self._last = event
         tokens = tokens_so_far(event) if counts else None
-        if tokens is not None:
-            if tokens > (self.chunk_tokens[-1] or 0 if self.chunk_tokens else 0):
-                self.chunk_s.append(now)
-                self.chunk_tokens.append(tokens)
-        elif carries_text(event):
-            self.chunk_s.append(now)
-            self.chunk_tokens.append(None)
+        if tokens is None and carries_text(event):
+            self._arrive(now, None)
+        elif tokens is not None and tokens > (self.chunk_tokens[-1] or 0 if self.chunk_tokens else 0):
+            self._arrive(now, tokens)
+
+    def _arrive(self, now: float, tokens: int | None) -> None:
+        if len(self.chunk_s) >= self._tokens:
+            self.fail("too-long", f"more than the {self._tokens} tokens that were asked for")
+            raise OddAnswerError("what comes behind them is not read")
+        self.chunk_s.append(now)
+        self.chunk_tokens.append(tokens)

@@ -175,7 +175,7 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
 def _marked(request: BenchRequest, result: BenchResult) -> BenchResult:
     """`result` with its points in order, and what follows from them."""
     points = tuple(sorted(result.points, key=lambda point: point.offered_rps or 0.0))
-    found = marks(points, request.workload, result.run.provenance, ending=result.ending, overridden=request.overridden)
+    found = marks(points, result.run.provenance, ending=result.ending, overridden=request.overridden)
     return replace(result, points=points, knee_rps=knee(points), marks=found)
 
 

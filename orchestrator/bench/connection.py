@@ -13,11 +13,10 @@ from urllib.parse import urlsplit
 from orchestrator.bench.http import Framing, MalformedError
 from orchestrator.core.errors import UsageError
 from orchestrator.core.secret import Secret
-from orchestrator.engine import NoAnswerError, OddAnswerError, authorization
+from orchestrator.engine import MOST_BYTES, NoAnswerError, OddAnswerError, authorization
 
 # uvicorn drops an idle connection after 5 s unless SGLANG_TIMEOUT_KEEP_ALIVE is raised: reuse only well before.
 _REUSE_WITHIN_S: Final = 2.0
-_MOST_BYTES: Final = 64 << 20  # of the answer to a control request
 
 
 class Sink(Protocol):
@@ -132,15 +131,16 @@ class _Connection(asyncio.Protocol):
 class _Body:
     """A response that is wanted whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self.framing = Framing()
         self.content = bytearray()
+        self._most = most
         self.failure: tuple[str, str] | None = None
 
     def feed(self, data: bytes, now: float) -> None:  # noqa: ARG002 - a Sink is told the time
         self.content += self.framing.feed(data)
-        if len(self.content) > _MOST_BYTES:
-            raise OddAnswerError(f"more than {_MOST_BYTES >> 20} MiB")
+        if len(self.content) > self._most:
+            raise OddAnswerError(f"more than {self._most >> 20} MiB")
 
     def fail(self, kind: str, example: str) -> None:
         self.failure = (kind, example)
@@ -192,17 +192,19 @@ class Connections:
         await connection.ask(request, sink)
         self._keep(connection)
 
-    async def fetch(self, method: str, path: str, body: bytes = b"", *, timeout_s: float = 30) -> tuple[int, bytes]:
-        """A control request: status and content. Raises NoAnswerError."""
-        sink = _Body()
+    async def fetch(
+        self, method: str, path: str, *, most: int = MOST_BYTES, timeout_s: float = 30
+    ) -> tuple[int, bytearray]:
+        """A control request: status and content, of `most` bytes. Raises NoAnswerError."""
+        sink = _Body(most)
         try:
             async with asyncio.timeout(timeout_s):
-                await self.send((self.head(method, path, len(body)), body), sink)
+                await self.send((self.head(method, path, 0),), sink)
         except TimeoutError as error:
             raise NoAnswerError(f"no answer to {method} {path} within {timeout_s:g} s") from error
         if sink.failure is not None:
             raise NoAnswerError(f"{method} {path}: {sink.failure[1]}")
-        return sink.framing.status, bytes(sink.content)
+        return sink.framing.status, sink.content
 
     def close(self) -> None:
         """Close what is idle."""

@@ -1,18 +1,20 @@
 """What the server itself counted over one point: its metrics before and after."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from orchestrator.engine import Metric
+from orchestrator.engine import Metric, Metrics
 from orchestrator.results import ServerCounts
 
 
-def server_counts(
-    before: Mapping[str, float], after: Mapping[str, float], gauges: Iterable[Mapping[str, float]]
-) -> ServerCounts:
-    """What the server counted between two readings; `gauges` are readings taken in between."""
+def server_counts(before: Metrics, after: Metrics, gauges: Iterable[Metrics]) -> ServerCounts:
+    """What the server counted between two readings; `gauges` are readings taken in between.
+
+    A figure is absent where a metric is no number, or where a counter went back: then the server was started again.
+    """
 
     def delta(name: str) -> float | None:
-        return after[name] - before.get(name, 0.0) if name in after else None
+        first, last = before.get(name, 0.0), after.get(name)  # a counter may first appear with what it counts
+        return last - first if first is not None and last is not None and last >= first else None
 
     def whole(name: Metric) -> int | None:
         value = delta(name)
@@ -22,9 +24,9 @@ def server_counts(
         total, count = delta(f"{name}_sum"), delta(f"{name}_count")
         return total / count if total is not None and count else None
 
-    queue = [reading[Metric.QUEUED] for reading in gauges if Metric.QUEUED in reading]
+    queue = [depth for reading in gauges if (depth := reading.get(Metric.QUEUED)) is not None and depth >= 0]
     output, requests, verified = (delta(name) for name in (Metric.OUTPUT_TOKENS, Metric.REQUESTS, Metric.VERIFY_STEPS))
-    drafted = (output or 0.0) - (requests or 0.0)  # the first token of a request comes from its prefill
+    drafted = max(0.0, (output or 0.0) - (requests or 0.0))  # the first token of a request comes from its prefill
     return ServerCounts(
         requests=whole(Metric.REQUESTS),
         prompt_tokens=whole(Metric.PROMPT_TOKENS),

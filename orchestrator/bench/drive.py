@@ -14,6 +14,7 @@ from typing import Final
 from orchestrator.bench.answer import Answer
 from orchestrator.bench.connection import Connections
 from orchestrator.core.secret import redact
+from orchestrator.engine import Usage
 from orchestrator.results import BenchEnding
 
 Request = tuple[bytes, ...]
@@ -32,7 +33,7 @@ class Sample:
     ended_s: float
     chunk_s: tuple[float, ...]  # arrivals of the chunks that carry tokens
     chunk_tokens: tuple[int | None, ...]  # output tokens so far
-    prompt_tokens: int | None  # the server's counts; None for a failed request
+    prompt_tokens: int | None  # the server's counts; None where it gave none
     output_tokens: int | None
     cached_tokens: int | None
     finish_reason: str | None
@@ -41,7 +42,7 @@ class Sample:
 
     @property
     def ok(self) -> bool:
-        """Whether a whole answer came."""
+        """Whether a whole answer came, of the length that was asked for."""
         return self.failure is None
 
 
@@ -53,6 +54,15 @@ class Drive:
     ending: BenchEnding
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What each request of a load asks for, exactly, and the seconds its answer may take."""
+
+    input_tokens: int
+    output_tokens: int
+    timeout_s: float
+
+
 class _EndpointGone(Exception):  # noqa: N818 - an end, not an error
     """The endpoint is gone."""
 
@@ -60,24 +70,24 @@ class _EndpointGone(Exception):  # noqa: N818 - an end, not an error
 class _Sender:
     """Sends requests, keeps what ended, and notices when nobody answers any more."""
 
-    def __init__(self, connections: Connections, *, timeout_s: float, on_end: Callable[[int], None]) -> None:
+    def __init__(self, connections: Connections, asked: Asked, *, on_end: Callable[[int], None]) -> None:
         self._connections = connections
-        self._timeout_s = timeout_s
+        self._asked = asked
         self._on_end = on_end
-        self._ended: list[tuple[int, float, float, float, Answer]] = []
+        self._ended: list[tuple[int, float, float, float, Answer, Usage | None]] = []
         self._lost_in_a_row = 0
         self.origin = 0.0
 
     async def send(self, index: int, request: Request, scheduled: float) -> None:
         loop = asyncio.get_running_loop()
-        answer = Answer()
+        answer = Answer(self._asked.output_tokens)
         started = loop.time()
         try:
-            async with asyncio.timeout_at(max(scheduled, started) + self._timeout_s):
+            async with asyncio.timeout_at(max(scheduled, started) + self._asked.timeout_s):
                 await self._connections.send(request, answer)
         except TimeoutError:
-            answer.fail("timeout", f"no whole answer within {self._timeout_s:g} s")
-        self._ended.append((index, scheduled, started, loop.time(), answer))
+            answer.fail("timeout", f"no whole answer within {self._asked.timeout_s:g} s")
+        self._ended.append((index, scheduled, started, loop.time(), answer, self._read(answer)))
         self._on_end(len(self._ended))
         lost = answer.failure is not None and answer.failure[0] in {"refused", "unreachable", "reset"}
         self._lost_in_a_row = self._lost_in_a_row + 1 if lost else 0
@@ -87,8 +97,17 @@ class _Sender:
     def samples(self) -> tuple[Sample, ...]:
         return tuple(sorted((self._sample(*ended) for ended in self._ended), key=lambda sample: sample.index))
 
-    def _sample(self, index: int, scheduled: float, started: float, ended: float, answer: Answer) -> Sample:
-        usage = answer.finish()
+    def _read(self, answer: Answer) -> Usage | None:
+        """What the server counted; an answer of another length than was asked for is no success."""
+        usage, asked = answer.finish(), (self._asked.input_tokens, self._asked.output_tokens)
+        if usage is not None and (usage.prompt_tokens, usage.output_tokens) != asked:
+            counted = f"{usage.prompt_tokens} in / {usage.output_tokens} out"
+            answer.fail("wrong-length", f"{counted} where {asked[0]} / {asked[1]} were asked")
+        return usage
+
+    def _sample(
+        self, index: int, scheduled: float, started: float, ended: float, answer: Answer, usage: Usage | None
+    ) -> Sample:
         failure = answer.failure or (None, "")
         return Sample(
             index=index,
@@ -111,11 +130,11 @@ async def drive_open(
     requests: Sequence[Request],
     times: Sequence[float],
     *,
-    timeout_s: float,
+    asked: Asked,
     on_end: Callable[[int], None],
 ) -> Drive:
     """Send `requests[i]` at `times[i]` seconds; returns when all ended, on Ctrl-C, or when the endpoint is gone."""
-    sender = _Sender(connections, timeout_s=timeout_s, on_end=on_end)
+    sender = _Sender(connections, asked, on_end=on_end)
     loop = asyncio.get_running_loop()
 
     async def arrivals(group: asyncio.TaskGroup) -> None:
@@ -132,11 +151,11 @@ async def drive_closed(
     requests: Sequence[Request],
     *,
     concurrency: int,
-    timeout_s: float,
+    asked: Asked,
     on_end: Callable[[int], None],
 ) -> Drive:
     """Keep `concurrency` requests under way until all were sent."""
-    sender = _Sender(connections, timeout_s=timeout_s, on_end=on_end)
+    sender = _Sender(connections, asked, on_end=on_end)
     loop = asyncio.get_running_loop()
     waiting = iter(enumerate(requests))
 

@@ -6,8 +6,10 @@ from orchestrator.bench.connection import Address, Connections
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
 from orchestrator.engine import (
+    MOST_METRICS_BYTES,
     Api,
     Json,
+    Metrics,
     NoAnswerError,
     OddAnswerError,
     ServerInfo,
@@ -39,15 +41,15 @@ class Endpoint:
         path = Api(self.facts.api).path
         return (self.connections.head("POST", path, sum(map(len, body))), *body)
 
-    async def metrics(self) -> dict[str, float] | None:
+    async def metrics(self) -> Metrics | None:
         """The server's counters now; None where it has none or does not answer."""
         if not self.has_metrics:
             return None
         try:
-            status, content = await self.connections.fetch("GET", endpoints.METRICS)
+            status, content = await self.connections.fetch("GET", endpoints.METRICS, most=MOST_METRICS_BYTES)
         except NoAnswerError:
             return None
-        return read_metrics(content.decode(errors="replace")) if status == 200 else None
+        return read_metrics(content) if status == 200 else None
 
     async def flush_cache(self) -> bool:
         """Empty the prefix caches, so that a repeated run does not find its own prompts there."""
@@ -64,16 +66,16 @@ async def probe(connections: Connections, address: Address, *, api: str = Api.CO
     """Ask the endpoint what it is. Raises BenchError where it does not answer, refuses, or answers in another form."""
     try:
         models = read_models(await _ask(connections, address, endpoints.MODELS))
-        info = await _server_info(connections)
+        info = await _server_info(connections, address)
     except OddAnswerError as error:
         raise BenchError(f"the endpoint does not say what it serves: {error}", where=address.url) from error
     if not models:
         raise BenchError(f"the endpoint names no model under `{endpoints.MODELS}`", where=address.url)
     served, context = next(iter(models.items()))
     facts = EndpointFacts(url=address.url, api=api, served_model=served, context_length=context)
-    metrics, _ = await _status(connections, endpoints.METRICS)
+    metrics = await _exports_metrics(connections)
     if info is None:
-        return Endpoint(connections=connections, facts=facts, reports_cache=False, has_metrics=metrics == 200)
+        return Endpoint(connections=connections, facts=facts, reports_cache=False, has_metrics=metrics)
     facts = replace(
         facts,
         engine="sglang",
@@ -82,7 +84,7 @@ async def probe(connections: Connections, address: Address, *, api: str = Api.CO
         page_size=info.page_size,
         speculative=info.speculative,
     )
-    return Endpoint(connections=connections, facts=facts, reports_cache=info.reports_cache, has_metrics=metrics == 200)
+    return Endpoint(connections=connections, facts=facts, reports_cache=info.reports_cache, has_metrics=metrics)
 
 
 def check_fits(workload: Workload, facts: EndpointFacts) -> None:
@@ -97,12 +99,7 @@ def check_fits(workload: Workload, facts: EndpointFacts) -> None:
 
 
 async def _ask(connections: Connections, address: Address, path: str) -> Json:
-    try:
-        status, content = await connections.fetch("GET", path)
-    except NoAnswerError as error:
-        raise BenchError(
-            f"the endpoint does not answer: {error}", where=address.url, hint="is it up? try `deploy status`"
-        ) from error
+    status, content = await _fetch(connections, address, path)
     if status in {401, 403}:
         hint = "name the variable that holds its key with --api-key-env"
         raise BenchError("the endpoint wants an API key", where=address.url, hint=hint)
@@ -111,9 +108,9 @@ async def _ask(connections: Connections, address: Address, path: str) -> Json:
     return read_object(content, path=path)
 
 
-async def _server_info(connections: Connections) -> ServerInfo | None:
+async def _server_info(connections: Connections, address: Address) -> ServerInfo | None:
     """What only sglang says of itself; None for another engine, which may answer anything there."""
-    status, content = await _status(connections, endpoints.SERVER_INFO)
+    status, content = await _fetch(connections, address, endpoints.SERVER_INFO)
     try:
         data = read_object(content, path=endpoints.SERVER_INFO) if status == 200 else {}
     except OddAnswerError:
@@ -121,8 +118,18 @@ async def _server_info(connections: Connections) -> ServerInfo | None:
     return read_server_info(data)
 
 
-async def _status(connections: Connections, path: str) -> tuple[int, bytes]:
+async def _fetch(connections: Connections, address: Address, path: str) -> tuple[int, bytearray]:
     try:
         return await connections.fetch("GET", path)
+    except NoAnswerError as error:
+        raise BenchError(
+            f"the endpoint does not answer: {error}", where=address.url, hint="is it up? try `deploy status`"
+        ) from error
+
+
+async def _exports_metrics(connections: Connections) -> bool:
+    try:
+        status, _ = await connections.fetch("GET", endpoints.METRICS, most=MOST_METRICS_BYTES)
     except NoAnswerError:
-        return 0, b""
+        return False
+    return status == 200

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from orchestrator.bench.workload import Workload
 from orchestrator.results import BenchEnding, Mark, MarkKind, Point, ServerProvenance, figures
 
 HIT_SHARE_TOLERANCE: Final = 0.02  # hits round down to the page: 64 of 12,000 tokens are half a per cent
@@ -13,21 +12,21 @@ _SIMULATED: Final = "SGLANG_SIMULATE_ACC"
 
 def marks(
     points: Sequence[Point],
-    workload: Workload,
     provenance: ServerProvenance,
     *,
     ending: BenchEnding,
     overridden: Sequence[str],
 ) -> tuple[Mark, ...]:
     """Every mark of a result, those of the whole first; `overridden` names what the command line changed."""
-    return (*_of_the_server(provenance), *_of_the_run(ending, overridden), *_of_points(points, workload))
+    return (*_of_the_server(provenance), *_of_the_run(ending, overridden), *_of_points(points))
 
 
 def _of_the_server(provenance: ServerProvenance) -> Iterator[Mark]:
     variables = (provenance.plan or {}).get("env", ())
     for variable in variables if isinstance(variables, list | tuple) else ():
-        if str(variable["name"]).startswith(_SIMULATED):
-            detail = f"`{variable['name']}` fakes how many drafted tokens are accepted"
+        name = str(variable.get("name")) if isinstance(variable, dict) else ""
+        if name.startswith(_SIMULATED):
+            detail = f"`{name}` fakes how many drafted tokens are accepted"
             yield Mark(kind=MarkKind.SIMULATED_ACCEPTANCE, detail=detail)
     misses = (provenance.kernel_gate or {}).get("misses")
     if isinstance(misses, list | tuple) and misses:
@@ -43,12 +42,12 @@ def _of_the_run(ending: BenchEnding, overridden: Sequence[str]) -> Iterator[Mark
         yield Mark(kind=MarkKind.CHANGED_WORKLOAD, detail=f"changed on the command line: {named}")
 
 
-def _of_points(points: Sequence[Point], workload: Workload) -> Iterator[Mark]:
+def _of_points(points: Sequence[Point]) -> Iterator[Mark]:
     for point in points:
-        yield from _of_point(point, workload)
+        yield from _of_point(point)
 
 
-def _of_point(point: Point, workload: Workload) -> Iterator[Mark]:
+def _of_point(point: Point) -> Iterator[Mark]:
     if point.ending is not BenchEnding.COMPLETE:
         detail = f"{point.ending.value} after {point.requests} requests"
         yield Mark(kind=MarkKind.INCOMPLETE, detail=detail, point=point.label)
@@ -57,19 +56,10 @@ def _of_point(point: Point, workload: Workload) -> Iterator[Mark]:
         yield Mark(
             kind=MarkKind.FAILED_REQUESTS, detail=f"of {point.requests} requests failed: {failed}", point=point.label
         )
-    if detail := _lengths(point, workload):
-        yield Mark(kind=MarkKind.WRONG_LENGTH, detail=detail, point=point.label)
     if point.arrivals != "closed" and point.send_lag_s is not None and point.send_lag_s.p99 > LAG_LIMIT_S:
         detail = f"the client sent late: p99 {point.send_lag_s.p99 * 1e3:.0f} ms; run it on a free machine or core"
         yield Mark(kind=MarkKind.CLIENT_LAGGED, detail=detail, point=point.label)
     yield from _hit_share(point)
-
-
-def _lengths(point: Point, workload: Workload) -> str:
-    wanted_in, wanted_out = workload.input_tokens * point.succeeded, workload.output_tokens * point.succeeded
-    if (point.input_tokens, point.output_tokens) == (wanted_in, wanted_out):
-        return ""
-    return f"{point.input_tokens} in / {point.output_tokens} out where {wanted_in} / {wanted_out} were asked"
 
 
 def _hit_share(point: Point) -> Iterator[Mark]:

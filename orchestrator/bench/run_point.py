@@ -8,13 +8,13 @@ from typing import Final
 
 from orchestrator.bench.aggregate import Observation, closed_point, open_point
 from orchestrator.bench.counters import server_counts
-from orchestrator.bench.drive import Drive, Request, Sample, drive_closed, drive_open
+from orchestrator.bench.drive import Asked, Drive, Request, Sample, drive_closed, drive_open
 from orchestrator.bench.endpoint import Endpoint
 from orchestrator.bench.energy import EnergyReader, EnergyReading, EnergyUnavailableError, energy_between
 from orchestrator.bench.prompts import Prompt, arrival_times, prompts, warmup_prompts
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
-from orchestrator.engine import RANK_FIELD, Api, load_body
+from orchestrator.engine import RANK_FIELD, Api, Metrics, load_body
 from orchestrator.results import Energy, Point, Price
 
 _GAUGES_EVERY_S: Final = 1.0
@@ -60,8 +60,7 @@ class PointRunner:
             self.say(f"{label} rps: {count} requests over {times[-1]:.0f} s", f"{ended}/{count} answered")
 
         def load() -> Awaitable[Drive]:
-            connections, timeout_s = self.endpoint.connections, self.workload.timeout_s
-            return drive_open(connections, requests, times, timeout_s=timeout_s, on_end=shown)
+            return drive_open(self.endpoint.connections, requests, times, asked=self._asked, on_end=shown)
 
         shown(0)
         observed = await self._observe(label, load)
@@ -76,8 +75,8 @@ class PointRunner:
             self.say(f"{label}: {count} requests, {concurrency} at a time", f"{ended}/{count} answered")
 
         def load() -> Awaitable[Drive]:
-            connections, timeout_s = self.endpoint.connections, self.workload.timeout_s
-            return drive_closed(connections, requests, concurrency=concurrency, timeout_s=timeout_s, on_end=shown)
+            connections, asked = self.endpoint.connections, self._asked
+            return drive_closed(connections, requests, concurrency=concurrency, asked=asked, on_end=shown)
 
         shown(0)
         observed = await self._observe(label, load)
@@ -85,8 +84,13 @@ class PointRunner:
 
     async def _warm_replica(self, prefixes: list[Prompt], rank: int | None) -> Drive:
         requests = self._requests(prefixes, replica=rank)
-        connections, timeout_s = self.endpoint.connections, self.workload.timeout_s
-        return await drive_closed(connections, requests, concurrency=1, timeout_s=timeout_s, on_end=lambda _: None)
+        connections, asked = self.endpoint.connections, self._asked
+        return await drive_closed(connections, requests, concurrency=1, asked=asked, on_end=lambda _: None)
+
+    @property
+    def _asked(self) -> Asked:
+        asked = self.workload
+        return Asked(input_tokens=asked.input_tokens, output_tokens=asked.output_tokens, timeout_s=asked.timeout_s)
 
     def _requests(self, each: list[Prompt], *, replica: int | None = None) -> list[Request]:
         facts = self.endpoint.facts
@@ -107,7 +111,7 @@ class PointRunner:
         """Send a load between two readings of all counters."""
         started_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         before, energy_before = await self.endpoint.metrics(), _read(self.read_energy)
-        gauges: list[dict[str, float]] = []
+        gauges: list[Metrics] = []
         watch = asyncio.create_task(_watch(self.endpoint, gauges))
         try:
             drive = await load()
@@ -128,7 +132,7 @@ class PointRunner:
 def check_answers(workload: Workload, samples: tuple[Sample, ...]) -> None:
     """Raise BenchError where a warm-up answer failed or is not of the exact length: no figure would mean anything."""
     for sample in samples:
-        if sample.failure is not None:
+        if sample.failure not in {None, "wrong-length"}:
             raise BenchError(f"warm-up failed: {sample.failure}", details=sample.failure_example, hint=_hint(sample))
         if sample.prompt_tokens != workload.input_tokens:
             raise BenchError(
@@ -150,7 +154,7 @@ def _hint(sample: Sample) -> str:
     return "look at the server's log: `deploy logs NAME`"
 
 
-async def _watch(endpoint: Endpoint, gauges: list[dict[str, float]]) -> None:
+async def _watch(endpoint: Endpoint, gauges: list[Metrics]) -> None:
     while True:
         await asyncio.sleep(_GAUGES_EVERY_S)
         reading = await endpoint.metrics()

@@ -32,7 +32,9 @@ def bench(
     ] = None,
     api: Annotated[str, typer.Option(metavar="completions|generate", help="which API")] = "completions",
     api_key_env: Annotated[str | None, typer.Option(metavar="VARIABLE", help="holds a URL's key")] = None,
-    gpus: Annotated[int | None, typer.Option(metavar="N", help="GPUs behind a URL, for the figures per GPU")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="GPUs behind a URL, for the figures per GPU")
+    ] = None,
     price: Annotated[float | None, typer.Option(metavar="USD", help="of one GPU for an hour")] = None,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="default: results/WORKLOAD-TIME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="measure what DIR does not hold yet")] = False,

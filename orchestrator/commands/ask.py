@@ -13,12 +13,30 @@ _LIMITS: Final = TimeLimits(connect=5, silence=300, whole=3600)
 
 
 def ask(url: str, prompt: str, *, tokens: int, key: Secret | None) -> Iterator[str]:
-    """The pieces of a greedy completion of at most `tokens` tokens, as they arrive. Raises StartError for no answer."""
+    """The pieces of a greedy completion of at most `tokens` tokens, as they arrive.
+
+    Raises StartError for no answer, for one that is cut or has no text, and for one that goes on behind its last token.
+    """
     body = completion_body("default", prompt, tokens=tokens)  # sglang takes any model's name for its own
     try:
         with EngineClient(url, key=key, limits=_LIMITS) as server:
-            yield from map(read_completion_event, server.events(endpoints.COMPLETIONS, body))
+            yield from _pieces(server.events(endpoints.COMPLETIONS, body), tokens=tokens)
     except (NoAnswerError, OddAnswerError) as error:
         raise StartError(
             f"no whole answer from {url}: {error}", hint="`deploy status NAME` asks for its health"
         ) from error
+
+
+def _pieces(events: Iterator[bytes], *, tokens: int) -> Iterator[str]:
+    pieces, ending = 0, None
+    for text, reason in map(read_completion_event, events):
+        ending = reason or ending
+        pieces += bool(text)
+        if pieces > tokens:
+            raise OddAnswerError(f"it goes on after {tokens} tokens")
+        if text:
+            yield text
+    if ending is None:
+        raise OddAnswerError("it does not say how it ended")
+    if not pieces:
+        raise OddAnswerError("it holds no text")

@@ -195,7 +195,11 @@ def _default_directory(workload: str) -> Path:
 
 
 def _price(usd_per_gpu_hour: float | None) -> Price | None:
-    return Price(usd_per_gpu_hour=usd_per_gpu_hour, source="given") if usd_per_gpu_hour is not None else None
+    if usd_per_gpu_hour is None:
+        return None
+    if not 0 < usd_per_gpu_hour < 1e6:
+        raise UsageError(f"`--price {usd_per_gpu_hour:g}` is no price of a GPU")
+    return Price(usd_per_gpu_hour=usd_per_gpu_hour, source="given")
 
 
 def _energy_reader(target: MeasuredTarget) -> EnergyReader | None:

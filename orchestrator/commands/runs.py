@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.errors import BenchError, HostError, NameTakenError, UsageError
-from orchestrator.core.files import open_lock, read_own, write_whole
+from orchestrator.core.files import open_lock, read_file, read_own, write_whole
 from orchestrator.core.paths import Home
 from orchestrator.core.text import printable_json
 from orchestrator.plan import NAME, Plan
 from orchestrator.render import ContextFile
 from orchestrator.results import RESULT_FILE, BenchResult, Outcome, outcome_from_json
 
+_MOST_BYTES: Final = 16 << 20  # of a result; one with a hundred points has 1 MB
 _PID_WIDTH: Final = 10  # characters, so that a lock file is never truncated
 
 
@@ -166,7 +167,7 @@ def load_outcome(file: Path) -> Outcome:
 
 def _read(file: Path, what: str) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return read_file(file, most=_MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BenchError(f"cannot read the {what}: {reason}", where=str(file)) from error

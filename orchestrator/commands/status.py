@@ -1,8 +1,8 @@
 """`deploy status`: what runs, as the runtimes and the servers themselves tell it."""
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing.pool import ThreadPool
 
 from orchestrator.commands.parts import lost_parts
 from orchestrator.commands.servers import Fleet
@@ -41,8 +41,8 @@ def statuses(servers: Fleet, name: str | None, *, ask: bool) -> tuple[ServerStat
     lost a process is not asked.
     """
     handles = servers.find(name)
-    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
-        return tuple(pool.map(lambda handle: _status(servers, handle, ask=ask), handles))
+    with ThreadPool(_ASKED_AT_ONCE) as pool:  # Ctrl-C ends the waiting at once; an executor waits for its threads
+        return tuple(pool.map(lambda handle: _status(servers, handle, ask=ask), handles, chunksize=1))
 
 
 def status_table(found: Iterable[ServerStatus]) -> str:

@@ -55,9 +55,24 @@ def private_folder(path: Path) -> Path:
 
 def read_own(path: Path) -> bytes:
     """A file of this user's, at once: neither a link nor what could make a reader wait. Raises OSError for others."""
-    with open_own(path) as stream:
-        content = stream.read(_MOST + 1)
-    if len(content) > _MOST:
+    return _read(_open_own(path, os.O_RDONLY), path, most=_MOST)
+
+
+def read_file(path: Path, *, most: int) -> bytes:
+    """Anybody's file of at most so many bytes, at once. Raises OSError for a longer one, and for what is no file."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _require_file(os.fstat(number), path)
+    except OSError:
+        os.close(number)
+        raise
+    return _read(number, path, most=most)
+
+
+def _read(number: int, path: Path, *, most: int) -> bytes:
+    with open(number, "rb") as stream:
+        content = stream.read(most + 1)
+    if len(content) > most:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return content
 

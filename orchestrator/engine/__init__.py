@@ -6,6 +6,7 @@ import and which few commands need. Everything here is pure but for reading a fl
 
 from orchestrator.engine import endpoints
 from orchestrator.engine.answers import (
+    MOST_BYTES,
     Chat,
     Generated,
     Json,
@@ -28,7 +29,7 @@ from orchestrator.engine.endpoints import authorization
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words, parse_flags, read_flags
 from orchestrator.engine.launch import Launch, launch_argv
 from orchestrator.engine.log import StageReader, quotes_a_user, says_port_taken
-from orchestrator.engine.metrics import Metric, read_metrics
+from orchestrator.engine.metrics import MOST_METRICS_BYTES, Metric, Metrics, read_metrics
 from orchestrator.engine.parts import parts
 from orchestrator.engine.requests import (
     RANK_FIELD,
@@ -53,6 +54,8 @@ from orchestrator.engine.stream import (
 
 __all__ = [
     "DONE",
+    "MOST_BYTES",
+    "MOST_METRICS_BYTES",
     "RANK_FIELD",
     "Api",
     "Arguments",
@@ -65,6 +68,7 @@ __all__ = [
     "Json",
     "Launch",
     "Metric",
+    "Metrics",
     "NoAnswerError",
     "OddAnswerError",
     "ServerInfo",

@@ -1,15 +1,23 @@
-"""What a server answers, read strictly: a form that is not the expected one is an error that says so."""
+"""What a server answers, read strictly: a form that is not the expected one is an error that says so.
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+One place reads JSON of others (`read_json`), and a handful of accessors take from it what is needed, each in one type:
+no answer, whatever it holds, raises anything but OddAnswerError.
+"""
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from orchestrator.engine.endpoints import CHAT_COMPLETIONS, GENERATE, MODELS, SERVER_INFO
+from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, SERVER_INFO
 
 Json = Mapping[str, Any]  # an answer of the server, of which nothing is known until it is read
-_SPECULATIVE = ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
+MOST_BYTES: Final = 2 << 20  # of one document; parsed, it takes up to 30 times as much
+MOST_COUNT: Final = 1 << 53  # beyond it a JSON number is no exact one any more (RFC 8259, 6)
+_MOST_REPLICAS: Final = 1024
+_MOST_PAGE: Final = 1 << 16  # tokens
+_SHOWN: Final = 40  # characters of a value in a message
+_ABORTED: Final = "abort"  # sglang 0.5.14, managers/schedule_batch.py, FINISH_ABORT
+_SPECULATIVE: Final = ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
 
 
 class NoAnswerError(Exception):
@@ -67,21 +75,19 @@ class ServerInfo:
     speculative: str | None  # algorithm, steps, top-k, draft tokens
 
 
-@contextmanager
-def form_of(what: str) -> Iterator[None]:
-    """Read an answer in here: one that lacks what is read, or holds it in another type, raises OddAnswerError."""
+def read_json(content: bytes | bytearray, *, path: str) -> Any:  # noqa: ANN401 - of any shape
+    """A JSON document: UTF-8, no NaN, no half of a surrogate pair, nested 200 deep at most. Raises OddAnswerError."""
+    from pydantic_core import from_json  # noqa: PLC0415 - 20 ms, and few commands read answers
+
     try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise OddAnswerError(f"{what} answers in another form ({type(error).__name__}: {str(error)[:200]})") from error
+        return from_json(content, allow_inf_nan=False)
+    except ValueError as error:
+        raise OddAnswerError(f"`{path}` does not answer with JSON: {error}") from error
 
 
-def read_object(content: bytes, *, path: str) -> Json:
+def read_object(content: bytes | bytearray, *, path: str) -> Json:
     """A JSON object. Raises OddAnswerError."""
-    try:
-        data = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise OddAnswerError(f"`{path}` does not answer with JSON") from error
+    data = read_json(content, path=path)
     if not isinstance(data, dict):
         raise OddAnswerError(f"`{path}` does not answer with a JSON object")
     return data
@@ -89,105 +95,164 @@ def read_object(content: bytes, *, path: str) -> Json:
 
 def number(data: Json, key: str) -> int:
     """A count that stands in a JSON object. Raises OddAnswerError."""
-    value = optional_number(data, key)
-    if value is None:
-        raise OddAnswerError(f"`{key}` is missing where a count was expected")
+    value = data.get(key)
+    if type(value) is not int or not 0 <= value <= MOST_COUNT:  # a bool is an int as well
+        raise _odd(key, value, "a count")
     return value
 
 
 def optional_number(data: Json, key: str) -> int | None:
     """A count that may stand in a JSON object; None where it does not. Raises OddAnswerError."""
+    return None if data.get(key) is None else number(data, key)
+
+
+def inner(data: Json, key: str) -> Json:
+    """The object that stands in a JSON object. Raises OddAnswerError."""
     value = data.get(key)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise OddAnswerError(f"`{key}` is {str(value)[:40]!r} where a count was expected")
+    if not isinstance(value, dict):
+        raise _odd(key, value, "an object")
+    return value
+
+
+def objects(data: Json, key: str) -> list[Json]:
+    """The objects that are listed in a JSON object. Raises OddAnswerError."""
+    value = data.get(key)
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise _odd(key, value, "a list of objects")
+    return value
+
+
+def text(data: Json, key: str) -> str:
+    """A text that stands in a JSON object. Raises OddAnswerError."""
+    value = data.get(key)
+    if not isinstance(value, str):
+        raise _odd(key, value, "a text")
+    return value
+
+
+def optional_text(data: Json, key: str) -> str | None:
+    """A text that may stand in a JSON object; None where it does not. Raises OddAnswerError."""
+    return None if data.get(key) is None else text(data, key)
+
+
+def name(data: Json, key: str) -> str:
+    """What something is called, in characters that can be shown. Raises OddAnswerError."""
+    value = text(data, key)
+    if not value or not value.isprintable():
+        raise _odd(key, value, "a name")
     return value
 
 
 def read_models(data: Json) -> dict[str, int | None]:
     """The models a server serves, the first one first, each with its context length in tokens where it says so."""
-    with form_of(f"`{MODELS}`"):
-        return {_text(model, "id"): optional_number(model, "max_model_len") for model in data["data"]}
+    return {name(model, "id"): optional_number(model, "max_model_len") for model in objects(data, "data")}
 
 
 def read_server_info(data: Json) -> ServerInfo | None:
     """The settings of an sglang server; None for what another engine answers there. Raises OddAnswerError."""
     if "version" not in data or "page_size" not in data:
         return None
-    page = number(data, "page_size")
-    if page < 1:
+    page, replicas = number(data, "page_size"), optional_number(data, "dp_size") or 1
+    if not 1 <= page <= _MOST_PAGE:
         raise OddAnswerError(f"`page_size` is {page} in `{SERVER_INFO}`")
+    if replicas > _MOST_REPLICAS:
+        raise OddAnswerError(f"`dp_size` is {replicas} in `{SERVER_INFO}`, where at most {_MOST_REPLICAS} is believed")
     speculates = bool(data.get("speculative_algorithm"))
     return ServerInfo(
-        version=_text(data, "version"),
+        version=name(data, "version"),
         page_size=page,
-        replicas=optional_number(data, "dp_size") or 1,
-        reports_cache=bool(data.get("enable_cache_report")),
-        speculative=" ".join(str(data.get(f"speculative_{name}")) for name in _SPECULATIVE) if speculates else None,
+        replicas=replicas,
+        reports_cache=data.get("enable_cache_report") is True,
+        speculative=" ".join(_setting(data.get(f"speculative_{each}")) for each in _SPECULATIVE)
+        if speculates
+        else None,
     )
 
 
 def read_generated(data: Json) -> Generated:
     """An answer of sglang's own API. Raises OddAnswerError."""
-    with form_of(f"`{GENERATE}`"):
-        meta, ids = data["meta_info"], data["output_ids"]
-        if not (isinstance(ids, list) and all(isinstance(each, int) for each in ids)):
-            raise OddAnswerError(f"`output_ids` of `{GENERATE}` are not token ids: {str(ids)[:80]}")
-        return Generated(
-            ids=tuple(ids),
-            prompt_tokens=number(meta, "prompt_tokens"),
-            completion_tokens=number(meta, "completion_tokens"),
-            cached_tokens=number(meta, "cached_tokens"),
-            dp_rank=optional_number(meta, "dp_rank"),
-            verify_steps=optional_number(meta, "spec_verify_ct"),
-            correct_drafts=optional_number(meta, "spec_num_correct_drafts"),
-        )
+    meta, ids = inner(data, "meta_info"), data.get("output_ids")
+    if not isinstance(ids, list) or not all(type(each) is int and each >= 0 for each in ids):
+        raise OddAnswerError(f"`output_ids` of `{GENERATE}` are not token ids: {_shown(ids)}")
+    return Generated(
+        ids=tuple(ids),
+        prompt_tokens=number(meta, "prompt_tokens"),
+        completion_tokens=number(meta, "completion_tokens"),
+        cached_tokens=number(meta, "cached_tokens"),
+        dp_rank=optional_number(meta, "dp_rank"),
+        verify_steps=optional_number(meta, "spec_verify_ct"),
+        correct_drafts=optional_number(meta, "spec_num_correct_drafts"),
+    )
 
 
-def read_usage_of(data: Json, *, path: str) -> Json:
+def read_usage_of(data: Json) -> Json:
     """The `usage` of an answer of the OpenAI API. Raises OddAnswerError."""
-    with form_of(f"`{path}`"):
-        return dict(data["usage"])
+    return inner(data, "usage")
 
 
 def read_chat(data: Json) -> Chat:
     """A chat answer that came in one piece. Raises OddAnswerError."""
-    with form_of(f"`{CHAT_COMPLETIONS}`"):
-        choice = data["choices"][0]
-        return Chat(
-            text=_text_of(choice["message"]),
-            finish_reason=_text(choice, "finish_reason"),
-            completion_tokens=number(data["usage"], "completion_tokens"),
-            pieces=1,
-        )
+    choices = objects(data, "choices")
+    if not choices:
+        raise OddAnswerError(f"`{CHAT_COMPLETIONS}` answers without a choice")
+    return Chat(
+        text=_said(inner(choices[0], "message")),
+        finish_reason=name(choices[0], "finish_reason"),
+        completion_tokens=number(inner(data, "usage"), "completion_tokens"),
+        pieces=1,
+    )
 
 
 def read_chat_events(events: Iterable[bytes]) -> Chat:
     """A chat answer put together from its events. Raises OddAnswerError."""
-    with form_of(f"a streamed `{CHAT_COMPLETIONS}`"):
-        chunks = [json.loads(event) for event in events]
-        choices = [choice for chunk in chunks for choice in chunk["choices"]]
-        texts = [_text_of(choice["delta"]) for choice in choices]
-        counts = [number(chunk["usage"], "completion_tokens") for chunk in chunks if chunk.get("usage")]
-        return Chat(
-            text="".join(texts),
-            finish_reason=[_text(choice, "finish_reason") for choice in choices if choice["finish_reason"]][-1],
-            completion_tokens=counts[-1],
-            pieces=sum(bool(text) for text in texts),
-        )
+    texts: list[str] = []
+    reason = tokens = None
+    for event in events:
+        chunk = read_object(event, path=CHAT_COMPLETIONS)
+        for choice in objects(chunk, "choices"):
+            texts += filter(None, [_said(inner(choice, "delta"))])
+            reason = _ending(choice) or reason
+        if chunk.get("usage") is not None:
+            tokens = number(inner(chunk, "usage"), "completion_tokens")
+    if reason is None or tokens is None:
+        missing = "how it ended" if reason is None else "how many tokens it has"
+        raise OddAnswerError(f"the stream of `{CHAT_COMPLETIONS}` does not say {missing}")
+    return Chat(text="".join(texts), finish_reason=reason, completion_tokens=tokens, pieces=len(texts))
 
 
-def read_completion_event(event: bytes) -> str:
-    """The text that one event of a streamed completion brings. Raises OddAnswerError."""
-    with form_of("an event of the stream"):
-        return "".join(choice.get("text") or "" for choice in json.loads(event).get("choices", ()))
+def read_completion_event(event: bytes) -> tuple[str, str | None]:
+    """The text that one event of a streamed completion brings, and how the answer ended. Raises OddAnswerError."""
+    choices = objects(read_object(event, path=COMPLETIONS), "choices")
+    reasons = [reason for choice in choices if (reason := _ending(choice))]
+    return "".join(optional_text(choice, "text") or "" for choice in choices), reasons[-1] if reasons else None
 
 
-def _text(data: Json, key: str) -> str:
-    value = data[key]
-    if not isinstance(value, str):
-        raise OddAnswerError(f"`{key}` is {str(value)[:40]!r} where a text was expected")
-    return value
+def _said(message: Json) -> str:
+    return (optional_text(message, "reasoning_content") or "") + (optional_text(message, "content") or "")
 
 
-def _text_of(message: Json) -> str:
-    return (message.get("reasoning_content") or "") + (message.get("content") or "")
+def _ending(choice: Json) -> str | None:
+    """How the answer ended, None while it goes on. Raises OddAnswerError for one that was given up."""
+    reason = optional_text(choice, "finish_reason")
+    if reason == _ABORTED:
+        raise OddAnswerError("the server has given the answer up (`finish_reason` is `abort`)")
+    return reason
+
+
+def _setting(value: object) -> str:
+    """A setting as it is shown: a word or a number."""
+    return _shown(value) if isinstance(value, dict | list) else "".join(filter(str.isprintable, str(value)))[:_SHOWN]
+
+
+def _odd(key: str, value: object, expected: str) -> OddAnswerError:
+    if value is None:
+        return OddAnswerError(f"`{key}` is missing where {expected} was expected")
+    return OddAnswerError(f"`{key}` is {_shown(value)} where {expected} was expected")
+
+
+def _shown(value: object) -> str:
+    """A value in a message; what is nested is only named."""
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    shown = ascii(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"

@@ -6,24 +6,28 @@ the seconds that a server takes for an answer, opening one costs nothing, and no
 """
 
 import json
+import re
 import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, Self
 
 import httpx
 
 from orchestrator.core.secret import Secret
-from orchestrator.engine.answers import Json, NoAnswerError, OddAnswerError, read_models, read_object
+from orchestrator.engine.answers import MOST_BYTES, Json, NoAnswerError, OddAnswerError, read_models, read_object
 from orchestrator.engine.endpoints import HEALTH, METRICS, MODELS, authorization
-from orchestrator.engine.metrics import read_metrics
+from orchestrator.engine.metrics import MOST_METRICS_BYTES, Metrics, read_metrics
 from orchestrator.engine.requests import Body
 from orchestrator.engine.stream import DONE, EventReader, is_error
 
-MOST_BYTES: Final = 64 << 20  # of one answer
+MOST_STREAM_BYTES: Final = 64 << 20
+_ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
+_MOST_SAID: Final = 200  # bytes of what a server says to a request that it refuses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,11 @@ class TimeLimits:
     connect: float
     silence: float
     whole: float
+
+    def within(self, seconds: float) -> "TimeLimits":
+        """The same limits, none longer than so many seconds."""
+        connect, silence, whole = (min(each, seconds) for each in (self.connect, self.silence, self.whole))
+        return TimeLimits(connect=connect, silence=silence, whole=whole)
 
 
 ORDINARY: Final = TimeLimits(connect=5, silence=30, whole=60)
@@ -54,15 +63,18 @@ class EngineClient:
         """Ask the server at `url`, its base URL; `limits` hold for every request but health."""
         self._limits = limits
         self._key = key
-        self._client = httpx.Client(
-            base_url=url,
-            headers={"Accept-Encoding": "identity", "Connection": "close"},
-            verify=_tls(url),
-            limits=httpx.Limits(max_keepalive_connections=0),
-            follow_redirects=False,
-            trust_env=False,
-            transport=transport,
-        )
+        try:
+            self._client = httpx.Client(
+                base_url=url,
+                headers={"Accept-Encoding": "identity", "Connection": "close"},
+                verify=_tls(url),
+                limits=httpx.Limits(max_keepalive_connections=0),
+                follow_redirects=False,
+                trust_env=False,
+                transport=transport,
+            )
+        except (httpx.InvalidURL, UnicodeError) as error:  # the second for a host that no name can be
+            raise NoAnswerError(f"{url!a} is not the URL of a server") from error
 
     def __enter__(self) -> Self:
         return self
@@ -70,8 +82,10 @@ class EngineClient:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def health(self, *, tries: int = 1) -> int:
+    def health(self, *, tries: int = 1, within: float = inf) -> int:
         """The status with which the server answers for its health, for which it generates a token.
+
+        Each try ends after `within` seconds, where that is sooner than its own limits.
 
         A health request that meets the end of another one waits for an output that never comes (sglang 0.5.14,
         managers/scheduler.py:1633): a single 503 says nothing of a server that serves, so give it two `tries`.
@@ -80,41 +94,43 @@ class EngineClient:
 
         asked = Retrying(
             stop=stop_after_attempt(tries),
-            retry=retry_if_not_result(lambda answer: answer[0] == httpx.codes.OK),
+            retry=retry_if_not_result(lambda status: status == httpx.codes.OK),
             retry_error_callback=lambda state: state.outcome and state.outcome.result(),
         )
-        status, _ = asked(self._ask, "GET", HEALTH, limits=HEALTH_LIMITS)
+        status: int = asked(self._status, "GET", HEALTH, limits=HEALTH_LIMITS.within(within))
         return status
 
-    def models(self) -> dict[str, int | None]:
-        """The models that are served, each with its context length in tokens where the server says so."""
-        return read_models(self.get(MODELS))
+    def models(self, *, within: float = inf) -> dict[str, int | None]:
+        """The models that are served, each with its context length in tokens where the server says so.
 
-    def metrics(self) -> dict[str, float]:
-        """The server's counters by name, summed over their labels; none where it does not export them."""
-        status, content = self._ask("GET", METRICS)
-        return read_metrics(content.decode(errors="replace")) if status == httpx.codes.OK else {}
+        The request ends after `within` seconds, where that is sooner than its own limits.
+        """
+        return read_models(self._object("GET", MODELS, limits=self._limits.within(within)))
+
+    def metrics(self) -> Metrics:
+        """The server's counters by name; none where it does not export them."""
+        with self._open("GET", METRICS) as response:
+            exported = response.status_code == httpx.codes.OK
+            return read_metrics(b"".join(_bounded(response, MOST_METRICS_BYTES))) if exported else {}
 
     def get(self, path: str) -> Json:
         """The JSON object at `path`."""
-        return _object(path, *self._ask("GET", path))
+        return self._object("GET", path)
 
     def post(self, path: str, body: Body) -> Json:
         """The JSON object that answers `body`."""
-        return _object(path, *self._ask("POST", path, content=json.dumps(body).encode()))
+        return self._object("POST", path, content=json.dumps(body).encode())
 
     def post_status(self, path: str, content: bytes, *, with_key: bool = True) -> int:
         """The status that answers raw bytes sent as JSON."""
-        status, _ = self._ask("POST", path, content=content, with_key=with_key)
-        return status
+        return self._status("POST", path, content=content, with_key=with_key)
 
     def events(self, path: str, body: Body) -> Iterator[bytes]:
         """The events of the streamed answer to `body`, without the one that ends it, as they arrive."""
         reader = EventReader()
         with self._open("POST", path, content=json.dumps({**body, "stream": True}).encode()) as response:
-            if response.status_code != httpx.codes.OK:
-                raise _refused(path, response.status_code, b"".join(_bounded(response)))
-            for event in (event for data in _bounded(response) for event in reader.feed(data)):
+            _require_ok(response)
+            for event in (event for data in _bounded(response, MOST_STREAM_BYTES) for event in reader.feed(data)):
                 if event == DONE:
                     return
                 if is_error(event):
@@ -122,17 +138,15 @@ class EngineClient:
                 yield event
         raise OddAnswerError("the stream ended without `data: [DONE]`")
 
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        content: bytes | None = None,
-        with_key: bool = True,
-        limits: TimeLimits | None = None,
-    ) -> tuple[int, bytes]:
-        with self._open(method, path, content=content, with_key=with_key, limits=limits) as response:
-            return response.status_code, b"".join(_bounded(response))
+    def _object(self, method: str, path: str, **request: Any) -> Json:  # noqa: ANN401 - as `_open` takes it
+        with self._open(method, path, **request) as response:
+            _require_ok(response)
+            content = b"".join(_bounded(response, MOST_BYTES))
+        return read_object(content, path=path)
+
+    def _status(self, method: str, path: str, **request: Any) -> int:  # noqa: ANN401 - as `_open` takes it
+        with self._open(method, path, **request) as response:
+            return response.status_code
 
     @contextmanager
     def _open(
@@ -140,7 +154,7 @@ class EngineClient:
         method: str,
         path: str,
         *,
-        content: bytes | None,
+        content: bytes | None = None,
         with_key: bool = True,
         limits: TimeLimits | None = None,
     ) -> Iterator[httpx.Response]:
@@ -158,10 +172,10 @@ class EngineClient:
                     yield response
                 finally:
                     response.close()
-            except httpx.HTTPError as error:
-                raise NoAnswerError(end.words(error)) from error
+            except (httpx.HTTPError, UnicodeError) as error:
+                raise NoAnswerError(f"{request.url}: {end.words(error)}") from error
             if end.reached:  # the connection was shut, which also looks like the end of an answer without a length
-                raise NoAnswerError(end.words(None))
+                raise NoAnswerError(f"{request.url}: {end.words(None)}")
 
 
 class _End:
@@ -191,7 +205,7 @@ class _End:
             if self.reached:
                 self._shut()
 
-    def words(self, error: httpx.HTTPError | None) -> str:
+    def words(self, error: Exception | None) -> str:
         if self.reached:
             return f"no whole answer within {self._limits.whole:g} s"
         if isinstance(error, httpx.ConnectTimeout):
@@ -199,8 +213,10 @@ class _End:
         if isinstance(error, httpx.TimeoutException):
             return f"no answer within {self._limits.silence:g} s"
         if isinstance(error, httpx.ConnectError):
-            return f"no connection: {error}"
-        return f"the connection broke ({type(error).__name__})"
+            return f"no connection: {_ERRNO.sub('', str(error))}"
+        if isinstance(error, httpx.UnsupportedProtocol | UnicodeError):
+            return "this is not the URL of a server"
+        return "no whole HTTP/1.1 answer"
 
     def _reach(self) -> None:
         self.reached = True
@@ -217,22 +233,25 @@ def _tls(url: str) -> ssl.SSLContext:
     return ssl.create_default_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _bounded(response: httpx.Response) -> Iterator[bytes]:
+def _bounded(response: httpx.Response, most: int) -> Iterator[bytes]:
     if response.headers.get("Content-Encoding", "identity") != "identity":  # what a few bytes unpack to has no bound
         raise OddAnswerError(f"`{response.request.url.path}` answers in an encoding that was not asked for")
     read = 0
     for data in response.iter_bytes():
         read += len(data)
-        if read > MOST_BYTES:
-            raise OddAnswerError(f"`{response.request.url.path}` answers with more than {MOST_BYTES >> 20} MiB")
+        if read > most:
+            raise OddAnswerError(f"`{response.request.url.path}` answers with more than {most >> 20} MiB")
         yield data
 
 
-def _object(path: str, status: int, content: bytes) -> Json:
-    if status != httpx.codes.OK:
-        raise _refused(path, status, content)
-    return read_object(content, path=path)
-
-
-def _refused(path: str, status: int, content: bytes) -> OddAnswerError:
-    return OddAnswerError(f"`{path}` answers {status}: {content[:200].decode(errors='replace')}")
+def _require_ok(response: httpx.Response) -> None:
+    """Raise OddAnswerError with the beginning of what a server says that does not answer 200."""
+    if response.status_code == httpx.codes.OK:
+        return
+    said = b""
+    for data in _bounded(response, MOST_BYTES):
+        said += data
+        if len(said) >= _MOST_SAID:
+            break
+    shown = said[:_MOST_SAID].decode(errors="replace")
+    raise OddAnswerError(f"`{response.request.url.path}` answers {response.status_code}: {shown}")

@@ -1,10 +1,18 @@
 """sglang's own counters: the Prometheus text of a server that runs with --enable-metrics."""
 
+import math
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-_LINE: Final = re.compile(r"^(sglang:\w+)(?:\{([^}]*)\})?\s+([-+.\deE]+|NaN|[-+]?Inf)$", re.MULTILINE)
+from orchestrator.engine.answers import MOST_COUNT
+
+MOST_METRICS_BYTES: Final = 8 << 20
+# One sample a line, with a time behind it or not; a value of a label may hold any character but a bare quote.
+_LINE: Final = re.compile(
+    r'^(sglang:\w+)(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*+")*+)\})?[ \t]+([-+.\w]+)(?:[ \t]+-?\d+)?[ \t\r]*$', re.MULTILINE
+)
 _OTHER_RANK: Final = re.compile(r'\btp_rank="(?!0")')
 
 
@@ -22,18 +30,26 @@ class Metric(StrEnum):
     E2E = "sglang:e2e_request_latency_seconds"  # a histogram as well
 
 
-def read_metrics(text: str) -> dict[str, float]:
-    """Every metric by name, summed over its labels.
+_READ: Final = frozenset(f"{each}{part}" for each in Metric for part in ("", "_sum", "_count"))
+Metrics = Mapping[str, float | None]  # None: what stands there is no number to count with, which is legal (NaN, +Inf)
+
+
+def read_metrics(content: bytes | bytearray) -> Metrics:
+    """The metrics that are named here and exported, each summed over its labels, histograms as `_sum` and `_count`.
 
     Ranks of one tensor-parallel group repeat each other with --enable-metrics-for-all-schedulers: only tp rank 0
-    counts. Buckets of histograms are left out; `_sum` and `_count` are in. What is no number is passed over.
+    counts.
     """
     totals: dict[str, float] = {}
-    for name, labels, value in _LINE.findall(text):
-        if name.endswith("_bucket") or _OTHER_RANK.search(labels):
-            continue
-        try:
-            totals[name] = totals.get(name, 0.0) + float(value)
-        except ValueError:
-            continue
-    return totals
+    for line in _LINE.finditer(content.decode(errors="replace")):
+        name, labels, value = line.groups(default="")
+        if name in _READ and not _OTHER_RANK.search(labels):
+            totals[name] = totals.get(name, 0.0) + _float(value)
+    return {name: total if abs(total) <= MOST_COUNT else None for name, total in totals.items()}
+
+
+def _float(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan

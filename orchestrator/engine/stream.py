@@ -4,15 +4,25 @@ JSON parsing of every event is most of a load client's CPU time, so an event is 
 must be known at once: whether it carries tokens, and how many so far.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.engine.answers import Json, OddAnswerError, form_of, number, optional_number
+from orchestrator.engine.answers import (
+    MOST_BYTES,
+    Json,
+    OddAnswerError,
+    inner,
+    number,
+    objects,
+    optional_number,
+    optional_text,
+    read_object,
+)
 
 DONE: Final = b"[DONE]"  # the last event of a whole answer
-MOST_EVENT_BYTES: Final = 8 << 20  # sglang's own API repeats the whole text in each event
+MOST_EVENT_BYTES: Final = MOST_BYTES  # sglang's own API repeats the whole text in each event
+_END: Final = "the end of the stream"
 
 # Such a key cannot stand inside a JSON string: there its quotes are escaped.
 _COUNT_KEY: Final = b'"completion_tokens":'
@@ -39,16 +49,27 @@ class EventReader:
 
     def __init__(self) -> None:
         """Wait for the first event."""
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of each event that `data` makes whole. Raises OddAnswerError for one that never ends."""
         if b"\r" in data:
             data = data.replace(b"\r", b"")  # a carriage return inside JSON is escaped
-        *events, self._rest = (self._rest + data if self._rest else data).split(b"\n\n")
+        if self._rest:
+            seen = len(self._rest) - 1  # what came before holds no end: an event in many pieces is searched once
+            self._rest += data
+            if self._rest.find(b"\n\n", max(seen, 0)) < 0:
+                self._require_end()
+                return []
+            data = bytes(self._rest)
+        *events, rest = data.split(b"\n\n")
+        self._rest = bytearray(rest)
+        self._require_end()
+        return [found for event in events if (found := _data_of(event))]
+
+    def _require_end(self) -> None:
         if len(self._rest) > MOST_EVENT_BYTES:
             raise OddAnswerError(f"an event of the stream is longer than {MOST_EVENT_BYTES >> 20} MiB")
-        return [found for event in events if (found := _data_of(event))]
 
 
 def _data_of(event: bytes) -> bytes:
@@ -87,28 +108,30 @@ def carries_text(event: bytes) -> bool:
 
 def read_usage(counted: bytes, last: bytes) -> Usage:
     """What the event that `counted` last, and the `last` one of the answer itself, say. Raises OddAnswerError."""
-    with form_of("the end of the stream"):
-        data = json.loads(counted)
-        return _own_usage(data["meta_info"]) if "meta_info" in data else _openai_usage(data["usage"], last)
+    data = read_object(counted, path=_END)
+    usage = _own_usage(inner(data, "meta_info")) if "meta_info" in data else _openai_usage(inner(data, "usage"), last)
+    if (usage.cached_tokens or 0) > usage.prompt_tokens:
+        raise OddAnswerError(f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens are said to be cached")
+    return usage
 
 
 def _own_usage(meta: Json) -> Usage:
-    reason = meta.get("finish_reason")
+    reason = inner(meta, "finish_reason") if meta.get("finish_reason") is not None else {}
     return Usage(
         prompt_tokens=number(meta, "prompt_tokens"),
         output_tokens=number(meta, "completion_tokens"),
         cached_tokens=optional_number(meta, "cached_tokens"),
-        finish_reason=str(reason["type"]) if reason else None,
+        finish_reason=optional_text(reason, "type"),
     )
 
 
 def _openai_usage(usage: Json, last: bytes) -> Usage:
     # absent when 0, even with --enable-cache-report (sglang 0.5.14, openai/usage_processor.py)
-    details = usage.get("prompt_tokens_details")
-    reason = json.loads(last)["choices"][0].get("finish_reason") if last else None
+    details = inner(usage, "prompt_tokens_details") if usage.get("prompt_tokens_details") is not None else {}
+    choices = objects(read_object(last, path=_END), "choices") if last else []
     return Usage(
         prompt_tokens=number(usage, "prompt_tokens"),
         output_tokens=number(usage, "completion_tokens"),
-        cached_tokens=optional_number(details, "cached_tokens") if details else None,
-        finish_reason=str(reason) if reason else None,
+        cached_tokens=optional_number(details, "cached_tokens"),
+        finish_reason=optional_text(choices[0], "finish_reason") if choices else None,
     )

@@ -58,12 +58,15 @@ def greedy_repeats(client: SmokeClient) -> Conclusion:
 
     The first answer fills the cache and is not compared: a prefix read from cache may round differently.
     """
-    _, first, second = (client.generate(PROMPT, tokens=32) for _ in range(3))
+    tokens = 32
+    _, first, second = (client.generate(PROMPT, tokens=tokens) for _ in range(3))
     if first.ids != second.ids:
         pairs = zip_longest(first.ids, second.ids)  # one may be shorter: it differs from where it ends
         same = next(place for place, (a, b) in enumerate(pairs) if a != b)
         return failed(f"two greedy answers differ from token {same} on")
-    return passed(f"{len(first.ids)} tokens twice the same")
+    if len(first.ids) != tokens:
+        return failed(f"{len(first.ids)} tokens where {tokens} were asked for")
+    return passed(f"{tokens} tokens twice the same")
 
 
 def stream_agrees(client: SmokeClient) -> Conclusion:
@@ -204,12 +207,12 @@ def metrics_count(client: SmokeClient) -> Conclusion:
     if not client.target.metrics:
         return not_applicable("the profile does not export metrics")
     name = Metric.OUTPUT_TOKENS
-    before = client.server.metrics().get(name, 0.0)
+    before = client.server.metrics().get(name, 0.0)  # a counter may first appear with what it counts
     client.generate(PROMPT, tokens=16)
     client.generate(PROMPT, tokens=1)  # the count of a request may follow its answer; that of the one before does not
     after = client.server.metrics().get(name)
-    if after is None:
-        return failed(f"`{endpoints.METRICS}` has no `{name}`")
+    if before is None or after is None:
+        return failed(f"`{endpoints.METRICS}` has no number for `{name}`")
     if after < before + 16:
         return failed(f"`{name}` went from {before:g} to {after:g} over 17 tokens")
     return passed(f"`{name}` went from {before:g} to {after:g}")

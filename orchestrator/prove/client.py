@@ -53,7 +53,7 @@ class SmokeClient:
     def usage(self, prompt: list[int], *, tokens: int) -> Json:
         """The `usage` that the OpenAI API gives for `tokens` greedy tokens after `prompt`, from rank 0."""
         body = completion_body(self.target.served_name, prompt, tokens=tokens, ignore_eos=True, **{RANK_FIELD: 0})
-        return read_usage_of(self.server.post(endpoints.COMPLETIONS, body), path=endpoints.COMPLETIONS)
+        return read_usage_of(self.server.post(endpoints.COMPLETIONS, body))
 
     def chat(self, body: Body) -> Chat:
         """The answer to a chat request, in one piece."""

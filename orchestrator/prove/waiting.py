@@ -23,6 +23,7 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.runtimes import ServerState, Status
 
 POLL_SECONDS: Final = 0.2
+_LEAST_SECONDS: Final = 0.1  # that a request is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ def wait(
     """
     shown = progress or Progress()
     with EngineClient(server.url, key=server.api_key, transport=transport) as client:
-        attempt = _Wait(server, client=client, clock=clock)
+        attempt = _Wait(server, client=client, clock=clock, end=inf if timeout is None else clock() + timeout)
 
         def meanwhile(_: object) -> None:
             shown.update(attempt.reader.text, transient=f"{attempt.elapsed:.0f} s")
@@ -75,8 +76,9 @@ def wait(
 class _Wait:
     """One wait: what has been seen so far."""
 
-    def __init__(self, server: Starting, *, client: EngineClient, clock: Callable[[], float]) -> None:
+    def __init__(self, server: Starting, *, client: EngineClient, clock: Callable[[], float], end: float) -> None:
         self.reader = StageReader()
+        self._end = end  # on the clock: no request goes on behind it
         self._server, self._client, self._clock = server, client, clock
         self._start = self._moved = clock()
         self._answer = ""  # what the server said last of its health
@@ -85,6 +87,10 @@ class _Wait:
     @property
     def elapsed(self) -> float:
         return self._clock() - self._start
+
+    @property
+    def _left(self) -> float:
+        return max(self._end - self._clock(), _LEAST_SECONDS)
 
     def serves(self) -> bool:
         """Look once at the process, the log and the port."""
@@ -99,7 +105,7 @@ class _Wait:
     def give_up_after(self, *, silence: float, timeout: float | None) -> None:
         doing = self.reader.text
         quiet = self._clock() - self._moved
-        answer = f"; `{endpoints.HEALTH}`: {self._answer}" if self._answer else ""
+        answer = f"; {self._answer}" if self._answer else ""
         if quiet >= silence:
             hint = "`deploy diagnose` names known causes; a longer `waiting.silence` in the profile waits longer"
             raise self._error(f"nothing has moved for {quiet:.0f} s while {doing}{answer}", hint=hint)
@@ -130,8 +136,8 @@ class _Wait:
 
     def _is_healthy(self) -> bool:
         try:
-            status = self._client.health()
-            answer = str(status)
+            status = self._client.health(within=self._left)
+            answer = f"`{endpoints.HEALTH}`: {status}"
         except (NoAnswerError, OddAnswerError) as error:
             status, answer = 0, str(error)
         if answer != self._answer:
@@ -140,7 +146,7 @@ class _Wait:
 
     def _refuse_stranger(self) -> None:
         try:
-            names = self._client.models()
+            names = self._client.models(within=self._left)
         except (NoAnswerError, OddAnswerError) as error:
             raise self._error(f"`{self._server.url}` does not say which model it serves: {error}") from error
         if self._server.served_name not in names:

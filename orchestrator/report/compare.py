@@ -157,10 +157,10 @@ def system_name(result: BenchResult) -> str:
 def layout_name(result: BenchResult) -> str:
     """The layout as the field writes it, `TP8` or `TP4×DP2`, from the plan; else the name of the server or model."""
     layout = (result.run.provenance.plan or {}).get("layout")
-    if not isinstance(layout, dict):
+    tp, dp = (layout.get("tp"), layout.get("dp")) if isinstance(layout, dict) else (None, None)
+    if not (isinstance(tp, int) and isinstance(dp, int)):
         return result.run.provenance.name or result.run.endpoint.served_model
-    dp = f"×DP{layout['dp']}" if layout["dp"] != 1 else ""
-    return f"TP{layout['tp']}{dp}"
+    return f"TP{tp}×DP{dp}" if dp != 1 else f"TP{tp}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +224,7 @@ def _rows(
     measured = {point.offered_rps: _priced(point, hourly) for point in result.points if point.offered_rps is not None}
     table = {line.rate_rps: line for line in beside}
     stated = result.run.workload.get("output_tokens")
-    output_tokens = stated if isinstance(stated, int) else published.workload.output_tokens
+    output_tokens = stated if isinstance(stated, int) and 0 < stated < 1 << 53 else published.workload.output_tokens
     return tuple(
         _row(rate, measured.get(rate), table.get(rate), load_tok_s=rate * output_tokens, terms=terms)
         for rate in sorted({*measured, *table})

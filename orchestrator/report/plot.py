@@ -57,6 +57,9 @@ class Bar:
     colour: int | None
 
 
+_LEAST: Final = 1e-9  # of what is measured here; what lies below it stands at the foot of a logarithmic axis
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Scale:
     low: float
@@ -68,7 +71,7 @@ class _Scale:
     def at(self, value: float) -> float:
         """Where a value stands in the drawing."""
         if self.log:
-            part = math.log(value / self.low) / math.log(self.high / self.low)
+            part = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
         else:
             part = (value - self.low) / (self.high - self.low)
         return self.start + part * (self.end - self.start)
@@ -76,7 +79,7 @@ class _Scale:
 
 def nice_ticks(high: float, *, count: int = 5) -> tuple[float, ...]:
     """From 0 to the first round number at or above `high`, in steps of 1, 2 or 5 times a power of ten."""
-    if high <= 0:
+    if high <= _LEAST:
         return (0.0, 1.0)
     magnitude = 10.0 ** math.floor(math.log10(high / count))
     step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude * count >= high * 0.999)
@@ -85,6 +88,7 @@ def nice_ticks(high: float, *, count: int = 5) -> tuple[float, ...]:
 
 def log_ticks(low: float, high: float) -> tuple[float, ...]:
     """1, 2 and 5 times powers of ten, from the last at or below `low` to the first at or above `high`."""
+    low, high = max(low, _LEAST), max(high, _LEAST)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     every = [round(factor * 10.0**decade, 10) for decade in decades for factor in (1, 2, 5)]
     first = max(index for index, tick in enumerate(every) if tick <= low)

@@ -4,8 +4,11 @@ The HTML stands alone: style and plots are inline, nothing is fetched and no scr
 """
 
 import json
+import re
+from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 from pydantic import TypeAdapter
 
 from orchestrator.core.text import printable_json
@@ -15,6 +18,8 @@ from orchestrator.report.document import Report
 from orchestrator.report.plot import bar_chart, line_chart
 from orchestrator.results import figures
 
+# Wherever it stands; and what makes a heading, a list or a line of a text at whose beginning it stands.
+_MARKUP: Final = re.compile(r"[\\`*\[\]<>&|~]|(?<!\w)_|_(?!\w)|^(?:#{1,6}|[-+=]+)(?=\s|$)|(?<=^\d)[.)](?=\s)")
 _REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 
 
@@ -28,7 +33,10 @@ def render_html(report: Report) -> str:
 
 def render_markdown(report: Report) -> str:
     """The same as Markdown."""
-    return _environment().get_template("report.md.j2").render(report=report)
+    environment = _environment()
+    environment.finalize = escaped
+    environment.filters["code"] = code
+    return environment.get_template("report.md.j2").render(report=report)
 
 
 def render_json(report: Report) -> str:
@@ -64,7 +72,6 @@ def _environment() -> Environment:
         "change": change,
         "pretty": pretty,
         "agreement_class": agreement_class,
-        "cell": cell,
         "signed": signed,
         "remarks": remarks,
     }
@@ -101,6 +108,20 @@ def pretty(data: object) -> str:
     return printable_json(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, default=str))
 
 
-def cell(text: object) -> str:
-    """Text that can stand in a Markdown table."""
-    return str(text).replace("|", "\\|").replace("\n", " ")
+def escaped(value: object) -> object:
+    """A text of others as Markdown that shows it: on one line, no markup, no HTML, no link, no cell of a table."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return Markup(_MARKUP.sub(_escape, " ".join(value.split())))  # noqa: S704 - this is what makes it safe
+
+
+def code(text: str) -> Markup:
+    """Text as a span of code, between more backticks than it holds."""
+    line = " ".join(text.split())
+    fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
+    space = " " if "`" in line else ""
+    return Markup(f"{fence}{space}{line}{space}{fence}")  # noqa: S704 - nothing is read in a span of code
+
+
+def _escape(found: re.Match[str]) -> str:
+    return {"<": "&lt;", ">": "&gt;", "&": "&amp;"}.get(found[0], f"\\{found[0]}")

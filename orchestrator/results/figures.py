@@ -11,6 +11,7 @@ from typing import Final
 from orchestrator.core.console import table
 from orchestrator.results.result import BenchResult, Energy, Point, Spread, Throughput
 
+_LEAST: Final = 1e-9  # tokens a second: below it nothing was put out
 ABSENT: Final = "not measured"
 _SUSTAINED: Final = {True: "yes", False: "no", None: "-"}
 
@@ -86,7 +87,7 @@ def cached_share(point: Point) -> float | None:
 
 def usd_per_million_tokens(usd_per_hour: float | None, tok_per_s: float | None) -> float | None:
     """USD per million tokens at a price for the whole node and hour; None where either is unknown."""
-    if usd_per_hour is None or not tok_per_s:
+    if usd_per_hour is None or not tok_per_s or tok_per_s < _LEAST:
         return None
     return usd_per_hour / 3600 / tok_per_s * 1e6
 

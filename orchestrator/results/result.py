@@ -6,15 +6,24 @@ Every figure carries its unit in its name: `_s` seconds, `_rps` requests per sec
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from orchestrator.core.errors import BenchError
 from orchestrator.core.validation import faults_in
 
 RESULT_SCHEMA: Final = 1
 RESULT_FILE: Final = "result.json"
+
+
+# What stands in a file: finite, and small enough for whatever is computed from it.
+Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+Slope = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Number = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
 class MarkKind(StrEnum):
@@ -26,7 +35,7 @@ class MarkKind(StrEnum):
     UNKNOWN_HIT_SHARE = "unknown-hit-share"
     UNKNOWN_KERNELS = "unknown-kernels"  # the log that tells which kernels ran could not be read
     FAILED_REQUESTS = "failed-requests"
-    WRONG_LENGTH = "wrong-length"  # prompts or answers were not of the stated token count
+    WRONG_LENGTH = "wrong-length"  # of older results; an answer of another length is a failed request now
     CLIENT_LAGGED = "client-lagged"  # the load client did not keep its own schedule
     INCOMPLETE = "incomplete"  # interrupted, or the endpoint died
     CHANGED_WORKLOAD = "changed-workload"  # requests or duration were overridden on the command line
@@ -53,24 +62,24 @@ class Mark:
 class Spread:
     """A distribution, in the unit of the field that holds it; percentiles are linearly interpolated."""
 
-    count: int
-    mean: float
-    p50: float
-    p90: float
-    p95: float
-    p99: float
-    max: float
+    count: Count
+    mean: Amount
+    p50: Amount
+    p90: Amount
+    p95: Amount
+    p99: Amount
+    max: Amount
 
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
     """Tokens per second over `seconds`. Per node: what this one endpoint gave; per GPU: divided by the GPUs it uses."""
 
-    seconds: float
-    output_tok_per_s: float
-    total_tok_per_s: float  # output tokens, and the prompts (cached ones too) of requests that began to answer
-    output_tok_per_s_per_gpu: float | None = None
-    total_tok_per_s_per_gpu: float | None = None
+    seconds: Amount
+    output_tok_per_s: Amount
+    total_tok_per_s: Amount  # output tokens, and the prompts (cached ones too) of requests that began to answer
+    output_tok_per_s_per_gpu: Amount | None = None
+    total_tok_per_s_per_gpu: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,33 +92,33 @@ class Latency:
     e2e_from_send_s: Spread
     tpot_s: Spread | None = None  # (end - first token) / (output tokens - 1), a request
     itl_per_chunk_s: Spread | None = None  # gaps between chunks that carry tokens; see tokens_per_chunk
-    tokens_per_chunk: float | None = None  # mean; above 1 an inter-chunk gap is not an inter-token gap
+    tokens_per_chunk: Amount | None = None  # mean; above 1 an inter-chunk gap is not an inter-token gap
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheHits:
     """How much of the prompts came from the prefix cache."""
 
-    wanted_share: float
-    usage_share: float | None = None  # from the `cached_tokens` of each answer
+    wanted_share: Share
+    usage_share: Amount | None = None  # from the `cached_tokens` of each answer
     usage_share_per_request: Spread | None = None
-    metrics_share: float | None = None  # from the server's counters before and after
+    metrics_share: Amount | None = None  # from the server's counters before and after
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCounts:
     """The server's own counters over this point (after minus before, summed over replicas), and sampled gauges."""
 
-    requests: int | None = None
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-    ttft_mean_s: float | None = None
-    e2e_mean_s: float | None = None
-    retractions: int | None = None
-    accept_length: float | None = None  # tokens a verification step gave; absent without speculation
-    queue_depth_mean: float | None = None
-    queue_depth_max: float | None = None
+    requests: Count | None = None
+    prompt_tokens: Count | None = None
+    output_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    ttft_mean_s: Amount | None = None
+    e2e_mean_s: Amount | None = None
+    retractions: Count | None = None
+    accept_length: Amount | None = None  # tokens a verification step gave; absent without speculation
+    queue_depth_mean: Amount | None = None
+    queue_depth_max: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +128,11 @@ class Energy:
     valid: bool  # False: a counter was missing, went backwards or did not move; then only `reason` is to be trusted
     source: str
     reason: str = ""
-    seconds: float | None = None
-    joules: float | None = None
-    mean_watts: float | None = None
-    joules_per_output_token: float | None = None
-    output_tok_per_s_per_watt: float | None = None
+    seconds: Amount | None = None
+    joules: Amount | None = None
+    mean_watts: Amount | None = None
+    joules_per_output_token: Amount | None = None
+    output_tok_per_s_per_watt: Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +140,7 @@ class FailureCount:
     """Requests that failed in one way. `kind` is refused, reset, timeout, http-<status>, stream-error, ..."""
 
     kind: str
-    count: int
+    count: Count
     example: str
 
 
@@ -143,19 +152,19 @@ class Point:
     arrivals: str  # constant | poisson | closed
     ending: BenchEnding
     started_at: str  # ISO 8601, UTC
-    requests: int  # that were due, and sent
-    succeeded: int
-    success_share: float
+    requests: Count  # that were due, and sent
+    succeeded: Count
+    success_share: Share
     failures: tuple[FailureCount, ...]
-    input_tokens: int  # of successful requests, by the server's count
-    output_tokens: int
-    concurrency: int | None = None
-    offered_rps: float | None = None
-    sent_rps: float | None = None
-    achieved_rps: float | None = None  # successful completions per second in the steady window
-    realised_share: float | None = None  # of the requests due in the steady window, the share that was completed in it
-    ttft_growth_s_per_s: float | None = None  # how fast the wait grows while the load stands; see bench/steady.py
-    goodput_rps: float | None = None  # completions per second, full run, that meet the workload's TTFT limit
+    input_tokens: Count  # of successful requests, by the server's count
+    output_tokens: Count
+    concurrency: Number | None = None
+    offered_rps: Rate | None = None
+    sent_rps: Amount | None = None
+    achieved_rps: Amount | None = None  # successful completions per second in the steady window
+    realised_share: Amount | None = None  # of the requests due in the steady window, the share that was completed in it
+    ttft_growth_s_per_s: Slope | None = None  # how fast the wait grows while the load stands; see bench/steady.py
+    goodput_rps: Amount | None = None  # completions per second, full run, that meet the workload's TTFT limit
     window: Throughput | None = None  # the steady window: from the end of the ramp to the last arrival
     full_run: Throughput | None = None  # first scheduled arrival to last completion, ramp and drain included
     latency: Latency | None = None
@@ -163,7 +172,7 @@ class Point:
     cache: CacheHits | None = None
     server: ServerCounts | None = None
     energy: Energy | None = None
-    usd_per_million_output_tokens: float | None = None
+    usd_per_million_output_tokens: Amount | None = None
     sustained: bool | None = None  # None: too short to tell, or a closed loop
     not_sustained_because: tuple[str, ...] = ()
 
@@ -172,7 +181,7 @@ class Point:
 class Price:
     """What a GPU costs; `source` is `given` or names the publication."""
 
-    usd_per_gpu_hour: float
+    usd_per_gpu_hour: Amount
     source: str
 
 
@@ -185,9 +194,9 @@ class EndpointFacts:
     served_model: str
     engine: str | None = None  # sglang | None where it does not say
     engine_version: str | None = None
-    replicas: int = 1  # data-parallel replicas, each with a prefix cache of its own
-    context_length: int | None = None
-    page_size: int | None = None
+    replicas: Number = 1  # data-parallel replicas, each with a prefix cache of its own
+    context_length: Count | None = None
+    page_size: Count | None = None
     speculative: str | None = None  # algorithm and settings, where speculation is on
 
 
@@ -204,7 +213,7 @@ class ServerProvenance:
     kernel_gate: dict[str, object] | None = None
     host: dict[str, object] | None = None
     gpu: str | None = None  # hardware name of the plan, `mi355x`
-    gpus: int | None = None
+    gpus: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +243,7 @@ class BenchResult:
     ending: BenchEnding
     points: tuple[Point, ...]
     marks: tuple[Mark, ...]
-    knee_rps: float | None = None  # the highest sustained rate, where one was found
+    knee_rps: Rate | None = None  # the highest sustained rate, where one was found
 
     @property
     def comparable(self) -> bool:
@@ -248,20 +257,27 @@ class BenchResult:
     @classmethod
     def from_json(cls, text: str, *, where: str) -> "BenchResult":
         """Read a result; `where` names its origin. Raises BenchError for another schema or a damaged file."""
-        try:
-            version = TypeAdapter(dict[str, object]).validate_json(text).get("schema_version")
-            if version != RESULT_SCHEMA:
-                raise BenchError(
-                    f"result has schema version `{version}`, this tool reads `{RESULT_SCHEMA}`",
-                    where=where,
-                    hint="read it with the version of `deploy` that wrote it, or measure again",
-                )
-            return _RESULT.validate_json(text)
-        except ValidationError as error:
-            problems = faults_in(error)[:10]
+        version = read_strictly(_VERSIONED, text, what="result of `deploy bench`", where=where).get("schema_version")
+        if version != RESULT_SCHEMA:
             raise BenchError(
-                "not a result of `deploy bench`, or a damaged one", where=where, problems=problems
-            ) from error
+                f"result has schema version `{version}`, this tool reads `{RESULT_SCHEMA}`",
+                where=where,
+                hint="read it with the version of `deploy` that wrote it, or measure again",
+            )
+        return read_strictly(_RESULT, text, what="result of `deploy bench`", where=where)
 
 
+Kind = TypeVar("Kind")
+
+
+def read_strictly(kind: TypeAdapter[Kind], text: str, *, what: str, where: str) -> Kind:
+    """A file that `deploy` wrote and anybody may have changed: its types and bounds hold. Raises BenchError."""
+    try:
+        return kind.validate_json(text, strict=True)
+    except ValidationError as error:
+        problems = faults_in(error)[:10]
+    raise BenchError(f"not a {what}, or a damaged one", where=where, problems=problems)
+
+
+_VERSIONED: Final = TypeAdapter(dict[str, object])
 _RESULT: Final = TypeAdapter(BenchResult)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from orchestrator.core.errors import BenchError
-from orchestrator.core.validation import faults_in
+from orchestrator.results.result import read_strictly
 
 OUTCOME_SCHEMA: Final = 1
 CONFIDENCE: Final = 0.95
@@ -68,10 +68,7 @@ def outcome_to_json(outcome: Outcome) -> str:
 
 def outcome_from_json(text: str, *, where: str) -> Outcome:
     """Read an outcome; `where` names its origin. Raises BenchError for another schema or a damaged file."""
-    try:
-        outcome = _OUTCOME.validate_json(text)
-    except ValidationError as error:
-        raise BenchError("not an outcome of `deploy eval`", where=where, problems=faults_in(error)[:10]) from error
+    outcome = read_strictly(_OUTCOME, text, what="outcome of `deploy eval`", where=where)
     if outcome.schema_version != OUTCOME_SCHEMA or not outcome.items:
         raise BenchError("an outcome of another version, or an empty one", where=where, hint="evaluate again")
     return outcome

@@ -26,7 +26,7 @@ from orchestrator.commands.runs import load_result
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
-from orchestrator.results import BenchEnding, BenchResult, MarkKind, Point, ServerProvenance, Spread
+from orchestrator.results import BenchEnding, BenchResult, FailureCount, MarkKind, Point, ServerProvenance, Spread
 
 TOKENS = 6
 WORKLOAD = load_workload("smoke-tiny").model_copy(
@@ -268,9 +268,12 @@ def test_an_endpoint_that_ignores_ignore_eos_is_refused_at_the_warm_up(tmp_path:
         bench(Script(answer=lambda _: Answer(stops_after_tokens=4)), tmp_path)
 
 
-def test_an_endpoint_that_stops_early_later_on_is_marked(tmp_path: Path) -> None:
+def test_an_answer_that_stops_early_is_a_failed_request(tmp_path: Path) -> None:
     answer = after_warm_up(lambda index: Answer(stops_after_tokens=4 if index == 9 else None, cached_tokens=300))
-    assert kinds(bench(Script(answer=answer), tmp_path)) == {MarkKind.WRONG_LENGTH}
+    result = bench(Script(answer=answer), tmp_path)
+    assert kinds(result) == {MarkKind.FAILED_REQUESTS}
+    failure = FailureCount(kind="wrong-length", count=1, example="500 in / 4 out where 500 / 6 were asked")
+    assert only(result).failures == (failure,)
 
 
 def test_a_context_too_short_is_said_before_anything_is_sent(tmp_path: Path) -> None:

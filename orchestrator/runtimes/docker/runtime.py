@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process, identity
 from orchestrator.core.secret import Secret
 from orchestrator.engine import Delivery, delivery
+from orchestrator.plan import NAME
 from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState
 from orchestrator.runtimes.docker.container import RUN_DIR, ContainerSpec, container_labels, container_name, spec_of
@@ -29,6 +31,7 @@ from orchestrator.runtimes.docker.options import archive, container_options, hos
 from orchestrator.runtimes.docker.state import ABSENT, server_state
 
 _STARTER: Final = "deploy.starter"
+_URL: Final = re.compile(r"http://[\w.:\[\]-]{1,255}:\d{1,5}")
 _RECORD: Final = ("deploy.profile", "deploy.plan", "deploy.url")  # labels that a server of ours bears beside its name
 
 
@@ -64,7 +67,8 @@ class DockerRuntime:
         label = "deploy.name" if name is None else f"deploy.name={name}"
         with self._host.errors():
             found = self._host.client.containers.list(all=True, filters={"label": [label, *_RECORD]}, sparse=True)
-            handles = [self._handle(container, container.attrs["Labels"]) for container in found]
+            labelled = [(container, container.attrs["Labels"]) for container in found]
+            handles = [self._handle(container, labels) for container, labels in labelled if is_record(labels)]
         return tuple(sorted(handles, key=lambda handle: handle.name))
 
     def state(self, handle: Handle) -> ServerState:
@@ -181,6 +185,13 @@ class DockerRuntime:
                     _remove(container)
         except (APIError, HostError) as error:
             warn(f"a container may be left: {error}", hint=f"`docker ps --all --filter label={label}` finds it")
+
+
+def is_record(labels: Mapping[str, str]) -> bool:
+    """Whether labels are as a start writes them; anybody may put others on a container of theirs."""
+    url = _URL.fullmatch(labels["deploy.url"])
+    named = NAME.match(labels["deploy.name"]) is not None
+    return named and url is not None and all(labels[label].isprintable() for label in _RECORD)
 
 
 def _remove(container: Container) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.bench import Workload, load_workload
+from orchestrator.bench import load_workload
 from orchestrator.bench.aggregate import Observation, closed_point, open_point, spread
 from orchestrator.bench.counters import server_counts
 from orchestrator.bench.drive import Drive, Sample
@@ -217,9 +217,9 @@ def test_a_share_from_cache_is_measured_or_absent() -> None:
     assert counted.metrics_share == 0.5
 
 
-def found(samples: list[Sample], workload: Workload = WORKLOAD, **provenance: object) -> set[MarkKind]:
+def found(samples: list[Sample], **provenance: object) -> set[MarkKind]:
     behind = ServerProvenance(**provenance)  # type: ignore[arg-type]
-    return {mark.kind for mark in marks([point(samples)], workload, behind, ending=BenchEnding.COMPLETE, overridden=())}
+    return {mark.kind for mark in marks([point(samples)], behind, ending=BenchEnding.COMPLETE, overridden=())}
 
 
 def test_a_clean_result_has_no_mark() -> None:
@@ -229,7 +229,6 @@ def test_a_clean_result_has_no_mark() -> None:
 def test_what_makes_a_result_not_comparable_is_marked() -> None:
     none = {"cached_tokens": None}
     assert found([*steady(), failed(100, at=100.0)]) == {MarkKind.FAILED_REQUESTS}
-    assert found([replace(sample, output_tokens=9) for sample in steady()]) == {MarkKind.WRONG_LENGTH}
     assert found([replace(sample, cached_tokens=30) for sample in steady()]) == {MarkKind.UNMET_HIT_SHARE}
     assert found([replace(sample, **none) for sample in steady()]) == {MarkKind.UNMET_HIT_SHARE}
     assert found([request(i, at=float(i), late=0.06) for i in range(50)]) == {MarkKind.CLIENT_LAGGED}
@@ -238,14 +237,14 @@ def test_what_makes_a_result_not_comparable_is_marked() -> None:
     env = [{"name": "SGLANG_SIMULATE_ACC_LEN", "value": "3.61"}]
     assert found(steady(), plan={"env": env}) == {MarkKind.SIMULATED_ACCEPTANCE}
     blind = [point([replace(sample, **none) for sample in steady()], reports_cache=False)]
-    assert [
-        mark.kind for mark in marks(blind, WORKLOAD, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=())
-    ] == [MarkKind.UNKNOWN_HIT_SHARE]
+    assert [mark.kind for mark in marks(blind, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=())] == [
+        MarkKind.UNKNOWN_HIT_SHARE
+    ]
 
 
 def test_marks_name_their_point_and_what_was_changed() -> None:
     cut = replace(point(steady()), ending=BenchEnding.INTERRUPTED)
-    assert marks([cut], WORKLOAD, ServerProvenance(), ending=BenchEnding.INTERRUPTED, overridden=("requests",)) == (
+    assert marks([cut], ServerProvenance(), ending=BenchEnding.INTERRUPTED, overridden=("requests",)) == (
         Mark(kind=MarkKind.INCOMPLETE, detail="interrupted before every point was measured"),
         Mark(kind=MarkKind.CHANGED_WORKLOAD, detail="changed on the command line: `requests`"),
         Mark(kind=MarkKind.INCOMPLETE, detail="interrupted after 100 requests", point="1"),
@@ -288,7 +287,7 @@ sglang:time_to_first_token_seconds_bucket{le="+Inf",model_name="m"} 10.0
 
 
 def test_counters_are_summed_over_replicas_and_not_over_tensor_ranks() -> None:
-    reading = read_metrics(METRICS)
+    reading = read_metrics(METRICS.encode())
     counts = server_counts({}, reading, [reading])
     assert counts.cached_tokens == 600
     assert counts.queue_depth_max == 5.0
@@ -307,6 +306,19 @@ def test_the_first_token_of_a_request_is_no_gain_of_speculation() -> None:
     assert server_counts({}, counted, []).accept_length == 1.0
 
 
+def test_a_metric_that_is_no_number_is_absent_and_the_others_stay() -> None:
+    text = METRICS.replace('cached_tokens_total{cache_source="device",dp_rank="0"} 300.0', "cached_tokens_total NaN")
+    reading = read_metrics(text.replace('num_queue_reqs{tp_rank="0",dp_rank="1"} 3.0', "num_queue_reqs +Inf").encode())
+    counts = server_counts(read_metrics(b""), reading, [reading])
+    assert (counts.cached_tokens, counts.queue_depth_max, counts.queue_depth_mean) == (None, None, None)
+    assert (counts.prompt_tokens, counts.output_tokens) == (1000, 370)
+
+
+def test_a_counter_that_went_back_counts_nothing() -> None:
+    before, after = (read_metrics(b"sglang:prompt_tokens_total %d" % count) for count in (1000, 10))
+    assert server_counts(before, after, []).prompt_tokens is None
+
+
 def test_accept_length_is_absent_without_speculation() -> None:
-    before = read_metrics(METRICS)
+    before = read_metrics(METRICS.encode())
     assert server_counts(before, {**before, "sglang:generation_tokens_total": 500.0}, []).accept_length is None

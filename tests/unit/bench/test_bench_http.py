@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.bench.answer import Answer
 from orchestrator.bench.connection import Address, Connections
-from orchestrator.bench.drive import _Sender
+from orchestrator.bench.drive import Asked, _Sender
 from orchestrator.bench.http import Framing, MalformedError
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -38,9 +38,12 @@ WHOLE = (
 )
 
 
+TOKENS = 6  # that were asked for
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, len(WHOLE)])
 def test_an_answer_is_read_however_it_is_cut(size: int) -> None:
-    answer = Answer()
+    answer = Answer(TOKENS)
     for at in range(0, len(WHOLE), size):
         answer.feed(WHOLE[at : at + size], float(at))
     usage = answer.finish()
@@ -52,7 +55,7 @@ def test_an_answer_is_read_however_it_is_cut(size: int) -> None:
 
 
 def test_a_chunk_is_stamped_when_its_last_byte_came() -> None:
-    answer = Answer()
+    answer = Answer(TOKENS)
     first = HEAD + chunk(completion(1))
     answer.feed(first[:-6], 1.0)
     answer.feed(first[-6:], 2.0)
@@ -60,13 +63,13 @@ def test_a_chunk_is_stamped_when_its_last_byte_came() -> None:
 
 
 def test_counts_are_not_read_from_the_text() -> None:
-    answer = Answer()
+    answer = Answer(TOKENS)
     answer.feed(HEAD + chunk(completion(2, text='\\"completion_tokens\\":900')), 0.0)
     assert answer.chunk_tokens == [2]
 
 
 def test_without_counts_only_chunks_with_text_carry_tokens() -> None:
-    answer = Answer()
+    answer = Answer(TOKENS)
     for text in ("", "a", "b"):
         answer.feed((HEAD if not answer.framing.begun else b"") + chunk(f'{{"choices": [{{"text": "{text}"}}]}}'), 1.0)
     assert answer.chunk_tokens == [None, None]
@@ -74,7 +77,7 @@ def test_without_counts_only_chunks_with_text_carry_tokens() -> None:
 
 def test_sglangs_own_api() -> None:
     meta = '{"prompt_tokens":7,"completion_tokens":2,"cached_tokens":0,"finish_reason":{"type":"length","length":2}}'
-    answer = Answer()
+    answer = Answer(TOKENS)
     answer.feed(HEAD + chunk(f'{{"text":"ab","meta_info":{meta}}}') + chunk("[DONE]") + b"0\r\n\r\n", 1.0)
     usage = answer.finish()
     assert usage is not None
@@ -94,7 +97,7 @@ def test_sglangs_own_api() -> None:
     ],
 )
 def test_what_is_not_a_whole_answer_fails_by_name(data: bytes, kind: str) -> None:
-    answer = Answer()
+    answer = Answer(TOKENS)
     answer.feed(data, 0.0)
     assert answer.finish() is None
     assert answer.failure is not None
@@ -195,10 +198,11 @@ def test_what_never_ends_is_refused(begin: bytes, again: bytes) -> None:
 
 def test_a_key_that_an_endpoint_repeats_in_its_error_is_not_kept() -> None:
     connections = Connections(Address.from_url("http://node:1"), key=None, clock=float)
-    sender = _Sender(connections, timeout_s=1, on_end=lambda _: None)
-    answer = Answer()
+    asked = Asked(input_tokens=7, output_tokens=TOKENS, timeout_s=1)
+    sender = _Sender(connections, asked, on_end=lambda _: None)
+    answer = Answer(TOKENS)
     answer.fail("http-500", "no route for Authorization: Bearer wJ4-a-key-of-the-test")
-    sender._ended.append((0, 0.0, 0.0, 1.0, answer))
+    sender._ended.append((0, 0.0, 0.0, 1.0, answer, None))
     (sample,) = sender.samples()
     assert "wJ4" not in sample.failure_example
     assert "no route" in sample.failure_example

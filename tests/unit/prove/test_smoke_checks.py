@@ -99,7 +99,11 @@ LIES = {
     "a stream without text": (ScriptedServer(streams_no_text=True), "stream agrees", "streaming gives ''"),
     "a list for a colour": (ScriptedServer(colour_is_a_list=True), "schema obeyed", "JSON that breaks the schema"),
     "a page of no tokens": (ScriptedServer(page=0), "prefix cached", "`page_size` is 0"),
-    "no metrics": (ScriptedServer(metrics_absent=True), "metrics count", "has no `sglang:generation_tokens_total`"),
+    "no metrics": (
+        ScriptedServer(metrics_absent=True),
+        "metrics count",
+        "has no number for `sglang:generation_tokens_total`",
+    ),
     "metrics that stand still": (ScriptedServer(metrics_stand_still=True), "metrics count", "went from 0 to 0"),
 }
 
@@ -211,7 +215,7 @@ def test_a_server_that_dies_of_a_clients_mistake(what: str) -> None:
 
 def test_a_server_that_hangs_is_asked_once() -> None:
     found = failures(run(ScriptedServer(hangs_at="/generate")))
-    assert found["greedy repeats"] == "no answer within 180 s"
+    assert found["greedy repeats"] == "http://127.0.0.1:30000/generate: no answer within 180 s"
     assert found["tokens add up"] == "not tried: the server stopped answering during `greedy repeats`"
 
 

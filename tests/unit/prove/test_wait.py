@@ -108,7 +108,7 @@ def test_health_alone_is_not_enough() -> None:
 
 def test_the_log_alone_is_not_enough() -> None:
     server = Server(log={0: LOADING + READY}, health=lambda _: 0)
-    with pytest.raises(NotReadyError, match=r"while answering; `/health`: no connection: refused"):
+    with pytest.raises(NotReadyError, match=r"while answering; http://[^ ]*/health: no connection: refused"):
         server.wait()
 
 

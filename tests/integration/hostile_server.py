@@ -1,0 +1,368 @@
+"""An endpoint that keeps to no rule: sglang's API, politely but for the paths that are told otherwise. Stdlib only.
+
+    python hostile_server.py [--port N] [--served-model-name NAME] [--on RULE]...      (or HOSTILE="RULE RULE …")
+
+A rule is one of
+
+    PATH=NAME         what `BEHAVIOURS` has under that name: raw bytes, drips and floods, whatever was asked
+    PATH#KEY=TEXT     the polite answer, and each event of a stream, with TEXT as it stands (JSON or not) at a key such
+                      as `choices.0.text`; without TEXT the key is missing
+    PATH=TEXT         TEXT as the body of a 200; as an event stream where it begins with `data:`
+
+`*` is every path. `POST /rules` takes other rules, a JSON object of them. Other options are taken and ignored: it may
+stand for `python -m sglang.launch_server`, see `stand_in`. It prints the lines of a start that `deploy up` waits for.
+In a test: `with hostile({"/health": "drip-body"}) as url`.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+PAGE = 1
+CONTEXT = 32768
+MARK = "\N{PILE OF POO}"  # stands in a polite answer where raw text is to go
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+SSE = OK + b"Content-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+TOKEN = b'data: {"choices": [{"text": "a", "delta": {"content": "a"}, "finish_reason": null}], "usage": null}\n\n'
+
+Step = bytes | float  # send these bytes, or wait so many seconds
+Behaviour = Callable[[], Iterable[Step]]
+
+
+def then(begin: bytes, again: bytes, pause: float = 0.0) -> Behaviour:
+    """`begin`, and `again` for ever."""
+    return lambda: chain([begin], chain.from_iterable(repeat((again, pause) if pause else (again,))))
+
+
+def once(*pieces: bytes) -> Behaviour:
+    return lambda: pieces
+
+
+def body(content: bytes, head: bytes = b"") -> Behaviour:
+    return once(OK + head + b"Content-Length: %d\r\n\r\n" % len(content), content)
+
+
+def events(*texts: str) -> Behaviour:
+    return once(SSE, "".join(f"data: {text}\n\n" for text in texts).encode())
+
+
+def bomb() -> Iterable[Step]:
+    """A gigabyte in a megabyte."""
+    packer = zlib.compressobj(wbits=31)
+    packed = b"".join(packer.compress(bytes(1 << 20)) for _ in range(1024)) + packer.flush()
+    return body(packed, b"Content-Encoding: gzip\r\n")()
+
+
+def many(line: str, count: int, begin: str = "", end: str = "") -> Behaviour:
+    """A body of `count` lines, each with its number in it."""
+
+    def made() -> Iterable[Step]:
+        return body((begin + "".join(line % number for number in range(count)) + end).encode())()
+
+    return made
+
+
+BEHAVIOURS: Mapping[str, Behaviour] = {
+    "silent": lambda: [3600.0],
+    "close": once(),
+    "cut-head": once(b"HTTP/1.1 20"),
+    "cut-body": once(OK + b"Content-Length: 100\r\n\r\n{"),
+    "ssh": once(b"SSH-2.0-OpenSSH_9.2\r\n"),
+    "drip-head": then(OK + b"X: ", b"a", 0.2),
+    "drip-body": then(OK + b"Content-Length: 1000000\r\n\r\n", b" ", 0.2),
+    "drip-chunks": then(CHUNKED, b"1\r\n \r\n", 0.2),
+    "drip-stream": then(SSE, b":", 0.2),
+    "drip-events": then(SSE, TOKEN, 0.2),
+    "100-for-ever": then(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
+    "head-for-ever": then(OK, b"Name: " + b"x" * 1000 + b"\r\n"),
+    "header-for-ever": then(OK + b"Name: ", b"x" * 1000),
+    "stream-for-ever": then(SSE, TOKEN * 1000),
+    "comments-for-ever": then(SSE, b": still here\n\n" * 1000),
+    "event-for-ever": then(SSE + b"data: ", b"x" * (1 << 16)),
+    "line-for-ever": then(SSE, b"data: x\n" * (1 << 13)),
+    "flood": then(OK + b"\r\n", bytes(1 << 20)),
+    "flood-length": then(OK + b"Content-Length: 1073741824\r\n\r\n", bytes(1 << 20)),
+    "flood-chunks": then(CHUNKED, b"100000\r\n" + bytes(1 << 20) + b"\r\n"),
+    "flood-error": then(b"HTTP/1.1 500 No\r\n\r\n", b"x" * (1 << 20)),
+    "chunk-negative": then(CHUNKED + b"-1\r\n", b"abc"),
+    "chunk-garbage": then(CHUNKED + b"zz\r\n", b"abc"),
+    "chunk-huge": then(CHUNKED + b"f" * 40 + b"\r\n", b"abc"),
+    "length-negative": once(OK + b"Content-Length: -5\r\n\r\nabc"),
+    "length-twice": once(OK + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n{}"),
+    "gzip-bomb": bomb,
+    "redirect": once(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/\r\nContent-Length: 0\r\n\r\n"),
+    "unavailable": once(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n"),
+    "html": body(b"<!doctype html><title>Sign in</title><script>alert(1)</script>", b"Content-Type: text/html\r\n"),
+    "empty": body(b""),
+    "latin-1": body('{"data": [{"id": "mod\xe8le"}]}'.encode("latin-1")),
+    "utf-16": body('{"data": [{"id": "tiny"}]}'.encode("utf-16")),
+    "bom": body(b"\xef\xbb\xbf" + b'{"data": [{"id": "tiny"}]}'),
+    "deep": body(b'{"data": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+    "deep-event": events('{"choices": ' + "[" * 100_000 + "]" * 100_000 + "}", "[DONE]"),
+    "wide": many('{"":%d},', 170_000, begin='{"data": [', end="{}]}"),
+    "million-models": many('{"id": "model-%d"},', 1_000_000, begin='{"data": [', end='{"id": "tiny"}]}'),
+    "million-metrics": many("sglang:generation_tokens_total_%d 1\n", 1_000_000),
+    "metrics-unclosed": many("sglang:generation_tokens_total{a%d\n", 300_000),
+    "stream-cut": events('{"choices": [{"text": "a", "delta": {"content": "a"}, "finish_reason": null}]}'),
+    "stream-error": events('{"choices": [{"text": "a"}]}', '{"error": {"message": "out of memory"}}', "[DONE]"),
+    "stream-error-later": events('{"object": "error", "message": "out of memory", "code": 500}', "[DONE]"),
+    "stream-aborted": events('{"choices": [{"text": "a", "finish_reason": "abort"}]}', "[DONE]"),
+    "stream-unfinished": events('{"choices": [{"text": "a", "finish_reason": null}]}', "[DONE]"),
+    "stream-of-nothing": events("[DONE]"),
+    "stream-of-no-text": events('{"choices": [{"text": "", "finish_reason": "stop"}]}', "[DONE]"),
+}  # fmt: skip
+
+
+class Polite:
+    """What sglang would answer, as far as this project asks it."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.generated = 0
+        self.seen: set[str] = set()
+
+    def answer(self, path: str, content: bytes) -> tuple[int, list[Any], bool]:
+        """Status, documents (the events of a stream, or one body), and whether they are a stream."""
+        if path == "/metrics":
+            name = f'{{model_name="{self.model}"}}'
+            return 200, [f"sglang:generation_tokens_total{name} {self.generated}.0\n"], False
+        documents: dict[str, Any] = {
+            "/v1/models": {"data": [{"id": self.model, "max_model_len": CONTEXT}]},
+            "/model_info": {"model_path": f"models/{self.model}"},
+            "/server_info": {"version": "0.5.14", "page_size": PAGE, "dp_size": 1, "enable_cache_report": True},
+        }
+        answers = {"/generate": self._generate, "/v1/completions": self._complete, "/v1/chat/completions": self._chat}
+        if path not in answers:
+            return 200, [documents.get(path, {})], False
+        try:
+            asked = json.loads(content)
+        except ValueError:
+            return 400, [{"error": "not JSON"}], False
+        text = asked.get("input_ids") or asked.get("prompt") or asked.get("text") or asked.get("messages")
+        count = (
+            asked.get("max_tokens", 16)
+            if "sampling_params" not in asked
+            else asked["sampling_params"]["max_new_tokens"]
+        )
+        if (path.endswith("chat/completions") and isinstance(text, str)) or count < 0 or len(text) > CONTEXT:
+            return 400, [{"error": "bad request"}], False
+        self.generated += count
+        counts = {"prompt_tokens": len(text), "completion_tokens": count, "cached_tokens": self._cached(text)}
+        documents_of = answers[path](asked, _words(text, count), counts)
+        return 200, documents_of, bool(asked.get("stream"))
+
+    def _cached(self, text: object) -> int:
+        known = json.dumps(text) in self.seen
+        self.seen.add(json.dumps(text))
+        return len(str(text) if not isinstance(text, list) else text) - 1 if known else 0
+
+    def _generate(self, asked: dict[str, Any], ids: list[int], counts: dict[str, int]) -> list[Any]:
+        def document(until: int) -> dict[str, Any]:
+            reason = {"type": "length"} if until == len(ids) else None
+            meta = {
+                **counts,
+                "completion_tokens": until,
+                "dp_rank": asked.get("routed_dp_rank"),
+                "finish_reason": reason,
+            }
+            return {"text": "a" * until, "output_ids": ids[:until], "meta_info": meta}
+
+        return [document(until) for until in range(1, len(ids) + 1)] if asked.get("stream") else [document(len(ids))]
+
+    def _complete(self, asked: dict[str, Any], ids: list[int], counts: dict[str, int]) -> list[Any]:
+        words = [f"w{each} " for each in ids]
+        if not asked.get("stream"):
+            return [{"choices": [{"text": "".join(words), "finish_reason": "length"}], "usage": _usage(counts)}]
+        return _chunks([{"text": word} for word in words], counts)
+
+    def _chat(self, asked: dict[str, Any], ids: list[int], counts: dict[str, int]) -> list[Any]:
+        words = (
+            ['{"ready": true, ', '"colour": "red"}'] if "response_format" in asked else [f"w{each} " for each in ids]
+        )
+        counts = {**counts, "completion_tokens": len(words)}
+        if not asked.get("stream"):
+            reason = "stop" if "response_format" in asked else "length"
+            choice = {"message": {"content": "".join(words), "reasoning_content": None}, "finish_reason": reason}
+            return [{"choices": [choice], "usage": _usage(counts)}]
+        return _chunks([{"delta": {"content": word}} for word in words], counts)
+
+
+def _words(text: object, count: int) -> list[int]:
+    return random.Random(str(text)).choices(range(100, 200), k=count)
+
+
+def _usage(counts: Mapping[str, int]) -> dict[str, Any]:
+    asked, given = counts["prompt_tokens"], counts["completion_tokens"]
+    details = {"cached_tokens": counts["cached_tokens"]}
+    return {
+        "prompt_tokens": asked,
+        "completion_tokens": given,
+        "total_tokens": asked + given,
+        "prompt_tokens_details": details,
+    }
+
+
+def _chunks(choices: list[dict[str, Any]], counts: dict[str, int]) -> list[Any]:
+    last = len(choices) - 1
+    whole = [
+        {
+            "choices": [{**choice, "index": 0, "finish_reason": "length" if place == last else None}],
+            "usage": _usage({**counts, "completion_tokens": place + 1}),
+        }
+        for place, choice in enumerate(choices)
+    ]
+    return [*whole, {"choices": [], "usage": _usage(counts)}]
+
+
+class HostileServer:
+    """Serves by rules: path, or path and key, to what is done there."""
+
+    def __init__(self, rules: Mapping[str, str], *, model: str = "tiny") -> None:
+        self._rules = rules
+        self._polite = Polite(model)
+        self.asked: list[str] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                path = head.split(" ", 2)[1].partition("?")[0]
+                length = next((line for line in head.lower().split("\r\n") if line.startswith("content-length:")), ":0")
+                content = await reader.readexactly(int(length.partition(":")[2]))
+                self.asked.append(path)
+                if not await self._answer(path, content, writer) or "connection: close" in head.lower():
+                    break
+            writer.close()
+            return
+        writer.transport.abort()
+
+    async def _answer(self, path: str, content: bytes, writer: asyncio.StreamWriter) -> bool:
+        """Whether the connection can be used again."""
+        if path == "/rules":
+            self._rules = json.loads(content)
+            writer.write(OK + b"Content-Length: 0\r\n\r\n")
+            return True
+        told = self._rules.get(path, self._rules.get("*"))
+        if told is not None:
+            stream = told.startswith("data:")
+            made = BEHAVIOURS.get(told) or (once(SSE, told.encode()) if stream else body(told.encode()))
+            for step in made():
+                if isinstance(step, float):
+                    await asyncio.sleep(step)
+                else:
+                    writer.write(step)
+                    await writer.drain()
+                    await asyncio.sleep(0)  # the buffer takes small pieces without a pause
+            return False
+        status, documents, stream = self._polite.answer(path, content)
+        texts = [self._changed(path, each) for each in documents]
+        if stream:
+            sent = "".join(f"data: {text}\n\n" for text in [*texts, "[DONE]"]).encode()
+            writer.write(CHUNKED + b"%x\r\n%s\r\n0\r\n\r\n" % (len(sent), sent))
+        else:
+            sent = texts[0].encode()
+            writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(sent), sent))
+        await writer.drain()
+        return True
+
+    def _changed(self, path: str, document: object) -> str:
+        """A document as text, with what the rules put into it."""
+        if isinstance(document, str):
+            return document
+        texts: list[str] = []
+        for rule, text in self._rules.items():
+            at, _, key = rule.partition("#")
+            if key and at in {path, "*"}:
+                texts += [text] if _put(document, key.split("."), missing=not text) else []
+        whole = json.dumps(document)
+        for text in texts:
+            whole = whole.replace(json.dumps(MARK), text, 1)
+        return whole
+
+
+def _put(document: object, key: list[str], *, missing: bool) -> bool:
+    """Put the mark at a key, or take the key out; whether the mark is there now."""
+    *parents, last = key
+    for step in parents:
+        inside = document[int(step)] if isinstance(document, list) and int(step) < len(document) else None
+        document = document.get(step) if isinstance(document, dict) else inside
+    if isinstance(document, list) and int(last) < len(document):
+        document[int(last)] = MARK
+    elif isinstance(document, dict) and missing:
+        document.pop(last, None)
+        return False
+    elif isinstance(document, dict):
+        document[last] = MARK
+    else:
+        return False
+    return True
+
+
+def stand_in(folder: Path, *rules: str) -> str:
+    """An executable for `engine.python` of a profile: whatever it is told to run, this server is."""
+    program = folder / "python"
+    words = " ".join(f"--on '{rule}'" for rule in rules)
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).resolve()} {words} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+@contextmanager
+def hostile(rules: Mapping[str, str], *, model: str = "tiny") -> Iterator[str]:
+    """The URL of a server with these rules, on a thread of its own."""
+    begun, urls = threading.Event(), []
+    loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def main() -> None:
+        server = await asyncio.start_server(HostileServer(rules, model=model).serve, "127.0.0.1", 0, limit=1 << 26)
+        loops.append((asyncio.get_running_loop(), asyncio.Event()))
+        urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        begun.set()
+        await loops[0][1].wait()
+        server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)  # closed connections let go of their sockets
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    thread.start()
+    assert begun.wait(30)
+    try:
+        yield urls[0]
+    finally:
+        loops[0][0].call_soon_threadsafe(loops[0][1].set)
+        thread.join(30)
+
+
+async def _main() -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--served-model-name", default="tiny")
+    parser.add_argument("--on", action="append", default=os.environ.get("HOSTILE", "").split())
+    options, _ = parser.parse_known_args()
+    rules = dict(rule.split("=", 1) for rule in options.on)
+    print("server_args=ServerArgs(a stand-in)", flush=True)
+    made = HostileServer(rules, model=options.served_model_name)
+    server = await asyncio.start_server(made.serve, "127.0.0.1", options.port, limit=1 << 26)
+    print(f"Uvicorn running on http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    print("The server is fired up and ready to roll!", flush=True)
+    async with server:
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        asyncio.run(_main())

@@ -1,0 +1,276 @@
+"""What an endpoint can do to those who ask it: each verb ends, within bounds of time and memory, with its own error."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hostile_server import BEHAVIOURS, hostile
+
+from orchestrator.bench import BenchRequest, Workload, measure
+from orchestrator.commands import ask as ask_module
+from orchestrator.commands.ask import ask
+from orchestrator.core.errors import BenchError, NotReadyError, StartError
+from orchestrator.engine.client import HEALTH_LIMITS, TimeLimits
+from orchestrator.prove import Starting, Target, Verdict, smoke_test, wait
+from orchestrator.results import BenchResult, ServerProvenance
+from orchestrator.runtimes import ServerState, Status
+
+pytestmark = pytest.mark.timeout(300)
+SECONDS = 2.0  # that a request may take here
+NEVER_WHOLE = ["silent", *(name for name in BEHAVIOURS if name.startswith("drip") or name.endswith("for-ever"))]
+FLOODS = ["flood", "flood-length", "flood-chunks", "gzip-bomb", "million-models", "wide", "deep", "million-metrics"]
+NO_ANSWER = [
+    *("redirect", "unavailable", "html", "empty", "latin-1", "utf-16", "bom", "ssh", "close", "cut-head", "cut-body"),
+    *("chunk-negative", "chunk-garbage", "chunk-huge", "length-negative", "length-twice", "flood-error"),
+]
+BROKEN_STREAMS = sorted(name for name in BEHAVIOURS if name.startswith("stream-") and name != "stream-for-ever")
+ODD_VALUES = ["null", "[]", "-5", "1e400", "NaN", r'"\ud800"', "1.5", "true", "[[1]]", "{}", "9" * 30, ""]
+WORKLOAD = Workload(
+    description="a test", source="a test", input_tokens=20, output_tokens=6, cached_share=0.0, prefixes=1,
+    token_ids=(10, 500), temperature=0.0, load="open", arrivals="constant", rates_rps=(50.0,), requests=4, seed=1,
+    timeout_s=SECONDS, limits={"ttft_p95_s": 5.0, "success_share": 0.99},
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask_module, "_LIMITS", TimeLimits(connect=SECONDS, silence=SECONDS, whole=SECONDS))
+
+
+def asked(url: str) -> str:
+    return "".join(ask(url, "Count", tokens=8, key=None))
+
+
+def target(url: str) -> Target:
+    return Target(
+        url=url, served_name="tiny", context_length=32768, dp=1, speculative=False, prefix_cache=True,
+        cache_report=True, metrics=True, grammar=True, api_key=None,
+    )  # fmt: skip
+
+
+def failures(rules: dict[str, str]) -> dict[str, str]:
+    with hostile(rules) as url:
+        report = smoke_test(target(url), faults=None, timeout=SECONDS)
+    assert not [check.evidence for check in report.checks if "Error" in check.evidence]  # nothing in Python's words
+    return {check.name: check.evidence for check in report.checks if check.verdict is Verdict.FAILED}
+
+
+def measured(rules: dict[str, str], folder: Path, **changes: object) -> BenchResult:
+    with hostile(rules) as url:
+        request = BenchRequest(
+            url=url, api="completions", key=None, workload_name="a test", workload=WORKLOAD.model_copy(update=changes),
+            overridden=(), command="", provenance=ServerProvenance(), kernel_gate=lambda: None, price=None,
+            read_energy=None, directory=folder, earlier=None,
+        )  # fmt: skip
+        return measure(request, lambda _text, _far: None)
+
+
+def test_politely_it_is_a_server_like_any_other(tmp_path: Path) -> None:
+    with hostile({}) as url:
+        assert asked(url)
+    assert failures({}) == {}
+    point = measured({}, tmp_path).points[0]
+    assert (point.succeeded, point.output_tokens) == (4, 24)
+
+
+@pytest.mark.parametrize("behaviour", [*NEVER_WHOLE, *FLOODS, *NO_ANSWER, *BROKEN_STREAMS, "deep-event"])
+def test_ask_says_that_there_is_no_whole_answer(behaviour: str) -> None:
+    with hostile({"/v1/completions": behaviour}) as url, pytest.raises(StartError, match="no whole answer from http"):
+        asked(url)
+
+
+@pytest.mark.parametrize("value", ODD_VALUES)
+@pytest.mark.parametrize("key", ["choices", "choices.0", "choices.0.text", "choices.0.finish_reason"])
+def test_ask_takes_only_text_for_text(key: str, value: str) -> None:
+    refused = pytest.raises(StartError, match="no whole answer from http")
+    with hostile({f"/v1/completions#{key}": value}) as url, refused:
+        asked(url)
+
+
+@pytest.mark.parametrize("behaviour", [*NEVER_WHOLE, *FLOODS, *NO_ANSWER])
+@pytest.mark.parametrize(("path", "check"), [("/v1/models", "right model"), ("/v1/chat/completions", "stream agrees")])
+def test_smoke_goes_red(path: str, check: str, behaviour: str) -> None:
+    assert check in failures({path: behaviour})
+
+
+@pytest.mark.parametrize("value", ["null", "-5", "0", "1e400", "NaN", "Infinity", "1.5", "true", '"1"', "99999999", ""])
+def test_smoke_believes_no_odd_size_of_a_page(value: str) -> None:
+    assert "prefix cached" in failures({"/server_info#page_size": value})
+
+
+@pytest.mark.parametrize("value", ["null", "[]", "-5", "1.5", "true", r'"\ud800"'])
+@pytest.mark.parametrize(
+    ("key", "check"),
+    [
+        ("/generate#output_ids", "greedy repeats"),
+        ("/generate#meta_info", "tokens add up"),
+        ("/generate#meta_info.completion_tokens", "tokens add up"),
+        ("/generate#meta_info.cached_tokens", "prefix cached"),
+        ("/v1/completions#usage", "tokens add up"),
+        ("/v1/completions#usage.total_tokens", "tokens add up"),
+        ("/v1/chat/completions#choices", "stream agrees"),
+        ("/v1/chat/completions#choices.0", "stream agrees"),
+        ("/v1/chat/completions#usage.completion_tokens", "stream agrees"),
+        ("/v1/models#data", "right model"),
+        ("/v1/models#data.0.id", "right model"),
+        ("/v1/models#data.0.max_model_len", "right model"),
+        ("/model_info#model_path", "right model"),
+    ],
+)
+def test_smoke_takes_nothing_for_what_it_is_not(key: str, check: str, value: str) -> None:
+    assert check in failures({key: value})
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e400", "-5", "x", "1" * 5000])
+def test_smoke_believes_no_odd_metric(value: str) -> None:
+    assert "metrics count" in failures({"/metrics": f"sglang:generation_tokens_total {value}"})
+
+
+@pytest.mark.parametrize("behaviour", ["drip-head", "header-for-ever", "100-for-ever", "silent"])
+@pytest.mark.parametrize("path", ["/health", "/v1/models"])
+def test_a_wait_ends_with_its_time(path: str, behaviour: str) -> None:
+    state = ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
+    log = iter([["The server is fired up and ready to roll!"]])
+    begun = time.monotonic()
+    with hostile({path: behaviour}) as url:
+        server = Starting(url=url, served_name="tiny", api_key=None, log=lambda: next(log, []), state=lambda: state)
+        with pytest.raises(NotReadyError):
+            wait(server, silence=60, timeout=SECONDS)
+    assert time.monotonic() - begun < HEALTH_LIMITS.whole
+
+
+@pytest.mark.parametrize(
+    "behaviour", ["redirect", "html", "empty", "ssh", "close", "chunk-negative", "flood", "deep", "wide"]
+)
+def test_bench_measures_nothing_that_does_not_say_what_it_serves(behaviour: str, tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match=r"the endpoint does not|gives status 302"):
+        measured({"/v1/models": behaviour}, tmp_path)
+
+
+@pytest.mark.parametrize("value", ["300000", "1000000000", "-1", "1.5", '"2"'])
+def test_bench_believes_no_odd_number_of_replicas(value: str, tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="`dp_size` is"):
+        measured({"/server_info#dp_size": value}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "behaviour", [*NEVER_WHOLE, "flood", "flood-error", "gzip-bomb", *NO_ANSWER, *BROKEN_STREAMS, "deep-event"]
+)
+def test_bench_counts_no_broken_answer_as_one(behaviour: str, tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="warm-up failed: "):
+        measured({"/v1/completions": behaviour}, tmp_path)
+
+
+@pytest.mark.parametrize("key", ["usage", "usage.completion_tokens", "usage.prompt_tokens", "choices"])
+@pytest.mark.parametrize("value", ["null", "[]", "-5", "1e400", "NaN", "1.5", "true", "99"])
+def test_bench_takes_nothing_for_a_count_that_is_none(key: str, value: str, tmp_path: Path) -> None:
+    with pytest.raises(BenchError):
+        measured({f"/v1/completions#{key}": value}, tmp_path)
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e400", "-5"])
+def test_a_metric_without_a_number_costs_one_figure_and_no_point(value: str, tmp_path: Path) -> None:
+    names = ("prompt_tokens_total", "num_queue_reqs", "time_to_first_token_seconds_sum", "cached_tokens_total")
+    text = "\n".join(f"sglang:{name} {value}" for name in names) + "\nsglang:time_to_first_token_seconds_count 3\n"
+    result = measured({"/metrics": text}, tmp_path)
+    assert result.points[0].succeeded == 4
+    assert BenchResult.from_json((tmp_path / "result.json").read_text(), where="") == result
+
+
+@pytest.mark.parametrize("behaviour", ["flood", "million-metrics", "metrics-unclosed", "gzip-bomb", "close"])
+def test_no_metrics_are_no_failed_point(behaviour: str, tmp_path: Path) -> None:
+    assert measured({"/metrics": behaviour}, tmp_path).points[0].succeeded == 4
+
+
+# Peak of the resident memory above what the imports took, in a process of its own.
+CHILD = """
+import sys
+from pathlib import Path
+sys.path[:0] = [str(Path(sys.argv[1]).parent)]
+import test_hostile_endpoint as verbs
+from orchestrator.core.errors import DeployError
+from contextlib import nullcontext
+import pydantic_core, httpx, tempfile
+
+def peak():
+    text = Path("/proc/self/status").read_text()
+    return int(text.split("VmHWM:")[1].split()[0]) >> 10
+
+verbs.ask_module._LIMITS = verbs.TimeLimits(connect=20, silence=20, whole=20)
+verb, path, url = sys.argv[2:]
+verbs.hostile = lambda rules: nullcontext(url)
+before = peak()
+try:
+    if verb == "ask":
+        verbs.asked(url)
+    elif verb == "smoke":
+        verbs.smoke_test(verbs.target(url), faults=None, timeout=20)
+    else:
+        verbs.measured({}, Path(tempfile.mkdtemp()), timeout_s=20)
+except DeployError as error:
+    pass
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "behaviour"),
+    [
+        ("ask", "/v1/completions", "stream-for-ever"),
+        ("ask", "/v1/completions", "line-for-ever"),
+        ("smoke", "/v1/models", "wide"),
+        ("smoke", "/v1/models", "million-models"),
+        ("smoke", "/v1/models", "gzip-bomb"),
+        ("smoke", "/v1/chat/completions", "stream-for-ever"),
+        ("smoke", "/metrics", "million-metrics"),
+        ("bench", "/v1/models", "flood-length"),
+        ("bench", "/server_info", "wide"),
+        ("bench", "/metrics", "flood-chunks"),
+        ("bench", "/v1/completions", "stream-for-ever"),
+        ("bench", "/v1/completions", "event-for-ever"),
+    ],
+)
+def test_no_answer_takes_more_than_64_mib(verb: str, path: str, behaviour: str) -> None:
+    with hostile({path: behaviour}) as url:
+        words = [sys.executable, "-c", CHILD, __file__, verb, path, url]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 64
+
+
+STATUS = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from orchestrator.commands.servers import Fleet
+from orchestrator.commands.status import statuses
+from orchestrator.core.paths import Home
+from orchestrator.runtimes import Handle, ServerState, Status
+
+state = ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
+handles = [
+    Handle(runtime="r", name=f"s{n}", profile="", plan_digest="", url=sys.argv[1], run_dir="", identity="")
+    for n in range(20)
+]
+runtime = SimpleNamespace(find=lambda _: handles, state=lambda _: state)
+print("asking", flush=True)
+statuses(Fleet(Home(Path("/nowhere")), {"r": runtime}), None, ask=True)
+"""
+
+
+def test_ctrl_c_ends_the_status_of_many_servers_at_once() -> None:
+    with hostile({"/health": "drip-head"}) as url:
+        process = subprocess.Popen(
+            [sys.executable, "-c", STATUS, url], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        with process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(1)  # by then they are asked
+            process.send_signal(signal.SIGINT)
+            begun = time.monotonic()
+            process.wait(60)
+    assert time.monotonic() - begun < HEALTH_LIMITS.whole

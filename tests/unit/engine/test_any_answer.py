@@ -1,0 +1,169 @@
+"""Whatever an endpoint sends is a value or an error of this tool's own; what it is to send comes back as it was."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.bench.answer import Answer
+from orchestrator.bench.http import Framing, MalformedError
+from orchestrator.engine import (
+    EventReader,
+    Metric,
+    OddAnswerError,
+    read_chat,
+    read_chat_events,
+    read_completion_event,
+    read_generated,
+    read_metrics,
+    read_models,
+    read_object,
+    read_server_info,
+    read_usage,
+)
+
+few = settings(
+    max_examples=60, derandomize=True
+)  # the same examples each time: a find is put down here, not met by chance
+KEYS = (
+    "data", "id", "max_model_len", "version", "page_size", "dp_size", "speculative_algorithm", "meta_info",
+    "output_ids", "prompt_tokens", "completion_tokens", "cached_tokens", "finish_reason", "type", "choices", "message",
+    "delta", "content", "reasoning_content", "text", "usage", "prompt_tokens_details", "error",
+)  # fmt: skip
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=8),
+    max_leaves=20,
+)
+documents = st.binary(max_size=300) | json_values.map(lambda value: json.dumps(value).encode())
+READERS: tuple[Callable[[bytes], object], ...] = (
+    lambda data: read_models(read_object(data, path="")),
+    lambda data: read_server_info(read_object(data, path="")),
+    lambda data: read_generated(read_object(data, path="")),
+    lambda data: read_chat(read_object(data, path="")),
+    lambda data: read_chat_events([data]),
+    read_completion_event,
+    lambda data: read_usage(data, data),
+)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_any_document_is_read_or_is_odd(read: Callable[[bytes], object]) -> None:
+    @few
+    @given(documents)
+    def holds(data: bytes) -> None:
+        try:
+            read(data)
+        except OddAnswerError as error:
+            str(error).encode()  # it can be printed
+
+    holds()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xef\xbb\xbf{}", '{"id": "é"}'.encode("latin-1"), b'{"id": NaN}', rb'{"id": "\ud800"}',
+        b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000,
+    ],
+    ids=["bom", "latin-1", "NaN", "half a surrogate pair", "nested lists", "nested objects", "digits"],
+)  # fmt: skip
+def test_what_only_some_parsers_take_is_refused(data: bytes) -> None:
+    with pytest.raises(OddAnswerError):
+        read_object(data, path="/v1/models")
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2J", "\u202e", "\u2028"])
+def test_a_name_can_be_shown(name: str) -> None:
+    with pytest.raises(OddAnswerError, match="where a name was expected"):
+        read_models({"data": [{"id": name}]})
+
+
+@few
+@given(st.dictionaries(st.text("abc-/.0", min_size=1), st.integers(0, 1 << 53) | st.none()))
+def test_models_come_back_as_they_were(models: dict[str, int | None]) -> None:
+    listed = [{"id": name, "max_model_len": length} for name, length in models.items()]
+    assert read_models(read_object(json.dumps({"data": listed}).encode(), path="")) == models
+
+
+@few
+@given(st.lists(st.binary(max_size=60) | st.sampled_from([b"data: ", b"\n\n", b"\r\n", b": ", b"data: {}\n\n"])))
+def test_any_bytes_are_events_or_none(pieces: list[bytes]) -> None:
+    reader = EventReader()
+    assert all(b"\n\n" not in event for piece in pieces for event in reader.feed(piece))
+
+
+def test_an_event_in_many_pieces_costs_each_of_them_once() -> None:
+    """Searched anew at every piece, this one would take a minute."""
+    reader = EventReader()
+    for _ in range(200_000):
+        reader.feed(b"data: x\n")
+    (event,) = reader.feed(b"\n")
+    assert len(event) == 400_000 - 1
+
+
+@few
+@given(
+    st.lists(
+        st.binary(max_size=80)
+        | st.sampled_from([b"sglang:num_queue_reqs", b"{", b'a="', b"\\", b'"', b"}", b" 1\n", b" NaN\n"])
+    )
+)
+def test_any_bytes_are_metrics_or_none(pieces: list[bytes]) -> None:
+    assert all(value is None or abs(value) <= 1 << 53 for value in read_metrics(b"".join(pieces)).values())
+
+
+@few
+@given(
+    st.text(st.characters(codec="utf-8", exclude_characters='\n\\"\r'), max_size=20),
+    st.integers(0, 1 << 40),
+    st.booleans(),
+)
+def test_a_metric_is_read_whatever_its_label_holds(label: str, count: int, timed: bool) -> None:
+    line = f'{Metric.PROMPT_TOKENS}{{model_name="{label}}}\\"\\\\"}} {count}{" 1700000000000" if timed else ""}\n'
+    assert read_metrics(line.encode()) == {Metric.PROMPT_TOKENS: count}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "line", [b"sglang:a{\n", b'sglang:a{b="c\n', b"sglang:a{" + b'"' * 999 + b"\n", b"sglang:a " + b" " * 999 + b"\n"]
+)
+def test_lines_that_are_none_are_passed_at_once(line: bytes) -> None:
+    assert read_metrics(line * ((4 << 20) // len(line))) == {}
+
+
+PIECES = (
+    b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"Content-Length: 5\r\n", b"\r\n",
+    b"Transfer-Encoding: chunked\r\n", b"5\r\nabcde\r\n", b"-1\r\n", b"0\r\n\r\n", b"Connection: close\r\n",
+    b'data: {"choices":[{"text":"a"}]}\n\n', b"data: [DONE]\n\n",
+)  # fmt: skip
+
+
+@few
+@given(st.lists(st.binary(max_size=40) | st.sampled_from(PIECES), max_size=12))
+def test_any_bytes_are_an_answer_or_none(pieces: list[bytes]) -> None:
+    answer, framing = Answer(3), Framing()
+    for take in (lambda data: answer.feed(data, 0.0), framing.feed):
+        try:
+            for piece in pieces:
+                take(piece)
+        except (MalformedError, OddAnswerError):
+            continue
+    assert (answer.finish() is None) == (answer.failure is not None)
+    assert len(answer.chunk_s) <= 3
+
+
+@few
+@given(st.binary(max_size=2000), st.lists(st.integers(1, 50), min_size=1))
+def test_a_body_comes_back_as_it_was_however_it_is_cut(body: bytes, sizes: list[int]) -> None:
+    chunks, at = [], 0
+    while at < len(body):
+        size = sizes[len(chunks) % len(sizes)]
+        chunks.append(b"%x\r\n%s\r\n" % (len(body[at : at + size]), body[at : at + size]))
+        at += size
+    framing = Framing()
+    data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"".join(chunks) + b"0\r\n\r\n"
+    assert b"".join(framing.feed(data[at : at + sizes[0]]) for at in range(0, len(data), sizes[0])) == body
+    assert framing.complete

@@ -1,0 +1,164 @@
+"""Results that somebody has edited: refused by file and key, or reported; and texts of others stay texts."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from measured_samples import save, tp4dp2
+
+from orchestrator.commands.report import make_report
+from orchestrator.commands.runs import load_outcome, load_result
+from orchestrator.core.errors import BenchError
+from orchestrator.report import render_html, render_json, render_markdown
+from orchestrator.results import BenchResult
+
+ODD = (
+    None,
+    [],
+    {},
+    -1,
+    1.5,
+    True,
+    "1",
+    "",
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    10**400,
+    1e300,
+    [[]],
+    {"a": 1},
+    5e-324,
+    0,
+    10**15,
+)
+DATA = json.loads(tp4dp2().to_json())
+
+
+def places(data: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every key and index in a document."""
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+        yield (*at, key)
+        yield from places(value, (*at, key))
+
+
+def changed(place: tuple[str | int, ...], value: object, *, missing: bool = False) -> str:
+    data = json.loads(json.dumps(DATA))
+    inside = data
+    for step in place[:-1]:
+        inside = inside[step]
+    if missing:
+        del inside[place[-1]]
+    else:
+        inside[place[-1]] = value
+    return json.dumps(data)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("results")
+
+
+def reported(folder: Path, text: str) -> str:
+    file = folder / "result.json"
+    file.write_text(text)
+    made = make_report([file], published="wafer-glm52", prices=())
+    render_html(made)
+    render_json(made)
+    return render_markdown(made)
+
+
+@settings(max_examples=60, derandomize=True)
+@given(st.sampled_from(sorted(places(DATA), key=str)), st.sampled_from(ODD), st.booleans())
+def test_a_changed_value_or_a_missing_one_is_reported_or_refused(
+    folder: Path, place: tuple[str | int, ...], odd: object, missing: bool
+) -> None:
+    with suppress(BenchError):
+        reported(folder, changed(place, odd, missing=missing))
+
+
+@pytest.mark.parametrize("odd", [0, 5e-324, 1e15])
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("points", 0, "latency", "ttft_from_schedule_s", "p50"),
+        ("points", 0, "window", "output_tok_per_s"),
+        ("points", 0, "energy", "joules_per_output_token"),
+        ("run", "workload", "output_tokens"),
+    ],
+)
+def test_a_figure_at_the_edge_is_drawn(folder: Path, place: tuple[str | int, ...], odd: float) -> None:
+    assert "MI355X" in reported(folder, changed(place, odd))
+
+
+@pytest.mark.parametrize(
+    ("place", "odd", "said"),
+    [
+        (("points", 0, "offered_rps"), "2", "`points.0.offered_rps` must be a number, found `2`"),
+        (("points", 0, "offered_rps"), 0, "`points.0.offered_rps`"),
+        (("points", 0, "latency", "ttft_from_send_s", "p95"), float("nan"), "`points.0.latency.ttft_from_send_s.p95`"),
+        (("points", 0, "succeeded"), -1, "`points.0.succeeded`"),
+        (("points", 0, "succeeded"), True, "`points.0.succeeded` must be a whole number, found True"),
+        (("points", 0, "success_share"), 3.0, "`points.0.success_share`"),
+        (("knee_rps",), 1e300, "`knee_rps`"),
+    ],
+)
+def test_a_figure_that_is_none_is_named(place: tuple[str | int, ...], odd: object, said: str) -> None:
+    with pytest.raises(BenchError, match="damaged") as caught:
+        BenchResult.from_json(changed(place, odd), where="result.json")
+    assert any(problem.message.startswith(said) for problem in caught.value.problems), caught.value.problems
+
+
+@settings(max_examples=40, derandomize=True)
+@given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
+def test_any_file_is_a_result_or_an_error(data: bytes) -> None:
+    with suppress(BenchError):
+        BenchResult.from_json(data.decode(errors="surrogateescape"), where="result.json")
+
+
+def test_what_is_no_file_or_too_long_is_an_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "result.json")
+    with pytest.raises(BenchError, match="cannot read the result: it is not a file"):
+        load_result(tmp_path)
+    with (tmp_path / "long").open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(BenchError, match="cannot read the outcome: File too large"):
+        load_outcome(tmp_path / "long")
+
+
+HOSTILE = "<script>alert(1)</script> [a](javascript:b) ![c](d) `e` ``` | f *g* _h_ ~~i~~ &amp; \\\n# j\n\n| k |"
+TEXTS = [
+    ("run", "endpoint", "served_model"), ("run", "endpoint", "url"), ("run", "workload_name"), ("run", "command"),
+    ("run", "warmup"), ("run", "provenance", "profile"), ("run", "provenance", "name"), ("run", "provenance", "gpu"),
+    ("points", 0, "not_sustained_because"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", TEXTS, ids=lambda place: place[-1])
+def test_a_text_of_others_is_no_markup(place: tuple[str | int, ...], tmp_path: Path) -> None:
+    plain = reported(tmp_path, json.dumps(DATA))
+    text = reported(tmp_path, changed(place, [HOSTILE] if place[-1] == "not_sustained_because" else HOSTILE))
+    outside = [line for line in text.splitlines() if not line.startswith("- command: ")]
+    for markup in ("<script>", "[a](", "![c]", " `e` ", "*g*", " _h_", "~~i", "&amp; \\ "):
+        assert not any(markup in line for line in outside if line not in plain.splitlines()), markup
+    assert not any(line.startswith(("# j", "| k |")) for line in text.splitlines())
+    rows = [line for line in outside if line.startswith("|")]
+    assert {line.count("|") - line.count("\\|") for line in rows} == {
+        line.count("|") for line in plain.splitlines() if line[:1] == "|"
+    }
+
+
+def test_a_command_stays_within_its_span_of_code(tmp_path: Path) -> None:
+    text = reported(tmp_path, changed(("run", "command"), "deploy bench `x` ```\n</script>"))
+    assert "- command: ```` deploy bench `x` ``` </script> ````" in text
+
+
+def test_a_plan_of_another_form_names_no_layout(tmp_path: Path) -> None:
+    for layout in ({}, {"tp": "x"}, [], "tp8", {"tp": 1}):
+        assert "mi355x-tp4dp2" in reported(tmp_path, changed(("run", "provenance", "plan", "layout"), layout))
+    assert load_result(save(tp4dp2(), tmp_path)).points
