@@ -13,6 +13,7 @@ from orchestrator.core.paths import Home
 from orchestrator.plan import Model
 
 _SHOWN_LINES: Final = 15
+_MARKER: Final = ".generator"  # tells what was made here, and from what
 
 
 def generate_model(model: Model, generator: Path, *, python: Path, home: Home, progress: Progress) -> Path:
@@ -21,9 +22,9 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
     It is made anew when its generator has changed. Raises BuildError with the generator's last lines, and for a
     directory that was not made here: nobody else's files are ever removed.
     """
-    target = home.models / model.name
+    target, making = home.models / model.name, home.models / f".{model.name}.making"
     digest = hashlib.sha256(generator.read_bytes()).hexdigest()
-    marker = target / ".generator"
+    marker = target / _MARKER
     with locked(home.models / f".{model.name}.lock", progress):
         if marker.is_file() and marker.read_text() == digest:
             return target
@@ -33,18 +34,26 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
                 where=str(target),
                 hint="move them away, or serve them: `--set model.origin.kind=directory`",
             )
-        shutil.rmtree(target, ignore_errors=True)
+        shutil.rmtree(making, ignore_errors=True)
         progress.update(f"model `{model.name}`: generating")
-        result = shell.run([str(python), str(generator), str(target)])
-        progress.done()
-        if not result.ok:
-            last = "\n".join(result.stderr.splitlines()[-_SHOWN_LINES:])
-            raise BuildError(f"model `{model.name}` could not be generated", where=str(generator), details=last)
-        if not target.is_dir():
-            raise BuildError(
-                f"the generator of model `{model.name}` ended without making `{target}`",
-                where=str(generator),
-                hint="it is called with that directory as its one argument, and writes the checkpoint there",
-            )
-        marker.write_text(digest)
+        try:
+            _generate(model, generator, python=python, folder=making)
+        finally:
+            progress.done()
+        (making / _MARKER).write_text(digest)
+        shutil.rmtree(target, ignore_errors=True)
+        making.rename(target)  # with its marker: one without would count as somebody else's from now on
     return target
+
+
+def _generate(model: Model, generator: Path, *, python: Path, folder: Path) -> None:
+    result = shell.run([str(python), str(generator), str(folder)])
+    if not result.ok:
+        last = "\n".join(result.stderr.splitlines()[-_SHOWN_LINES:])
+        raise BuildError(f"model `{model.name}` could not be generated", where=str(generator), details=last)
+    if not folder.is_dir():
+        raise BuildError(
+            f"the generator of model `{model.name}` ended without making `{folder}`",
+            where=str(generator),
+            hint="it is called with that directory as its one argument, and writes the checkpoint there",
+        )
