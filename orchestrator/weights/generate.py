@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
     It is made anew when its generator has changed. Raises BuildError with the generator's last lines, and for a
     directory that was not made here: nobody else's files are ever removed.
     """
-    target, making = home.models / model.name, home.models / f".{model.name}.making"
+    target = home.models / model.name
     digest = hashlib.sha256(generator.read_bytes()).hexdigest()
     marker = target / _MARKER
     with locked(home.models / f".{model.name}.lock", progress):
@@ -34,15 +35,19 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
                 where=str(target),
                 hint="move them away, or serve them: `--set model.origin.kind=directory`",
             )
-        shutil.rmtree(making, ignore_errors=True)
-        progress.update(f"model `{model.name}`: generating")
-        try:
-            _generate(model, generator, python=python, folder=making)
-        finally:
-            progress.done()
-        (making / _MARKER).write_text(digest)
-        shutil.rmtree(target, ignore_errors=True)
-        making.rename(target)  # with its marker: one without would count as somebody else's from now on
+        for left in home.models.glob(f".{model.name}.making-*"):  # by a command that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        # its own place: the generator of a command that was killed may still write into another one
+        with tempfile.TemporaryDirectory(dir=home.models, prefix=f".{model.name}.making-") as place:
+            made = Path(place, model.name)
+            progress.update(f"model `{model.name}`: generating")
+            try:
+                _generate(model, generator, python=python, folder=made)
+            finally:
+                progress.done()
+            (made / _MARKER).write_text(digest)
+            shutil.rmtree(target, ignore_errors=True)
+            made.rename(target)  # with its marker: one without would count as somebody else's from now on
     return target
 
 
