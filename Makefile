@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 DEPLOY := $(VENV)/bin/deploy
 
-.PHONY: demo test check unit integration golden gpu down clean
+.PHONY: demo test check unit integration golden attack gpu down clean
 
 demo: $(VENV)/ready ## a real sglang server on this machine's CPU: up, proven, one streamed answer, down
 	$(DEPLOY) up --profile cpu-tiny
@@ -23,6 +23,9 @@ unit golden integration: $(VENV)/ready ## one kind of tests
 
 gpu: $(VENV)/ready ## the whole line on this machine's NVIDIA GPUs; skipped, with the reason, where there are none
 	$(VENV)/bin/python -m pytest tests/gpu -v -s
+
+attack: $(VENV)/ready ## ten times the rounds of random faults that the tests hold; ATTACK_SEED=… repeats them
+	ATTACK=$${ATTACK:-10} $(VENV)/bin/python -m pytest tests/attack --timeout 0
 
 down: ## stop every server of this checkout
 	$(DEPLOY) down --all

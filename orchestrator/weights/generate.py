@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ from orchestrator.core.paths import Home
 from orchestrator.plan import Model
 
 _SHOWN_LINES: Final = 15
+_MARKER: Final = ".generator"  # tells what was made here, and from what
 
 
 def generate_model(model: Model, generator: Path, *, python: Path, home: Home, progress: Progress) -> Path:
@@ -23,7 +25,7 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
     """
     target = home.models / model.name
     digest = hashlib.sha256(generator.read_bytes()).hexdigest()
-    marker = target / ".generator"
+    marker = target / _MARKER
     with locked(home.models / f".{model.name}.lock", progress):
         if marker.is_file() and marker.read_text() == digest:
             return target
@@ -33,18 +35,30 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
                 where=str(target),
                 hint="move them away, or serve them: `--set model.origin.kind=directory`",
             )
-        shutil.rmtree(target, ignore_errors=True)
-        progress.update(f"model `{model.name}`: generating")
-        result = shell.run([str(python), str(generator), str(target)])
-        progress.done()
-        if not result.ok:
-            last = "\n".join(result.stderr.splitlines()[-_SHOWN_LINES:])
-            raise BuildError(f"model `{model.name}` could not be generated", where=str(generator), details=last)
-        if not target.is_dir():
-            raise BuildError(
-                f"the generator of model `{model.name}` ended without making `{target}`",
-                where=str(generator),
-                hint="it is called with that directory as its one argument, and writes the checkpoint there",
-            )
-        marker.write_text(digest)
+        for left in home.models.glob(f".{model.name}.making-*"):  # by a command that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        # its own place: the generator of a command that was killed may still write into another one
+        with tempfile.TemporaryDirectory(dir=home.models, prefix=f".{model.name}.making-") as place:
+            made = Path(place, model.name)
+            progress.update(f"model `{model.name}`: generating")
+            try:
+                _generate(model, generator, python=python, folder=made)
+            finally:
+                progress.done()
+            (made / _MARKER).write_text(digest)
+            shutil.rmtree(target, ignore_errors=True)
+            made.rename(target)  # with its marker: one without would count as somebody else's from now on
     return target
+
+
+def _generate(model: Model, generator: Path, *, python: Path, folder: Path) -> None:
+    result = shell.run([str(python), str(generator), str(folder)])
+    if not result.ok:
+        last = "\n".join(result.stderr.splitlines()[-_SHOWN_LINES:])
+        raise BuildError(f"model `{model.name}` could not be generated", where=str(generator), details=last)
+    if not folder.is_dir():
+        raise BuildError(
+            f"the generator of model `{model.name}` ended without making `{folder}`",
+            where=str(generator),
+            hint="it is called with that directory as its one argument, and writes the checkpoint there",
+        )

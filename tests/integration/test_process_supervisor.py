@@ -190,7 +190,9 @@ def test_what_left_the_session_ends_with_a_server_whose_supervisor_was_killed(st
 
     os.kill(int(server.handle.identity.split("/")[1]), signal.SIGKILL)
     wait_for(lambda: len(processes_of(server.handle)) == 3)
-    assert server.runtime.state(server.handle).status is Status.RUNNING
+    state = server.runtime.state(server.handle)
+    assert state.status is Status.EXITED
+    assert "3 of its processes still run" in state.detail
     server.runtime.stop(server.handle, grace=0)
 
     assert processes_of(server.handle) == ()

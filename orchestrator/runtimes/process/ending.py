@@ -20,9 +20,14 @@ _LAST_WORD: Final = 3.0  # seconds a supervisor has to record the end of its ser
 _AFTER_KILL: Final = 5.0  # seconds the kernel has to end what was killed
 
 
+def serves(marks: Marks) -> bool:
+    """Whether a server or its supervisor runs; what they have left behind serves nobody."""
+    return any(find_process(marked) is not None for marked in (marks.supervisor, marks.server) if marked is not None)
+
+
 def runs(marks: Marks) -> bool:
-    """Whether anything of a server does; its supervisor is asked first, which is the quickest."""
-    return (marks.supervisor is not None and find_process(marks.supervisor) is not None) or bool(family(marks))
+    """Whether anything of a server does."""
+    return serves(marks) or bool(family(marks))
 
 
 def end(name: str, marks: Marks, *, grace: float) -> None:

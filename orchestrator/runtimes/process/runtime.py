@@ -30,7 +30,7 @@ from orchestrator.engine import delivery
 from orchestrator.plan import NAME, Plan
 from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status
-from orchestrator.runtimes.process.ending import end, put_away, record_end, runs
+from orchestrator.runtimes.process.ending import end, put_away, record_end, runs, serves
 from orchestrator.runtimes.process.record import Record, read_record, token_of
 from orchestrator.runtimes.process.supervisor import StartRequest
 
@@ -75,13 +75,13 @@ class ProcessRuntime:
             return _no_record(Status.UNKNOWN, error.message)
         if record is None or record.stopped or record.supervisor != handle.identity:
             return _no_record(Status.ABSENT, "")
-        running = record.exit_code is None and runs(record.marks)
+        running = record.exit_code is None and serves(record.marks)
         return ServerState(
             status=Status.RUNNING if running else Status.EXITED,
             exit_code=record.exit_code,
             restarts=0,
             started_at=record.started_at,
-            detail="" if running else _how_it_ended(record.exit_code),
+            detail="" if running else _how_it_ended(record),
         )
 
     def titles(self, handle: Handle) -> tuple[str, ...]:
@@ -249,9 +249,11 @@ def _no_record(status: Status, detail: str) -> ServerState:
     return ServerState(status=status, exit_code=None, restarts=0, started_at=None, detail=detail)
 
 
-def _how_it_ended(code: int | None) -> str:
+def _how_it_ended(record: Record) -> str:
+    code = record.exit_code
     if code is None:
-        return "its supervisor was killed, and the server with it"
+        left = f"; {count} of its processes still run" if (count := len(family(record.marks))) else ""
+        return f"its supervisor was killed, and the server with it{left}"
     if code <= 128:
         return f"exit code {code}"
     return f"killed by {signal.Signals(code - 128).name}" if code - 128 in set(signal.Signals) else f"exit code {code}"

@@ -162,15 +162,30 @@ def test_end_of_a_server_in_words(home: Home, code: int | None, detail: str) -> 
     assert (state.status, state.exit_code, state.detail) == (Status.EXITED, code, detail)
 
 
-def test_server_runs_as_long_as_anything_of_it_does(home: Home, proc: Path) -> None:
-    keep(home, RECORD)
+def test_server_whose_orphans_alone_run_has_ended_and_is_still_to_be_stopped(home: Home, proc: Path) -> None:
+    """It serves nobody, and who waits for it waits in vain."""
+    folder = keep(home, RECORD)
     runtime = ProcessRuntime(home)
     (handle,) = runtime.find("tiny")
-    runs(proc, 11, parent=1, session=11, started=102)
-    bears(proc, 11, token=RECORD.token)
+    runs(proc, 12, parent=1, session=12, started=102)
+    bears(proc, 12, token=RECORD.token)
+    keep(home, replace(RECORD, started_at="2030-01-01T00:00:00+00:00", supervisor="boot/8/80", server=None), "2")
 
-    assert runtime.state(handle).status is Status.RUNNING
+    state = runtime.state(handle)
+
+    assert (state.status, state.exit_code) == (Status.EXITED, None)
+    assert state.detail == "its supervisor was killed, and the server with it; 1 of its processes still run"
+    assert str(folder) in [handle.run_dir for handle in runtime.find("tiny")]
     assert runtime.state(replace(handle, run_dir="/nowhere")).status is Status.ABSENT
+
+
+@pytest.mark.parametrize("alive", [10, 11])
+def test_server_runs_as_long_as_it_or_its_supervisor_does(home: Home, proc: Path, alive: int) -> None:
+    keep(home, RECORD)
+    runtime = ProcessRuntime(home)
+    runs(proc, alive, parent=1, session=alive, started=90 + alive)
+
+    assert runtime.state(runtime.find("tiny")[0]).status is Status.RUNNING
 
 
 def a_fifo(path: Path) -> None:

@@ -36,3 +36,28 @@ def test_a_generator_that_makes_nothing_is_named(tmp_path: Path, monkeypatch: py
             plan_of("cpu-tiny").model, generator, python=Path("python3"), home=Home(tmp_path), progress=Progress()
         )
     assert caught.value.where == str(generator)
+
+
+def test_a_model_is_never_there_without_its_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed at any moment, it leaves what is whole and known as ours, or what the next one makes anew."""
+    home, generator = Home(tmp_path), tmp_path / "tiny_model.py"
+    generator.write_text("")
+    target = home.models / "tiny"
+
+    def make(argv: list[str]) -> ProgramResult:
+        Path(argv[2]).mkdir()
+        assert not target.exists()
+        raise KeyboardInterrupt
+
+    def generate() -> Path:
+        model = plan_of("cpu-tiny").model
+        return generate_model(model, generator, python=Path("python3"), home=home, progress=Progress())
+
+    monkeypatch.setattr("orchestrator.weights.generate.shell.run", make)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            generate()
+
+    done = ProgramResult(argv=(), code=0, stdout="", stderr="")
+    monkeypatch.setattr("orchestrator.weights.generate.shell.run", lambda argv: Path(argv[2]).mkdir() or done)
+    assert [path.name for path in generate().iterdir()] == [".generator"]

@@ -1,0 +1,70 @@
+"""A home with one server of the scripted engine, and `deploy` to work on it."""
+
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from forked import Command, Ended, Forks
+from ports import free_port
+from survivors import programs_of, survivors
+
+ENGINE = Path(__file__).with_name("scripted_engine.py")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A home with one server of the scripted engine, and `deploy` to work on it."""
+
+    forks: Forks
+    folder: Path
+    port: int
+    name: str = "target"
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    def start(self, *words: str, fresh: bool = False, **environ: str) -> Command:
+        """Start a command."""
+        # no Docker daemon: what it runs is not attacked here, and asking it takes time
+        env = {**os.environ, "DEPLOY_HOME": str(self.home), "DOCKER_HOST": "unix:///nonexistent", **environ}
+        return self.forks.start(words, env=env, output=self.folder / "output", fresh=fresh)
+
+    def run(self, *words: str, **environ: str) -> Ended:
+        """Run a command to its end."""
+        return self.start(*words, **environ).wait()
+
+    def up(self, *more: str, name: str = "") -> tuple[str, ...]:
+        """The words that bring the server up; `SCRIPTED_…=…` among `more` are the engine's own."""
+        settings = [f"server.port={self.port}", f"engine.python={ENGINE}", "waiting.grace=2"]
+        settings += [f"env.{word}" for word in more if word.startswith("SCRIPTED_")]
+        rest = [word for word in more if not word.startswith("SCRIPTED_")]
+        chosen = [word for setting in settings for word in ("--set", setting)]
+        return ("up", "--profile", "cpu-tiny", "--name", name or self.name, *chosen, *rest)
+
+    def survivors(self, *, killed: bool = False) -> list[str]:
+        """What is left of it."""
+        return survivors(self.home, self.port, killed=killed)
+
+    def end(self) -> None:
+        """Kill what is left: it has been told."""
+        for pid, _ in programs_of(self.home):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Deployments:
+    """Makes one for each round."""
+
+    forks: Forks
+    folder: Path
+    made: list[Deployment]
+
+    def __call__(self, number: int) -> Deployment:
+        made = Deployment(self.forks, self.folder / str(number), free_port())
+        made.home.mkdir(parents=True)
+        self.made.append(made)
+        return made

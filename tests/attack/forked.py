@@ -1,0 +1,209 @@
+"""`deploy`, started often: forked from a process that has imported it already, or as a user starts it.
+
+The commands of an attack are started by the hundred, and most of what one costs is its imports. Run as a program, this
+file forks a child for each request on its socket, and says how that ended.
+"""
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import socketserver
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from orchestrator.core import shell
+
+BOUND = 120  # seconds; what has not ended by then hangs
+_PRELOADED = (
+    "orchestrator.cli.main",
+    "orchestrator.commands.ask",
+    "orchestrator.commands.bench",
+    "orchestrator.commands.down",
+    "orchestrator.commands.explain",
+    "orchestrator.commands.status",
+    "orchestrator.commands.up",
+    "orchestrator.runtimes.docker.runtime",
+    "orchestrator.runtimes.process.runtime",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A command that has ended: -N where signal N ended it; None where it hung and was killed."""
+
+    words: tuple[str, ...]
+    code: int | None
+    stdout: str
+    stderr: str
+    cpu_s: float
+    peak_kib: int
+
+    @property
+    def in_python_itself(self) -> bool:
+        """Whether it was interrupted before any line of ours: the interpreter's start answers in its own way."""
+        return "KeyboardInterrupt" in self.stderr and "orchestrator" not in self.stderr
+
+    def faults(self, *codes: int) -> Iterator[str]:
+        """What no command may do, whatever is done to it: hang, show a traceback, end with another code than these."""
+        called, said = f"`{' '.join(self.words)[:200]}`", self.stderr[-1500:]
+        if self.code is None:
+            yield f"{called} hangs: {said}"
+        elif self.code not in codes:
+            yield f"{called} ends with {self.code}: {said}"
+        if "Traceback" in self.stderr or "a fault of this tool" in self.stderr:
+            yield f"{called} shows a traceback: {said}"
+
+
+class Command:
+    """A command that runs."""
+
+    def __init__(self, words: tuple[str, ...], stream: socket.socket, output: Path) -> None:
+        """`stream` tells its pid and its end; it writes below `output`."""
+        self._words, self._stream, self._output = words, stream, output
+        self.pid = int(_line(stream))
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal, where it still runs."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait so long for its end."""
+        return bool(select.select([self._stream], [], [], seconds)[0])
+
+    def wait(self) -> Ended:
+        """How it ended; it is killed where that takes too long."""
+        if hangs := not self.ends_within(BOUND):
+            self.send(signal.SIGKILL)
+        line = _line(self._stream)
+        self._stream.close()
+        end = json.loads(line)
+        stdout, stderr = ((self._output / name).read_text(errors="replace") for name in ("stdout", "stderr"))
+        return Ended(
+            words=self._words,
+            code=None if hangs else end["code"],
+            stdout=stdout,
+            stderr=stderr,
+            cpu_s=end["cpu_s"],
+            peak_kib=end["peak_kib"],
+        )
+
+
+@dataclass(frozen=True)
+class Forks:
+    """The process that commands are forked from."""
+
+    address: Path
+
+    def start(self, words: tuple[str, ...], *, env: dict[str, str], output: Path, fresh: bool = False) -> Command:
+        """Start `deploy` with these words; `fresh` as a user does, with an interpreter of its own."""
+        folder = output / str(time.monotonic_ns())
+        folder.mkdir(parents=True)
+        stream = socket.socket(socket.AF_UNIX)
+        stream.connect(str(self.address))
+        request = {"words": words, "env": env, "output": str(folder), "fresh": fresh}
+        stream.sendall(json.dumps(request).encode() + b"\n")
+        return Command(words, stream, folder)
+
+
+@contextmanager
+def forking(folder: Path) -> Iterator[Forks]:
+    """A process to fork from, for as long as the block lasts."""
+    address = folder / "forks"
+    with shell.start([sys.executable, __file__, str(address)], tied=True) as program:
+        deadline = time.monotonic() + BOUND
+        while not address.exists():
+            assert program.code is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        yield Forks(address)
+
+
+class _Request(socketserver.StreamRequestHandler):
+    """Runs in a fork of its own, the parent of the command."""
+
+    def handle(self) -> None:
+        request = json.loads(self.rfile.readline())
+        begun, begins = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            self.connection.close()
+            _become(request, begins)
+        os.close(begins)
+        os.read(begun, 1)
+        self.wfile.write(f"{pid}\n".encode())
+        _, status, usage = os.wait4(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        end = {"code": code, "cpu_s": usage.ru_utime + usage.ru_stime, "peak_kib": usage.ru_maxrss}
+        with suppress(BrokenPipeError):
+            self.wfile.write(json.dumps(end).encode() + b"\n")
+
+
+class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+    """Forks for each request."""
+
+    max_children = 100
+
+
+def _become(request: dict[str, Any], begins: int) -> NoReturn:
+    """Be the command: with its environment, its output, and signals as a terminal gives them."""
+    os.setsid()
+    os.chdir(request["output"])
+    for number, name in ((0, os.devnull), (1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), number)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    words = request["words"]
+    if request["fresh"]:
+        os.write(begins, b".")
+        os.execv(sys.executable, [sys.executable, "-m", "orchestrator", *words])  # noqa: S606
+    sys.argv = ["deploy", *words]
+    os._exit(_run(begins))
+
+
+def _run(begins: int) -> int:
+    from orchestrator.__main__ import main
+
+    try:
+        os.write(begins, b".")
+        os.close(begins)
+        main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - as the interpreter does
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def _line(stream: socket.socket) -> bytes:
+    """One line, byte by byte: what follows is for the next look."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (piece := stream.recv(1)):
+            raise ConnectionError(line)
+        line += piece
+    return line
+
+
+if __name__ == "__main__":
+    for module in _PRELOADED:
+        importlib.import_module(module)
+    gc.freeze()
+    with _Server(sys.argv[1], _Request) as server:
+        server.serve_forever(poll_interval=0.02)

@@ -1,0 +1,149 @@
+"""Parts of a server, killed while it starts, serves or stops: `status` tells the dead, `down` leaves nothing."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+from deployment import Deployment, Deployments
+from patience import wait_for
+from rounds import attack
+from survivors import SOON, programs_of
+
+from orchestrator.core.procfs import read_process
+from orchestrator.runtimes.process.record import Record, read_record, write_record
+
+pytestmark = pytest.mark.attack
+
+ROUNDS = 30
+PARTS = (
+    "server",
+    "sglang::scheduler",
+    "sglang::detokenizer",
+    "sleep",
+    "supervisor",
+    "all",
+)  # `sleep` has called setsid
+FATAL = {"server", "sglang::scheduler", "sglang::detokenizer", "supervisor", "all"}
+# A daemon as they are made: its session's leader has ended.
+DAEMON = """
+import os, time
+os.fork() and os._exit(0)
+os.setsid()
+os.fork() and os._exit(0)
+print(os.getpid(), flush=True)
+for stream in (0, 1, 2): os.close(stream)
+time.sleep(600)
+"""
+
+
+def test_parts_that_die_are_told_and_leave_nothing(deployments: Deployments) -> None:
+    stages = (while_starting, while_serving, while_stopping, with_a_stranger_in_its_place)
+
+    def kill(number: int, dice: Random) -> Iterator[str]:
+        deployment, stage = deployments(number), stages[number % len(stages)]
+        part = PARTS[number // len(stages) % len(PARTS)]
+        yield from (f"{part} {stage.__name__}: {fault}" for fault in stage(deployment, part, dice))
+        yield from (f"{part} {stage.__name__}: {fault}" for fault in deployment.survivors())
+
+    attack("kills of parts", ROUNDS, kill)
+
+
+def record_of(deployment: Deployment) -> tuple[Path, Record] | None:
+    for path in deployment.home.glob("runs/*/*/process.json"):
+        if (record := read_record(path.parent)) is not None:
+            return path.parent, record
+    return None
+
+
+def pids_of(deployment: Deployment, part: str) -> list[int]:
+    """The processes of a part; none before it runs."""
+    if (found := record_of(deployment)) is None or found[1].server is None:
+        return []
+    supervisor, server = (int(known.split("/")[1]) for known in (found[1].supervisor, found[1].server))
+    programs = dict(programs_of(deployment.home))
+    named = [pid for pid, line in programs.items() if line.startswith(part)]
+    everything = [pid for pid in programs if (process := read_process(pid)) and process.session == supervisor]
+    return {"supervisor": [supervisor], "server": [server], "all": everything}.get(part, named)
+
+
+def kill(deployment: Deployment, part: str) -> None:
+    for pid in pids_of(deployment, part):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def while_starting(deployment: Deployment, part: str, dice: Random) -> Iterator[str]:
+    starting = deployment.start(*deployment.up("SCRIPTED_PAUSE=0.2", "SCRIPTED_DETACHED=1"))
+    wait_for(lambda: bool(pids_of(deployment, part)))
+    time.sleep(dice.uniform(0.0, 0.8))
+    kill(deployment, part)
+    ended = starting.wait()
+    yield from ended.faults(*((6, 7, 8) if part in FATAL else (0,)))
+    if ended.code == 0:
+        yield from deployment.run("down", deployment.name).faults(0)
+
+
+def while_serving(deployment: Deployment, part: str, dice: Random) -> Iterator[str]:
+    up = deployment.up(*(["SCRIPTED_DETACHED=1"] if part == "sleep" or dice.random() < 0.5 else []))
+    yield from deployment.run(*up).faults(0)
+    kill(deployment, part)
+    yield from said_of(deployment, "running" if part == "sleep" else "exited")
+    yield from deployment.run("down", deployment.name).faults(0)
+
+
+def while_stopping(deployment: Deployment, part: str, dice: Random) -> Iterator[str]:
+    yield from deployment.run(*deployment.up("SCRIPTED_DEAF=1", "SCRIPTED_DETACHED=1")).faults(0)
+    stopping = deployment.start("down", deployment.name)
+    time.sleep(dice.uniform(0.0, 2.5))
+    kill(deployment, part)
+    yield from stopping.wait().faults(0)
+
+
+def with_a_stranger_in_its_place(deployment: Deployment, part: str, _: Random) -> Iterator[str]:
+    """Supervisor and server are dead, and a daemon that is nobody's has their pids now."""
+    yield from deployment.run(*deployment.up()).faults(0)
+    kill(deployment, "all")
+    wait_for(lambda: not list(programs_of(deployment.home)))
+    daemon = subprocess.run([sys.executable, "-c", DAEMON], capture_output=True, text=True, check=True)
+    pid = int(daemon.stdout)
+    try:
+        yield from forged(deployment, pid, leads=part in {"supervisor", "all"})
+        yield from deployment.run("down", deployment.name).faults(0, 4, 6)
+        if read_process(pid) is None:
+            yield "an innocent process was killed"
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def forged(deployment: Deployment, pid: int, *, leads: bool) -> Iterator[str]:
+    """Let the record name the stranger: its session for the supervisor, and itself for the server."""
+    found, stranger = record_of(deployment), read_process(pid)
+    if found is None or stranger is None:
+        yield "no record, or no stranger"
+        return
+    run_dir, record = found
+    boot, _, began = record.supervisor.split("/")
+    supervisor = f"{boot}/{stranger.session}/{began}" if leads else record.supervisor
+    write_record(run_dir, dataclasses.replace(record, supervisor=supervisor, server=f"{boot}/{pid}/{began}"))
+
+
+def said_of(deployment: Deployment, wanted: str) -> Iterator[str]:
+    """Whether `status` says so within a moment."""
+    deadline, said = time.monotonic() + SOON, ""
+    while time.monotonic() < deadline:
+        ended = deployment.run("status", "--json")
+        yield from ended.faults(0)
+        said = json.loads(ended.stdout or "[{}]")[0].get("status", "")
+        if said == wanted:
+            return
+    yield f"status says {said!r}, not {wanted!r}"

@@ -1,0 +1,210 @@
+"""Shipped files, with something in them that nobody should write: refused in words, or rendered as mere text."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import yaml
+from deployment import Deployment, Deployments
+from rounds import attack
+
+from orchestrator.core.paths import data_root
+
+pytestmark = pytest.mark.attack
+
+ROUNDS = 120
+CPU_S = 5.0
+PROFILES = ("cpu-tiny", "mi355x-tp8", "mi355x-tp4dp2", "b200-tp8")
+KINDS = ("hardware", "model", "engine")
+FOLDERS = {"hardware": "hardware", "model": "models", "engine": "engines"}
+ENDS = (0, 2, 3, 4, 5)  # done, or an argument, a profile, a machine, an image that is not taken
+
+
+def test_hostile_profiles_end_in_a_plan_or_in_words(deployments: Deployments) -> None:
+    def read(number: int, dice: Random) -> Iterator[str]:
+        deployment = deployments(number)
+        profile, mutation = hostile_files(deployment, dice)
+        before = files_below(deployment.folder)
+        rendered = deployment.folder / "rendered"
+        words = dice.choice(
+            [
+                ("render", "--profile", profile, "--output", str(rendered)),
+                ("up", "--profile", profile, "--dry-run"),
+                ("show", profile, *dice.choice([(), ("--explain",), ("--json",)])),
+            ]
+        )
+        ended = deployment.start(*words, fresh=number % 20 == 0).wait()
+        faults = [*ended.faults(*ENDS)]
+        if ended.cpu_s > CPU_S:
+            faults.append(f"{words} takes {ended.cpu_s:.1f} s of CPU")
+        if strays := files_below(deployment.folder) - before:
+            faults.append(f"written outside of --output: {strays}")
+        faults += carried_out(deployment, rendered)
+        yield from (f"{mutation}: {fault}" for fault in faults)
+
+    attack("hostile profiles", ROUNDS, read)
+
+
+def hostile_files(deployment: Deployment, dice: Random) -> tuple[str, str]:
+    """A profile of the user's own, and in half of the cases one of the files it names; what was done, in words."""
+    name = dice.choice(PROFILES)
+    data = yaml.safe_load((data_root() / f"profiles/{name}.yaml").read_text())
+    path = deployment.folder / "mine.yaml"
+    kind = dice.choice(KINDS)
+    if dice.random() < 0.5:
+        named = data_root() / "profiles" / FOLDERS[kind] / f"{data[kind]}.yaml"
+        own = deployment.home / "profiles" / FOLDERS[kind] / named.name
+        own.parent.mkdir(parents=True)
+        content, what = mutated(yaml.safe_load(named.read_text()), dice, canary(deployment))
+        own.write_bytes(content)
+        path.write_text(yaml.safe_dump(data))
+        return str(path), f"{kind} of {name}: {what}"
+    content, what = mutated(data, dice, canary(deployment))
+    path.write_bytes(content)
+    return str(path), f"{name}: {what}"
+
+
+def canary(deployment: Deployment) -> Path:
+    return deployment.folder / "canary"
+
+
+def mutated(data: dict[str, Any], dice: Random, target: Path) -> tuple[bytes, str]:
+    """The document with one to three things replaced, or its text spoiled."""
+    if dice.random() < 0.3:
+        text, what = spoiled(yaml.safe_dump(data), dice)
+        return text, what
+    done = []
+    for _ in range(dice.randint(1, 3)):
+        parent, key = dice.choice(list(places(data)))
+        value = dice.choice(values(target))
+        if dice.random() < 0.15:
+            parent[str(value)] = value  # as a key that nobody knows
+        else:
+            parent[key] = value
+        done.append(f"{key} = {str(value)[:80]!r}")
+    return yaml.safe_dump(data, allow_unicode=True).encode(errors="surrogatepass"), "; ".join(done)
+
+
+def places(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every key of a document, with the mapping it stands in."""
+    for key, value in data.items():
+        yield data, key
+        if isinstance(value, dict):
+            yield from places(value)
+
+
+def values(target: Path) -> list[object]:
+    """What somebody may write where something else is meant."""
+    touch = f"touch {target}"
+    nested: object = "x"
+    for _ in range(60):
+        nested = [nested]
+    return [
+        *(
+            f"$({touch})",
+            f"`{touch}`",
+            f"';{touch};'",
+            f'";{touch};"',
+            f"x\n{touch}\n",
+            f"x\nRUN {touch}\n",
+            f"x\r{touch}",
+        ),
+        *(f"x' && {touch} #", f"x; {touch}", f"x | {touch}", f"$(({touch}))", f"\\\n{touch}", f"x\u2028RUN {touch}"),
+        *(
+            f"{{{{ cycler.__init__.__globals__.os.system('{touch}') }}}}",
+            "{% for x in range(9**9) %}{% endfor %}",
+            "{{",
+        ),
+        *(
+            "--privileged",
+            "-v /:/host",
+            "--config=/etc/passwd",
+            "ssh://-oProxyCommand=true",
+            "=",
+            "a=b",
+            "#",
+            "!!python/x",
+        ),
+        *(
+            "../../../../etc/passwd",
+            "/etc/shadow",
+            "~root/.ssh",
+            "/dev/zero",
+            "/proc/self/mem",
+            "..",
+            ".",
+            "",
+            " ",
+            "\x00"[:0],
+        ),
+        *(
+            "\x1b[31mred\x1b[0m",
+            "\u202egnp.exe",
+            "\N{PILE OF POO}" * 50,
+            "a" * 100_000,
+            "é" * 300,
+            "null",
+            "NaN",
+            "yes",
+        ),
+        *("10 parsecs", "12GiBs", "-1MB", "1e400GiB", "9" * 400, "0x", "12:30:45", "1_0", "٣"),
+        *(None, True, -1, 0, 1, 2**31, 2**64, 10**400, 1e308, float("nan"), float("inf"), -0.0, 300_000),
+        *([], {}, [[]], {"a": {}}, [None], {"value": None}, {"value": [1, {"x": 2}], "origin": "published"}, nested),
+        *({"value": 1, "origin": "nobody"}, {"soft": True}, ["a"] * 20_000, {f"k{each}": 1 for each in range(5_000)}),
+    ]
+
+
+def spoiled(text: str, dice: Random) -> tuple[bytes, str]:
+    """The text with something that is no YAML, or too much of it."""
+    lines = text.splitlines(keepends=True)
+    place = dice.randrange(len(lines))
+    names = zip("abcdefgh", "bcdefghi", strict=True)
+    bomb = "".join(f"{each}: &{each} [{', '.join([f'*{before}'] * 9)}]\n" for before, each in names)
+    kinds: dict[str, bytes] = {
+        "bytes that are no UTF-8": b"description: \xff\xfe\x80\n",
+        "UTF-16": "x: y\n".encode("utf-16"),
+        "a byte of zero": b"description: a\0b\n",
+        "an alias of itself": b"loop: &x [*x]\n",
+        "aliases without end": b"a: &a [x, x, x]\n" + bomb.encode(),
+        "deep nesting": b"deep: " + b"[" * 5_000 + b"\n",
+        "deep steps": "".join(f"{' ' * step}s:\n" for step in range(300)).encode(),
+        "a huge key": b"k" * 200_000 + b": 1\n",
+        "many keys": "".join(f"key{each}: 1\n" for each in range(20_000)).encode(),
+        "a tag": b"x: !!python/object/apply:os.system ['true']\n",
+        "another document": b"---\nx: 1\n",
+        "a tab": b"\tx: 1\n",
+        "the same key": lines[place].encode(),
+        "a merge": b"<<: {runtime: process}\n",
+        "an open quote": b'x: "\n',
+        "a directive": b"%YAML 9.9\n---\n",
+    }
+    what = dice.choice(list(kinds))
+    return "".join(lines[:place]).encode() + kinds[what] + "".join(lines[place:]).encode(), what
+
+
+def carried_out(deployment: Deployment, rendered: Path) -> Iterator[str]:
+    """Whether anything of it became a command: here, in a script that is run, or in a Dockerfile."""
+    programs = deployment.folder / "programs"
+    programs.mkdir()
+    for name in ("docker", "python3", "getent"):
+        (programs / name).write_text("#!/bin/sh\nexit 0\n")
+        (programs / name).chmod(0o755)
+    environ = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(deployment.folder), "API_KEY_FILE": "none"}
+    for script in rendered.glob("*.sh"):
+        subprocess.run(["sh", script], env=environ, cwd=rendered, capture_output=True, timeout=60, check=False)
+    if canary(deployment).exists():
+        yield "the canary was carried out"
+    for file in rendered.rglob("*"):
+        lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+        if any(line.strip().removeprefix("RUN ").startswith(f"touch {canary(deployment)}") for line in lines):
+            yield f"a line of `{file.name}` is the canary"
+
+
+def files_below(folder: Path) -> set[str]:
+    """All files, but for what commands print and what is rendered."""
+    below = (path.relative_to(folder) for path in folder.rglob("*"))
+    return {str(path) for path in below if path.parts[0] not in {"output", "rendered"}}

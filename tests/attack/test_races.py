@@ -1,0 +1,106 @@
+"""Commands that meet on one name, or on one port: one of them wins, the others say so, and the end is consistent."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+
+import pytest
+from deployment import Deployment, Deployments
+from forked import Ended
+from rounds import attack
+
+pytestmark = pytest.mark.attack
+
+ROUNDS = 20
+APART = 0.8  # seconds at most between the first and the last
+REFUSED = (4, 6)  # another command works on the name, it runs already, there is none, its port is taken
+
+Scene = Callable[[Deployment, Random], Iterator[str]]
+
+
+def test_races_have_one_winner(deployments: Deployments) -> None:
+    def race(number: int, dice: Random) -> Iterator[str]:
+        deployment, scene = deployments(number), SCENES[number % len(SCENES)]
+        yield from (f"{scene.__name__}: {fault}" for fault in scene(deployment, dice))
+        deployment.run("down", deployment.name)
+        yield from (f"{scene.__name__}: {fault}" for fault in deployment.survivors())
+
+    attack("races", ROUNDS, race)
+
+
+def meet(deployment: Deployment, dice: Random, *commands: tuple[str, ...]) -> tuple[Ended, ...]:
+    """Start them within a moment, and look at the status all the while."""
+    started = []
+    for words in commands:
+        started.append(deployment.start(*words))
+        time.sleep(dice.uniform(0.0, APART) / len(commands))
+    watching = deployment.start("status", "--json")
+    return (*(command.wait() for command in started), watching.wait())
+
+
+def runs(deployment: Deployment) -> bool:
+    """What `status` says at the end."""
+    found = json.loads(deployment.run("status", "--json").stdout)
+    return any(server["status"] == "running" for server in found)
+
+
+def ups(deployment: Deployment, dice: Random, count: int) -> Iterator[str]:
+    *ended, watched = meet(deployment, dice, *[deployment.up()] * count)
+    yield from watched.faults(0)
+    for one in ended:
+        yield from one.faults(0, 6)
+    winners = [one for one in ended if "` is up at " in one.stderr]
+    if len(winners) != 1 or not runs(deployment):
+        yield f"{len(winners)} winners: {[(one.code, one.stderr[-300:]) for one in ended]}"
+
+
+def two_ups(deployment: Deployment, dice: Random) -> Iterator[str]:
+    yield from ups(deployment, dice, 2)
+
+
+def three_ups(deployment: Deployment, dice: Random) -> Iterator[str]:
+    yield from ups(deployment, dice, 3)
+
+
+def two_ups_on_one_port(deployment: Deployment, dice: Random) -> Iterator[str]:
+    *ended, watched = meet(deployment, dice, deployment.up(name="one"), deployment.up(name="other"))
+    yield from watched.faults(0)
+    for one in ended:
+        yield from one.faults(0, 4, 7)
+    if [one.code for one in ended].count(0) != 1:
+        yield f"not one winner: {[(one.code, one.stderr[-300:]) for one in ended]}"
+    for name in ("one", "other"):
+        deployment.run("down", name)
+
+
+def up_and_down(deployment: Deployment, dice: Random) -> Iterator[str]:
+    up, down, watched = meet(deployment, dice, deployment.up(), ("down", deployment.name))
+    yield from watched.faults(0)
+    yield from up.faults(0)
+    yield from down.faults(0, *REFUSED)
+    if runs(deployment) == (down.code == 0):
+        yield f"up ends with {up.code}, down with {down.code}: {down.stderr}"
+
+
+def two_downs(deployment: Deployment, dice: Random) -> Iterator[str]:
+    yield from deployment.run(*deployment.up()).faults(0)
+    *ended, watched = meet(deployment, dice, *[("down", deployment.name)] * 2)
+    yield from watched.faults(0)
+    for one in ended:
+        yield from one.faults(0, *REFUSED)
+    if 0 not in [one.code for one in ended] or runs(deployment):
+        yield f"not down: {[(one.code, one.stderr) for one in ended]}"
+
+
+def replace_and_down(deployment: Deployment, dice: Random) -> Iterator[str]:
+    yield from deployment.run(*deployment.up()).faults(0)
+    replaced, down, watched = meet(deployment, dice, deployment.up("--replace"), ("down", deployment.name))
+    yield from watched.faults(0)
+    yield from replaced.faults(0, *REFUSED)
+    yield from down.faults(0, *REFUSED)
+    if runs(deployment) and replaced.code != 0 and down.code == 0:
+        yield f"runs, though it was taken down: {replaced.stderr}"
+
+
+SCENES: tuple[Scene, ...] = (two_ups, three_ups, up_and_down, two_downs, replace_and_down, two_ups_on_one_port)

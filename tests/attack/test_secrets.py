@@ -1,0 +1,86 @@
+"""A server that repeats its API key, encoded in every way, in every place: none of it is kept or shown."""
+
+import itertools
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+from deployment import Deployment, Deployments
+from rounds import attack
+from scripted_engine import ENCODINGS
+from survivors import programs_of
+
+pytestmark = pytest.mark.attack
+
+ROUNDS = 60
+VARIABLE = "ATTACKED_KEY"
+LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz23456789_+/"
+BENCH = ("bench", "target", "--workload", "smoke-tiny", "--rates", "20", "--requests", "4", "--output", "measured")
+# Where it comes back, to the engine's setting and the commands that look there.
+PLACES: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
+    "an answer": ((), (("ask", "target", "Once"),)),
+    "an error": (("SCRIPTED_REFUSE=1",), (("ask", "target", "Once"), ("smoke", "target"))),
+    "a measurement": ((), (BENCH,)),
+    "a measurement of errors": (("SCRIPTED_REFUSE=1",), (BENCH,)),
+    "the log": ((), (("logs", "target"), ("diagnose", "target"), ("status", "target", "--json"))),
+}
+_WRAPS = re.compile(r"\x1b\[\d+m|\\u001b\[\d+m|\\x1b\[\d+m|\\n|\n")  # what a key may be broken by, and is read without
+
+
+def test_a_key_that_comes_back_is_neither_kept_nor_shown(deployments: Deployments) -> None:
+    pairs = list(itertools.product(ENCODINGS, PLACES))
+
+    def repeat(number: int, dice: Random) -> Iterator[str]:
+        deployment, (encoding, place) = deployments(number), pairs[number % len(pairs)]
+        key = "".join(dice.choices(LETTERS, k=24))
+        for fault in (*told(deployment, encoding, place, key), *deployment.survivors()):
+            yield f"{encoding} in {place}: {fault}"
+
+    attack("secrets", ROUNDS, repeat)
+
+
+def told(deployment: Deployment, encoding: str, place: str, key: str) -> Iterator[str]:
+    """Let the key come back there, and look for it everywhere."""
+    settings, commands = PLACES[place]
+    up = deployment.up(f"SCRIPTED_ECHO={encoding}", *settings, "--set", f"server.api_key_env={VARIABLE}", "--keep")
+    yield from deployment.run(*up, **{VARIABLE: key}).faults(*((8,) if settings else (0,)))
+    for words in commands:
+        yield from deployment.run(*words, **{VARIABLE: key}).faults(0, 6, 8, 10)
+    for where, text in (*written(deployment), *running(deployment)):
+        if said := next((form for form in forms(key) if form in text), None):
+            yield f"{where} tells it: {line_with(said, text)}"
+    yield from deployment.run("down", "target").faults(0)
+
+
+def forms(key: str) -> tuple[str, ...]:
+    """The key in every encoding but those that only break it up."""
+    return (
+        key,
+        *(ENCODINGS[name](key) for name in ("base64", "urlsafe", "basic", "hex", "percent", "all percent", "json")),
+    )
+
+
+def written(deployment: Deployment) -> Iterator[tuple[str, str]]:
+    """What the commands printed, and every file they left."""
+    for path in deployment.folder.rglob("*"):
+        if path.is_file():
+            yield str(path.relative_to(deployment.folder)), unbroken(path.read_text(errors="replace"))
+
+
+def running(deployment: Deployment) -> Iterator[tuple[str, str]]:
+    for pid, line in programs_of(deployment.home):
+        with suppress(OSError):
+            yield f"command line of {pid}", line
+            yield f"environment of {pid}", Path(f"/proc/{pid}/environ").read_text(errors="replace")
+
+
+def unbroken(text: str) -> str:
+    return f"{text}\n{_WRAPS.sub('', text)}"
+
+
+def line_with(form: str, text: str) -> str:
+    at = text.index(form)
+    return text[max(at - 100, 0) : at + len(form) + 40].replace("\n", "⏎")

@@ -1,0 +1,180 @@
+"""The engine of the attacks stands in for sglang: asked the same, both give this project the same to read."""
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cpu_server import CpuEngine, CpuServer, processes_of
+from patience import wait_for
+
+from orchestrator.core.procfs import Process
+from orchestrator.core.secret import Secret
+from orchestrator.engine import (
+    Metric,
+    StageReader,
+    chat_body,
+    completion_body,
+    endpoints,
+    generate_body,
+    has_choices,
+    read_chat,
+    read_chat_events,
+    read_generated,
+    read_server_info,
+    tokens_so_far,
+)
+from orchestrator.engine.client import EngineClient
+from orchestrator.runtimes import Status
+
+pytestmark = pytest.mark.engine
+
+ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
+KEY = Secret("sk-of-the-comparison")
+COUNTED = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
+class Engines:
+    """The same start twice: of sglang, and of what stands in for it."""
+
+    def __init__(self, real: CpuEngine) -> None:
+        self._engines = {"real": real, "scripted": replace(real, python=ENGINE)}
+        self._started: list[CpuServer] = []
+
+    def start(self, name: str) -> list[CpuServer]:
+        """Both, with an API key."""
+        servers = []
+        for kind, engine in self._engines.items():
+            artifacts = engine.artifacts("server.api_key_env=KEY")
+            servers.append(engine.start(f"{kind}-{name}", artifacts=artifacts, secrets={"KEY": KEY}))
+            self._started.append(servers[-1])
+        for server in servers:
+            server.wait_until_ready()
+        return servers
+
+    def stop(self) -> None:
+        for server in self._started:
+            server.runtime.stop(server.handle, grace=0)
+
+
+@pytest.fixture
+def engines(cpu_engine: CpuEngine) -> Iterator[Engines]:
+    both = Engines(cpu_engine)
+    yield both
+    both.stop()
+
+
+def test_scripted_engine_answers_writes_and_ends_like_sglang(engines: Engines) -> None:
+    servers = engines.start("twin")
+    real, scripted = (seen(server) for server in servers)
+    assert {what: said for what, said in scripted.items() if said != real[what]} == {}, real
+
+    real, scripted = (told(server, signal.SIGTERM) for server in servers)
+    assert scripted == real
+
+
+def test_scripted_engine_dies_of_its_scheduler_like_sglang(engines: Engines) -> None:
+    for server in (servers := engines.start("orphaned")):
+        (scheduler,) = (process for process in processes_of(server.handle) if title(process) == "sglang::scheduler")
+        os.kill(scheduler.pid, signal.SIGKILL)
+    real, scripted = (ended(server) for server in servers)
+    assert scripted == real
+
+
+def seen(server: CpuServer) -> Mapping[str, object]:
+    """All that this project makes of a server that serves."""
+    name = server.plan.model.served_name
+    asked = chat_body(name, "Count to ten.", tokens=8, ignore_eos=True)
+    with EngineClient(server.url, key=KEY) as client:
+        first, again = (
+            read_generated(client.post(endpoints.GENERATE, generate_body([7] * 64, tokens=5))) for _ in "12"
+        )
+        chat, streamed = (
+            read_chat(client.post(endpoints.CHAT_COMPLETIONS, asked)),
+            client.events(endpoints.CHAT_COMPLETIONS, {**asked, **COUNTED}),
+        )
+        body = completion_body(name, [7] * 16, tokens=5, ignore_eos=True, **COUNTED)
+        events = list(client.events(endpoints.COMPLETIONS, body))
+        native = list(client.events(endpoints.GENERATE, generate_body([9] * 16, tokens=5)))
+        together = read_chat_events(streamed)
+        return {
+            "health": client.health(tries=3),
+            "models": client.models(),
+            "model path": client.get(endpoints.MODEL_INFO)["model_path"],
+            "server info": read_server_info(client.get(endpoints.SERVER_INFO)),
+            "key in server info": client.get(endpoints.SERVER_INFO)["api_key"],
+            "without key": client.post_status(endpoints.GENERATE, b"{}", with_key=False),
+            "health without key": client.post_status(endpoints.HEALTH, b"", with_key=False) == 401,
+            "flush": client.post_status(endpoints.FLUSH_CACHE, b""),
+            "unknown path": client.post_status("/nothing", b"{}"),
+            "malformed": [
+                client.post_status(path, b"{broken") for path in (endpoints.GENERATE, endpoints.CHAT_COMPLETIONS)
+            ],
+            "counts": [
+                (len(each.ids), each.prompt_tokens, each.completion_tokens, each.cached_tokens, each.dp_rank)
+                for each in (first, again)
+            ],
+            "greedy": first.ids == again.ids,
+            "chat": (
+                chat.completion_tokens,
+                chat.finish_reason,
+                chat.text == together.text,
+                together.completion_tokens,
+            ),
+            "chat in pieces": together.pieces > 1,
+            "tokens at the end": [tokens_so_far(stream[-1]) for stream in (events, native)],
+            "choices": (has_choices(events[0]), has_choices(events[-1])),
+            "metrics": sorted(set(Metric) & client.metrics().keys()),
+            "histograms": sorted(name for name in client.metrics() if name.startswith((Metric.TTFT, Metric.E2E))),
+            "stages": stages(server),
+            "key in log": KEY.reveal() in server.log.read_text(),
+            "processes": tree(server),
+        }
+
+
+def stages(server: CpuServer) -> list[str]:
+    reader = StageReader()
+    for line in server.runtime.logs(server.handle, follow=False):
+        reader.feed(line)
+    return reader.names
+
+
+def title(process: Process) -> str:
+    """As setproctitle leaves it; no more than the program of others."""
+    return Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[0].decode()
+
+
+def tree(server: CpuServer) -> set[tuple[str, bool, bool, bool]]:
+    """Of the children with a title: whether they are in the session and the group, and what their environment shows."""
+    found = processes_of(server.handle)
+    leader = next(process for process in found if process.pid == process.session)
+    return {
+        (
+            title(process),
+            process.session == leader.pid,
+            os.getpgid(process.pid) == os.getpgid(process.parent),
+            b"DEPLOY_SERVER" in Path(f"/proc/{process.pid}/environ").read_bytes(),
+        )
+        for process in found
+        if title(process).startswith("sglang::")
+    }
+
+
+def told(server: CpuServer, number: signal.Signals) -> object:
+    """How it ends by a signal to the server alone."""
+    (child,) = (process for process in processes_of(server.handle) if process.parent == leader_of(server))
+    os.kill(child.pid, number)
+    return ended(server)
+
+
+def leader_of(server: CpuServer) -> int:
+    return int(server.handle.identity.split("/")[1])
+
+
+def ended(server: CpuServer) -> object:
+    wait_for(lambda: server.runtime.state(server.handle).status is Status.EXITED)
+    wait_for(lambda: not processes_of(server.handle))
+    state = server.runtime.state(server.handle)
+    return state.exit_code, state.detail

@@ -1,0 +1,51 @@
+"""Whatever a server writes, and however it comes: each line is read once and whole, and nothing stops the reading."""
+
+import re
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.core.log_lines import LogTail
+from orchestrator.engine import StageReader
+
+# Line ends of every kind, text of several bytes a letter, what is no text, and words that are looked for.
+PIECES = st.lists(
+    st.binary(max_size=8)
+    | st.text(max_size=8).map(str.encode)
+    | st.sampled_from(
+        [b"\n", b"\r", b"\r\n", b"\n\n", "ü".encode()[:1], b"Load weight begin", b"loading: | 1/3 [", b"\0"]
+    ),
+    max_size=30,
+)
+SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@given(PIECES)
+@SHARED
+def test_lines_are_the_same_wherever_the_looks_fall(tmp_path: Path, pieces: list[bytes]) -> None:
+    log = tmp_path / "server.log"
+    log.unlink(missing_ok=True)
+    tail, lines = LogTail(log), []
+    for piece in pieces:
+        with log.open("ab") as file:
+            file.write(piece)
+        lines += tail()
+    lines += tail.to_end()
+
+    assert lines == [line.decode(errors="replace") for line in re.split(rb"[\r\n]", b"".join(pieces)) if line]
+
+
+@given(
+    st.lists(
+        st.text(max_size=60) | st.from_regex(r"(Load|load)ing.*\| [0-9]+/[0-9]+ \[|\[.{0,20}\] .*begin.*"), max_size=80
+    )
+)
+def test_stages_are_read_out_of_anything_and_little_is_kept(lines: list[str]) -> None:
+    reader = StageReader()
+    for line in lines:
+        reader.feed(line)
+
+    assert len(reader.names) == len(set(reader.names))
+    assert len(reader.last_lines) <= 40
+    assert reader.text
