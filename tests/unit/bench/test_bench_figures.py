@@ -311,7 +311,7 @@ def test_a_metric_that_is_no_number_is_absent_and_the_others_stay() -> None:
     reading = read_metrics(text.replace('num_queue_reqs{tp_rank="0",dp_rank="1"} 3.0', "num_queue_reqs +Inf").encode())
     counts = server_counts(read_metrics(b""), reading, [reading])
     assert (counts.cached_tokens, counts.queue_depth_max, counts.queue_depth_mean) == (None, None, None)
-    assert (counts.prompt_tokens, counts.output_tokens) == (1000, 370)
+    assert (counts.prompt_tokens, counts.output_tokens) == (1000, 380)
 
 
 def test_a_counter_that_went_back_counts_nothing() -> None:
