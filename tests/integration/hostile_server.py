@@ -159,7 +159,7 @@ class Polite:
             return 400, [{"error": "bad request"}], False
         self.generated += count
         counts = {"prompt_tokens": len(text), "completion_tokens": count, "cached_tokens": self._cached(text)}
-        documents_of = answers[path](asked, _words(text, count), counts)
+        documents_of = answers[path](asked, _words(text, count, asked.get("sampling_params", asked)), counts)
         return 200, documents_of, bool(asked.get("stream"))
 
     def _cached(self, text: object) -> int:
@@ -198,8 +198,8 @@ class Polite:
         return _chunks([{"delta": {"content": word}} for word in words], counts)
 
 
-def _words(text: object, count: int) -> list[int]:
-    return random.Random(str(text)).choices(range(100, 200), k=count)
+def _words(text: object, count: int, sampling: Mapping[str, Any]) -> list[int]:
+    return random.Random(None if sampling.get("temperature") else str(text)).choices(range(100, 200), k=count)
 
 
 def _usage(counts: Mapping[str, int]) -> dict[str, Any]:
