@@ -111,7 +111,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB; needs root."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], check=False)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=700,size=256k", "none", disk], check=False)
     if mounted.returncode != 0:
         pytest.skip("no file system may be mounted here")
     yield disk
