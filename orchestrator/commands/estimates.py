@@ -11,6 +11,7 @@ ABOUT: Final[Mapping[str, float]] = {
     "stage": 5.0,
     "kernels": 15.0,
     "build": 30.0,
+    "copy": 5.0,
     "smoke": 60.0,
     "report": 5.0,
     "down": 120.0,

@@ -41,11 +41,12 @@ def make_table(plan: Plan, home: Home, place: Place, *, accept_untuned: bool) ->
     Returns whether it was built. Raises as `build_table`, unless untuned kernels are accepted.
     """
     store = Store.of(home, plan)
-    if not applies_to(plan) or not runtime_kind(plan.runtime).contained or store.is_fresh(plan):
+    if not applies_to(plan) or store.is_fresh(plan):
         return False
-    say("building the table of tuned MoE kernels: the image's rows, what was measured, and aiter's newer ones")
+    say("building the table of tuned MoE kernels: those of its aiter, what was measured, and aiter's newer ones")
     try:
-        built = build_table(plan, RowSources(far=place.far), home, upstream=True)
+        given = RowSources(tables=runtime_kind(plan.runtime).tables(plan, home), far=place.far)
+        built = build_table(plan, given, home, upstream=True)
     except (KernelsError, BuildError) as error:
         if accept_untuned:
             warn(f"no table of tuned kernels: {error.message}", hint=error.hint)

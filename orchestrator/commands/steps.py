@@ -59,11 +59,16 @@ def _table(plan: Plan, home: Home) -> Iterator[Step]:
     if store.is_fresh(plan):
         yield Step(name="table", what=str(store.table(plan)), about=0.0)
     else:
-        yield Step(name="table", what="of tuned kernels: the image's, and aiter's newer ones", about=ABOUT["kernels"])
+        yield Step(
+            name="table", what="of tuned kernels: those of its aiter, and aiter's newer ones", about=ABOUT["kernels"]
+        )
 
 
 def _image(artifacts: Artifacts) -> Iterator[Step]:
     if artifacts.build is None:
+        if patches := ", ".join(patch.id for patch in artifacts.plan.patches):
+            what = f"a copy of the interpreter's, for {patches}, where that was not made before"
+            yield Step(name="sglang", what=what, about=ABOUT["copy"])
         return
     base = base_reference(artifacts.plan.engine)
     what = f"{base} pulled and patched, where that was not done before"

@@ -119,4 +119,5 @@ class RuntimeKind:
     render: Callable[[Plan, Mapping[str, bytes]], Artifacts]  # `inputs` are files given to patches, by input name
     files: Callable[[Artifacts, str], tuple[ContextFile, ...]]  # for a server of that name, beside those of every plan
     prepare: Callable[[Artifacts, Place], Prepared]
+    tables: Callable[[Plan, Home], tuple[Path, ...]]  # that the server's aiter reads by itself; an image keeps its own
     open: Callable[[Home, str | None], Runtime]

@@ -20,7 +20,7 @@ from orchestrator.weights import overlay_path
 
 pytestmark = needs_sshd
 
-PLAN = load("mi355x-tp8").plan
+PLAN = load("mi355x-tp8-july").plan
 OVERLAY = str(overlay_path(PLAN))
 LAYER = "model.layers.78"
 TENSORS = {

@@ -7,14 +7,17 @@ import shutil
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import CommandLine
 from plan_samples import plan_of
 
+from orchestrator.commands import kernels
+from orchestrator.commands.coverage import RowSources
 from orchestrator.commands.planning import load
 from orchestrator.commands.runs import open_run
-from orchestrator.core.errors import BuildError, PatchError
+from orchestrator.core.errors import BuildError, KernelsError, PatchError
 from orchestrator.core.paths import Home
 from orchestrator.core.shell import run
 from orchestrator.render import files
@@ -25,8 +28,10 @@ from orchestrator.runtimes.process.runtime import ProcessRuntime
 
 GUARD = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
 UNPATCHED = "#pragma once\n\n#include <algorithm>  // for std::min\n#include <cuda_runtime.h>\n\nint x;\n"
-PLAN = plan_of("mi355x-tp8", "runtime=process", "engine.python=python3", "without_patches=[eagle-verify-broadcast]")
-TABLE = "/opt/deploy/tables/tuned_fmoe.csv"
+PLAN = plan_of(
+    "mi355x-tp8-july", "runtime=process", "engine.python=python3", "without_patches=[eagle-verify-broadcast]"
+)
+BUILT = SimpleNamespace(path="", found=SimpleNamespace(line=""))
 
 
 @pytest.fixture
@@ -205,7 +210,7 @@ def test_a_file_system_without_hard_links_gets_copies(tmp_path: Path, monkeypatc
 def test_the_server_is_led_to_the_copy_and_to_the_table(installed: Path, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     overrides = ("runtime=process", f"engine.python={sys.executable}", "without_patches=[eagle-verify-broadcast]")
-    plan = load("mi355x-tp8", overrides=overrides, inputs={"moe-table": "0" * 64}).plan
+    plan = load("mi355x-tp8-july", overrides=overrides, inputs={"moe-table": "0" * 64}).plan
 
     prepared = prepare(rendered(plan, {"moe-table": b"gfx,cu_num\n"}), Place(home=home))
 
@@ -223,6 +228,26 @@ def test_the_server_is_led_to_the_copy_and_to_the_table(installed: Path, tmp_pat
     assert prepared.not_needed >= {"mtp-shared-expert-exclude"}  # its sources turned out to do it themselves
     record = json.loads(json.dumps(prepared.records["patches.json"]))  # as the run directory keeps it
     assert {entry["id"]: entry["state"] for entry in record["patches"]}["aiter-fp4-moe-table"] == "applied"
+
+
+def test_the_rows_for_a_table_are_those_of_the_interpreters_own_aiter(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no image to ask on a pod; without them the server would lose what its aiter ships."""
+    plan = plan_of("mi355x-tp8", "runtime=process", f"engine.python={sys.executable}")
+    place, asked = Place(home=Home(tmp_path / "home")), list[RowSources]()
+    monkeypatch.setattr(kernels, "build_table", lambda _plan, given, *_, **__: asked.append(given) or BUILT)
+    with pytest.raises(KernelsError, match="has no aiter with tuned tables") as caught:
+        kernels.make_table(plan, place.home, place, accept_untuned=False)
+    assert "--accept-untuned" in caught.value.hint
+
+    configs = installed / "aiter/configs"
+    (configs / "model_configs").mkdir(parents=True)
+    read = [configs / "tuned_fmoe.csv", configs / "model_configs/a8_tuned_fmoe.csv"]
+    for path in (*read, configs / "model_configs/a8_untuned_fmoe.csv", configs / "tuned_gemm.csv"):
+        path.touch()
+    assert kernels.make_table(plan, place.home, place, accept_untuned=False)
+    assert [given.tables for given in asked] == [tuple(read)]
 
 
 @pytest.mark.usefixtures("installed")

@@ -15,6 +15,7 @@ from ports import free_port
 from orchestrator import environments
 from orchestrator.core.paths import Home
 from orchestrator.core.shell import run
+from orchestrator.kernels.disk import Store
 from orchestrator.runtimes.process.patched import patched_copy
 from orchestrator.runtimes.process.prepare import source_patches
 
@@ -108,7 +109,7 @@ def test_a_spawned_child_imports_the_patched_files(
     """The patches of `mi355x-tp8` on the real package: Python and kernel sources both come from the copy."""
     before = {name: (package / name).read_bytes() for name in (GUARD, VERIFY)}
     python = str(cpu_environment.python)
-    plan = plan_of("mi355x-tp8", "runtime=process", f"engine.python={python}")
+    plan = plan_of("mi355x-tp8-july", "runtime=process", f"engine.python={python}")
 
     copy = patched_copy(python, source_patches(plan, {}), Home(tmp_path))
 
@@ -147,7 +148,8 @@ def marked(home: Home, package: Path) -> Iterator[CommandLine]:
         (home.root / "patches" / name).mkdir(parents=True)
         for file, content in files.items():
             (home.root / "patches" / name / file).write_text(content)
-    table = home.kernels / "unknown/cpu-tiny.csv"
+    plan = plan_of("cpu-tiny")
+    table = Store.of(home, plan).table(plan)
     table.parent.mkdir(parents=True)
     table.write_text("rows\n")
     command = CommandLine(home)

@@ -2,7 +2,7 @@
 
 from orchestrator.kernels.disk.checkpoint import read_checkpoint
 from orchestrator.kernels.disk.files import read_tables
-from orchestrator.kernels.disk.image import ImageTables, read_digest, read_image
+from orchestrator.kernels.disk.image import ImageTables, read_digest, read_image, tables_below
 from orchestrator.kernels.disk.pins import read_pins
 from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.tuner import Tuned, TuningJob, in_container, tune, tuner_command
@@ -22,6 +22,7 @@ __all__ = [
     "read_image",
     "read_pins",
     "read_tables",
+    "tables_below",
     "tune",
     "tuner_command",
     "upstream_table",

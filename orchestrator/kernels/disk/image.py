@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import docker
 from docker.errors import DockerException, ImageNotFound, NotFound
@@ -44,6 +44,12 @@ def read_image(image: str, aiter_dir: str, far: str | None = None) -> ImageTable
     if not files:
         raise KernelsError(f"`{image}` has no tuned fused-MoE table below `{aiter_dir}/{_CONFIGS}`")
     return ImageTables(rows=tuple(_rows(files)), files=len(files), digest=digest, aiter_commit=commit)
+
+
+def tables_below(configs: Path) -> tuple[Path, ...]:
+    """The tables in a folder of aiter's that it reads without `AITER_CONFIG_FMOE`, the general one first."""
+    found = (path for path in configs.rglob("*.csv") if _is_read_by_aiter(PurePosixPath(path)))
+    return tuple(sorted(found, key=lambda path: (len(path.parts), path)))
 
 
 def read_digest(image: str) -> str:

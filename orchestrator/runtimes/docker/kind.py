@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Final
 
 from orchestrator.core.console import note
@@ -42,6 +43,10 @@ def _files(artifacts: Artifacts, name: str) -> tuple[ContextFile, ...]:
     return (docker_run_file(artifacts, name),)
 
 
+def _no_tables(_: Plan, __: Home) -> tuple[Path, ...]:
+    return ()
+
+
 def _open(home: Home, host: str | None) -> Runtime:
     from orchestrator.runtimes.docker.runtime import DockerRuntime  # noqa: PLC0415 - the SDK takes 0.2 s to import
 
@@ -58,5 +63,6 @@ DOCKER: Final = RuntimeKind(
     render=rendered,
     files=_files,
     prepare=prepare,
+    tables=_no_tables,
     open=_open,
 )

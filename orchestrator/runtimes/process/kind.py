@@ -12,7 +12,7 @@ from orchestrator.render import Artifacts, ContextFile
 from orchestrator.runtimes.base import Runtime, RuntimeKind
 from orchestrator.runtimes.process.checks import device_access, locked_memory
 from orchestrator.runtimes.process.interpreter import compiler, interpreter
-from orchestrator.runtimes.process.prepare import prepare, rendered
+from orchestrator.runtimes.process.prepare import own_tables, prepare, rendered
 
 
 def has_interpreter(case: Case) -> Iterator[Problem]:
@@ -50,5 +50,6 @@ PROCESS: Final = RuntimeKind(
     render=rendered,
     files=_no_files,
     prepare=prepare,
+    tables=own_tables,
     open=_open,
 )

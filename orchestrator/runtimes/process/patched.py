@@ -72,7 +72,7 @@ def patched_copy(python: str, sources: SourcePatches, home: Home) -> PatchedCopy
     patch that cannot be applied there, BuildError where there are no sources or they cannot be copied.
     """
     _require_sglang(sources)
-    found = _find(python)
+    found = find_sources(python)
     if "sglang" not in found:
         hint = "name one that has it: `--set engine.python=…`; or `--set runtime=docker`"
         raise BuildError(f"`{python}` has no sglang to patch", hint=hint)
@@ -148,8 +148,8 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _find(python: str) -> dict[str, Any]:
-    """The sources that this Python imports: root, version and commit by name."""
+def find_sources(python: str) -> dict[str, Any]:
+    """The sources of sglang and aiter that this Python imports: root, version and commit by name. Raises BuildError."""
     done = _run(python, "find")
     try:
         return dict(json.loads(done.stdout.splitlines()[-1]))

@@ -4,18 +4,20 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from orchestrator.core.console import note
-from orchestrator.core.errors import StartError
+from orchestrator.core.errors import KernelsError, StartError
+from orchestrator.core.paths import Home
 from orchestrator.environments import interpreter
 from orchestrator.images import carried_patches
+from orchestrator.kernels.disk import tables_below
 from orchestrator.patches import AddedFile, read_diffs
 from orchestrator.plan import Plan
 from orchestrator.render import Artifacts, server_command
 from orchestrator.runtimes.base import Place, Prepared
-from orchestrator.runtimes.process.patched import PatchedCopy, SourcePatches, patched_copy, table_in
+from orchestrator.runtimes.process.patched import PatchedCopy, SourcePatches, find_sources, patched_copy, table_in
 from orchestrator.weights import overlay_path
 
 _PATH: Final = "PYTHONPATH"
@@ -89,6 +91,15 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
         records={"patches.json": asdict(copy.receipt)},
         not_needed=copy.receipt.not_at_start(artifacts.plan.patches),
     )
+
+
+def own_tables(plan: Plan, home: Home) -> tuple[Path, ...]:
+    """The tables that the interpreter's aiter reads by itself. Raises KernelsError where it has none."""
+    python = interpreter(plan.engine, home)
+    found = find_sources(python).get("aiter")
+    if found is None or not (tables := tables_below(Path(found["root"]) / "configs")):
+        raise KernelsError(f"`{python}` has no aiter with tuned tables", hint="name the interpreter of a ROCm image")
+    return tables
 
 
 def sources_of(artifacts: Artifacts) -> SourcePatches:
