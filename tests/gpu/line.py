@@ -129,7 +129,8 @@ class GoingUp:
             try:
                 seen.append(self._lines.get(timeout=max(end - time.monotonic(), 0)))
             except Empty:
-                raise AssertionError(f"no {pattern!r} within {within:g} s:\n{''.join(seen[-20:])}") from None
+                seen.append("")
+            assert seen[-1], f"no {pattern!r} within {within:g} s, or before its end:\n{''.join(seen[-20:])}"
         print("".join(seen), end="", flush=True)
 
     def interrupt(self) -> tuple[int, float]:
@@ -144,6 +145,7 @@ class GoingUp:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self._lines.put(line)
+        self._lines.put("")
 
 
 @contextmanager

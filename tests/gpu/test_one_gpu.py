@@ -8,54 +8,55 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from line import Done, Line, assert_free, count, schedulers, stranger
+from line import SETTINGS, Done, Line, assert_free, count, schedulers, stranger
 
 pytestmark = pytest.mark.skipif(count() < 1, reason="this machine has no NVIDIA GPU")
 
 NAME = "h200-glm-mtp"
+QUICK = 10  # seconds: the process table tells, nothing is waited for
 
 
-@pytest.fixture(scope="module")
-def up(line: Line) -> Iterator[Done]:
-    """`deploy up`, for the tests down to the one that kills it."""
-    yield line.up(NAME)
-    line.run("down", NAME)
-    assert_free()
+class TestOneServer:
+    """Brought up once; the last test kills it."""
 
+    @pytest.fixture(scope="class")
+    def up(self, line: Line) -> Iterator[Done]:
+        """`deploy up`, to its end."""
+        yield line.up(NAME)
+        line.run("down", NAME)
+        assert_free()
 
-def test_it_comes_up_proven(up: Done) -> None:
-    assert up.code == 0
-    assert re.search(r"drafts accepted +passed .*accept length [2-6]\.", up.text)
-    assert re.search(r"sampling samples +passed", up.text)
-    assert "capturing target verify graphs" in up.text
-    assert "missing: E=33,N=1024,device_name=NVIDIA_H200.json" in up.text
+    def test_it_comes_up_proven(self, up: Done) -> None:
+        assert up.code == 0
+        assert re.search(r"drafts accepted +passed .*accept length [2-6]\.", up.text)
+        assert re.search(r"sampling samples +passed", up.text)
+        assert "capturing target verify graphs" in up.text
+        assert "missing: E=33,N=1024,device_name=NVIDIA_H200.json" in up.text
 
+    @pytest.mark.usefixtures("up")
+    def test_it_is_measured(self, line: Line, tmp_path: Path) -> None:
+        results = Path(os.environ.get("GPU_RESULTS") or tmp_path)
+        words = ("--workload", "random-4k-256", "--rates", "8,24", "--price", "3.50", "--output", str(results / "one"))
+        assert line.run("bench", NAME, *words).code == 0
+        result = json.loads((results / "one" / "result.json").read_text())
+        for point in result["points"]:
+            assert point["success_share"] == 1.0
+            assert point["energy"]["valid"]
+            assert point["server"]["accept_length"] > 1.5
+        assert "NVIDIA H200" in json.dumps(result["run"]["provenance"]["host"])
+        assert line.run("report", str(results)).code == 0
 
-@pytest.mark.usefixtures("up")
-def test_it_is_measured(line: Line, tmp_path: Path) -> None:
-    results = Path(os.environ.get("GPU_RESULTS") or tmp_path)
-    words = ("--workload", "random-4k-256", "--rates", "8,24", "--price", "3.50", "--output", str(results / "one"))
-    assert line.run("bench", NAME, *words).code == 0
-    result = json.loads((results / "one" / "result.json").read_text())
-    for point in result["points"]:
-        assert point["success_share"] == 1.0
-        assert point["energy"]["valid"]
-        assert point["server"]["accept_length"] > 1.5
-    assert "NVIDIA H200" in json.dumps(result["run"]["provenance"]["host"])
-    assert line.run("report", str(results)).code == 0
-
-
-@pytest.mark.usefixtures("up")
-def test_a_killed_scheduler_is_told(line: Line) -> None:
-    assert "healthy" in line.run("status", NAME).text
-    os.kill(schedulers()["sglang::scheduler"], signal.SIGKILL)
-    told = line.run("status", NAME)
-    assert re.search(r"unhealthy|exited", told.text)
-    assert told.seconds < 10
-    smoke = line.run("smoke", NAME)
-    assert smoke.code == 8
-    assert smoke.seconds < 10
-    assert re.search(r"fatal: (rank-ended|killed)", line.run("diagnose", NAME).text)
+    @pytest.mark.usefixtures("up")
+    def test_a_killed_scheduler_is_told(self, line: Line) -> None:
+        assert "healthy" in line.run("status", NAME).text
+        os.kill(schedulers()["sglang::scheduler"], signal.SIGKILL)
+        told = line.run("status", NAME)
+        assert re.search(r"unhealthy|exited", told.text)
+        assert told.seconds < QUICK
+        smoke = line.run("smoke", NAME)
+        assert smoke.code == 8
+        assert smoke.seconds < QUICK
+        assert re.search(r"fatal: (rank-ended|killed)", line.run("diagnose", NAME).text)
 
 
 @pytest.mark.usefixtures("free")
@@ -77,7 +78,7 @@ def test_ctrl_c(line: Line, stage: str) -> None:
 @pytest.mark.usefixtures("free")
 def test_memory_that_a_stranger_holds_is_told_and_waited_for(line: Line) -> None:
     with stranger(40) as holder:
-        told = line.run("preflight", "--profile", NAME)
+        told = line.run("preflight", "--profile", NAME, *SETTINGS)
         assert told.code == 4
         assert f"pid {holder.pid}" in told.text
         with line.going_up(NAME) as going:
@@ -89,6 +90,7 @@ def test_memory_that_a_stranger_holds_is_told_and_waited_for(line: Line) -> None
 
 @pytest.mark.usefixtures("free")
 def test_out_of_memory_in_a_capture_is_named(line: Line) -> None:
-    done = line.up(NAME, "flags.mem-fraction-static=0.995")
+    many = ("flags.max-running-requests=512", "flags.cuda-graph-max-bs-decode=512")
+    done = line.up(NAME, "flags.mem-fraction-static=0.995", *many)
     assert done.code == 7
     assert re.search(r"fatal: (gpu-out-of-memory|graph-capture-failed)", done.text)
