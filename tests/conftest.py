@@ -1,9 +1,13 @@
 """For every test: signals reach what it starts, and hypothesis measures no times."""
 
 import signal
+from collections.abc import Iterator
 from typing import NoReturn
 
+import pytest
 from hypothesis import settings
+
+from orchestrator.core.known_secrets import know
 
 settings.register_profile("untimed", deadline=None)  # other programs share the machine
 settings.load_profile("untimed")
@@ -37,3 +41,10 @@ def end_well_on_signals() -> None:
 def pytest_configure() -> None:
     end_well_on_signals()
     hand_on_no_deafness()
+
+
+@pytest.fixture(autouse=True)
+def no_secret_outlives_its_test() -> Iterator[None]:
+    """What one test makes a secret is an ordinary text in the next."""
+    yield
+    know(())

@@ -7,6 +7,7 @@ answer has ended, and not kept.
 from typing import Final
 
 from orchestrator.bench.http import Framing
+from orchestrator.core.redaction import excerpt
 from orchestrator.engine import (
     DONE,
     EventReader,
@@ -21,6 +22,7 @@ from orchestrator.engine import (
 )
 
 _MOST_SAID: Final = 4096  # bytes of what an endpoint says to a request that it refuses
+_SHOWN: Final = 300  # characters of what failed
 
 
 class Answer:
@@ -70,8 +72,8 @@ class Answer:
             self._take(event, now)
 
     def fail(self, kind: str, example: str) -> None:
-        """Note why there will be no whole answer; the first reason stands."""
-        self.failure = self.failure or (kind, example)
+        """Note why there will be no whole answer; the first reason stands. What answers may repeat the key."""
+        self.failure = self.failure or (kind, excerpt(example.strip(), _SHOWN))
 
     def finish(self) -> Usage | None:
         """Read what the last events say; None with `failure` set where the answer is not a whole one."""
@@ -88,18 +90,18 @@ class Answer:
         try:
             return read_usage(counted, last)
         except OddAnswerError as error:
-            self.fail("no-usage", f"the last event gives no token counts: {counted[:200]!r} ({error})")
+            self.fail("no-usage", f"the last event gives no token counts: {counted!r} ({error})")
             return None
 
     def _refusal(self) -> tuple[str, str]:
-        return f"http-{self.framing.status}", self._body.decode(errors="replace").strip()[:300]
+        return f"http-{self.framing.status}", self._body.decode(errors="replace")
 
     def _take(self, event: bytes, now: float) -> None:
         if event == DONE:
             self.stream_ended = True
             return
         if is_error(event):
-            self.fail("stream-error", event[:300].decode(errors="replace").strip())
+            self.fail("stream-error", event[:_MOST_SAID].decode(errors="replace"))
             return
         if counts := has_usage(event):
             self._counted = event

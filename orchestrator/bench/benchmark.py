@@ -19,6 +19,7 @@ from orchestrator.bench.steady import knee
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError, DeployError, Interrupted, UsageError
 from orchestrator.core.files import write_whole
+from orchestrator.core.redaction import redact_data, redact_json
 from orchestrator.core.secret import Secret
 from orchestrator.results import (
     RESULT_FILE,
@@ -223,13 +224,13 @@ async def _points(runner: PointRunner, kept: tuple[Point, ...]) -> AsyncIterator
 
 def _write(request: BenchRequest, result: BenchResult) -> None:
     try:
-        write_whole(request.directory / RESULT_FILE, result.to_json())
+        write_whole(request.directory / RESULT_FILE, redact_json(result.to_json()))
     except OSError as error:
         raise UnwrittenError(result, error) from error
 
 
 def _write_samples(request: BenchRequest, result: BenchResult, drive: Drive, *, label: str) -> None:
-    lines = "".join(json.dumps(_plain(sample)) + "\n" for sample in drive.samples)
+    lines = "".join(json.dumps(redact_data(_plain(sample))) + "\n" for sample in drive.samples)
     try:
         write_whole(request.directory / f"requests-{label}.jsonl", lines)
     except OSError as error:

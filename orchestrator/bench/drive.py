@@ -13,7 +13,6 @@ from typing import Final
 
 from orchestrator.bench.answer import Answer
 from orchestrator.bench.connection import Connections
-from orchestrator.core.secret import redact
 from orchestrator.engine import Usage
 from orchestrator.results import BenchEnding
 
@@ -121,7 +120,7 @@ class _Sender:
             cached_tokens=usage.cached_tokens if usage else None,
             finish_reason=usage.finish_reason if usage else None,
             failure=failure[0],
-            failure_example=redact(failure[1]),  # what an endpoint answers may repeat the request's head
+            failure_example=failure[1],
         )
 
 

@@ -17,7 +17,7 @@ from orchestrator import __version__
 from orchestrator.cli import bench, cache, diagnose, evals, host, images, kernels, profiles, report, reproduce, serve
 from orchestrator.core.console import out, show_error
 from orchestrator.core.errors import DeployError, HostError, Interrupted
-from orchestrator.core.secret import redact
+from orchestrator.core.redaction import redact
 
 # What a system call may be refused for that is no fault of this tool's; others (a file that is not there) are.
 _OF_THE_MACHINE: Final = frozenset(

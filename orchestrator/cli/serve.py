@@ -121,13 +121,18 @@ def ask(
     from orchestrator.commands.proof import key_of, not_running
     from orchestrator.commands.servers import fleet
     from orchestrator.core.paths import Home
+    from orchestrator.core.redaction import Stream
 
     with fleet(Home.from_environment(), host) as servers:
         handle = servers.one(name)
         if (ended := not_running(servers.runtime(handle), handle)) is not None:
             raise StartError(ended.message, hint=ended.hint)
-        for piece in ask(handle.url, prompt, tokens=tokens, key=key_of(handle)):
-            out(piece, end="")
+        answer = Stream()
+        try:
+            for piece in ask(handle.url, prompt, tokens=tokens, key=key_of(handle)):
+                out(answer.feed(piece), end="")
+        finally:
+            out(answer.close(), end="")
     out("")
 
 
@@ -138,16 +143,13 @@ def logs(
     host: HostOption = None,
 ) -> None:
     """Show a server's log, secrets removed."""
-    from orchestrator.commands.proof import known_secrets
     from orchestrator.commands.servers import fleet
     from orchestrator.core.paths import Home
-    from orchestrator.core.secret import redact
 
     with fleet(Home.from_environment(), host) as servers:
         handle = servers.one(name)
-        secrets = known_secrets(handle)
         for line in servers.runtime(handle).logs(handle, follow=follow):
-            out(redact(line, secrets), colours=True)
+            out(line, colours=True)
 
 
 def smoke(

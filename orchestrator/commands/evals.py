@@ -10,6 +10,7 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home, data_root
+from orchestrator.core.redaction import redact_json
 from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
 from orchestrator.environments import ensure
@@ -84,7 +85,7 @@ def require_sampling(target: MeasuredTarget, suite: Suite) -> None:
 
 def save_outcome(outcome: Outcome, directory: Path) -> Path:
     """Write it where `deploy report` finds it. Raises OSError."""
-    return write_whole(directory / outcome_file(outcome.suite), outcome_to_json(outcome))
+    return write_whole(directory / outcome_file(outcome.suite), redact_json(outcome_to_json(outcome)))
 
 
 def against_file(outcome: Outcome, baseline: Path) -> Judgement:

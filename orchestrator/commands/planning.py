@@ -10,6 +10,7 @@ from orchestrator.core.document import Document
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
+from orchestrator.core.secret import know_variable
 from orchestrator.core.validation import checked, read_file, read_model
 from orchestrator.engine import read_flags
 from orchestrator.images import input_digests, read_inputs
@@ -156,6 +157,7 @@ def read_profile(name: str, *, overrides: Sequence[str] = (), catalogue: Catalog
     composed = compose(parts, names=names, profiles=layers, overrides=given)
     message = f"profile `{path.stem}` is not valid"
     profile = checked(composed.data, Profile, place=composed.place, message=message)
+    know_variable(profile.server.api_key_env)
     return Valid(name=path.stem, composed=composed, profile=profile, catalogue=catalogue)
 
 

@@ -11,7 +11,7 @@ from orchestrator.commands.kernels import kernel_gate
 from orchestrator.commands.parts import lost_parts, note_parts
 from orchestrator.commands.runs import RunDir, read_plan
 from orchestrator.commands.servers import Fleet, api_key
-from orchestrator.core.errors import DeployError, Problem, SmokeError, StartError, UsageError
+from orchestrator.core.errors import DeployError, Problem, SmokeError, StartError
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
 from orchestrator.engine import NoAnswerError, OddAnswerError
@@ -62,15 +62,6 @@ def key_of(handle: Handle) -> Secret | None:
     """The API key of a server that is up, from the variable its plan names."""
     plan = read_plan(RunDir(Path(handle.run_dir)))
     return api_key(plan.server.api_key_env) if plan else None
-
-
-def known_secrets(handle: Handle) -> tuple[Secret, ...]:
-    """What must not be shown of a server, as far as this shell knows it."""
-    try:
-        key = key_of(handle)
-    except UsageError:  # the variable is not set here: then what looks like a key is removed all the same
-        return ()
-    return (key,) if key else ()
 
 
 def not_running(runtime: Runtime, handle: Handle) -> Problem | None:

@@ -19,6 +19,7 @@ from typing import Final
 from orchestrator.core.errors import BenchError, HostError, NameTakenError, UsageError
 from orchestrator.core.files import open_lock, read_file, read_own, write_whole
 from orchestrator.core.paths import Home
+from orchestrator.core.redaction import redact_data
 from orchestrator.core.text import printable_json
 from orchestrator.plan import NAME, Plan
 from orchestrator.render import ContextFile
@@ -52,8 +53,8 @@ class RunDir:
         return data if isinstance(data, dict) else {}
 
     def save(self, name: str, data: object) -> Path:
-        """Write one report as JSON and return its path."""
-        text = printable_json(json.dumps(data, indent=2, ensure_ascii=False)) + "\n"
+        """Write one report as JSON, secrets removed from its texts, and return its path."""
+        text = printable_json(json.dumps(redact_data(data), indent=2, ensure_ascii=False)) + "\n"
         self.write([ContextFile(path=name, content=text.encode(), executable=False)])
         return self.path / name
 

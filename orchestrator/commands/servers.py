@@ -4,12 +4,16 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from orchestrator.commands.runs import require_name
+from orchestrator.commands.runs import RunDir, read_plan, require_name
+from orchestrator.core.console import warn
 from orchestrator.core.errors import HostError, StartError, UsageError
+from orchestrator.core.known_secrets import SHORT
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
+from orchestrator.core.secret import Secret, know_variable
+from orchestrator.engine import read_key
 from orchestrator.runtimes import REGISTRY, Handle, Runtime
 
 
@@ -28,7 +32,10 @@ class Fleet:
         """
         if name is not None:
             require_name(name)
-        return tuple(sorted(self._find(name), key=lambda handle: handle.name))
+        found = tuple(sorted(self._find(name), key=lambda handle: handle.name))
+        for handle in found if name is not None else ():
+            _know_key(handle)
+        return found
 
     def one(self, name: str) -> Handle:
         """The server of that name.
@@ -71,10 +78,24 @@ def fleet(home: Home, host: str | None = None) -> Iterator[Fleet]:
             runtime.close()
 
 
+def _know_key(handle: Handle) -> None:
+    """Let nothing that is shown of a server hold its key, where this shell has it."""
+    if (plan := read_plan(RunDir(Path(handle.run_dir)))) is not None:
+        know_variable(plan.server.api_key_env)
+
+
 def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Secret | None:
-    """The API key that stands in the variable a plan names. Raises UsageError where it is not set."""
+    """The API key that stands in the variable a plan names.
+
+    Raises UsageError where it is not set, and for a key that no server can be given.
+    """
     if variable is None:
         return None
-    if value := environ.get(variable):
-        return Secret(value)
-    raise UsageError(f"`{variable}` is not set; the plan says that it holds the API key", hint=f"export {variable}=…")
+    if not (value := environ.get(variable)):
+        what = f"`{variable}` is not set; the plan says that it holds the API key"
+        raise UsageError(what, hint=f"export {variable}=…")
+    key = read_key(value, where=variable)
+    if len(key.reveal()) < SHORT:
+        what = f"the API key in `{variable}` has fewer than {SHORT} characters"
+        warn(f"{what}: it is guessed, and removed from what is shown only where it stands as a word")
+    return key

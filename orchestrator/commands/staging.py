@@ -6,6 +6,7 @@ from pathlib import Path
 
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import NoWeightsError, WeightsError
+from orchestrator.core.secret import HUB_TOKEN, Secret
 from orchestrator.plan import Plan
 from orchestrator.weights import (
     DownloadProgress,
@@ -20,7 +21,8 @@ from orchestrator.weights import (
 
 def stage(plan: Plan, directory: Path, environ: Mapping[str, str] = os.environ) -> Verified:
     """Fetch what is missing of the plan's checkpoint into `directory` and verify it. Raises as `stage_checkpoint`."""
-    hub = Hub(endpoint=environ.get("HF_ENDPOINT"), token=environ.get("HF_TOKEN"))
+    token = environ.get(HUB_TOKEN)
+    hub = Hub(endpoint=environ.get("HF_ENDPOINT"), token=Secret(token) if token else None)
     progress = Progress()
     try:
         return stage_checkpoint(

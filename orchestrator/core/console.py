@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from orchestrator.core.errors import DeployError, Problem
-from orchestrator.core.secret import redact
+from orchestrator.core.redaction import redact, redact_data, redact_known
 from orchestrator.core.text import printable, printable_json
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -28,15 +28,15 @@ def say(text: str = "", *, lead: str = "") -> None:
 
 
 def out(text: str, *, colours: bool = False, end: str = "\n") -> None:
-    """Text for programs (or a pager), with a newline at the end; a log keeps its `colours`."""
-    text = printable(text, colours=colours)
+    """Text for programs (or a pager), known secrets removed, with a newline at the end; a log keeps its `colours`."""
+    text = printable(redact_known(text), colours=colours)
     sys.stdout.write(text if text.endswith("\n") else text + end)
     sys.stdout.flush()
 
 
 def out_json(data: object) -> None:
-    """A JSON document for programs."""
-    out(printable_json(json.dumps(data, indent=2, ensure_ascii=False)))
+    """A JSON document for programs, secrets removed from its texts."""
+    out(printable_json(json.dumps(redact_data(data), indent=2, ensure_ascii=False)))
 
 
 def note(text: str) -> None:

@@ -1,17 +1,25 @@
-"""The lines of a log: out of pieces of output, and those that are new at each look."""
+"""The lines of a log: out of pieces of output, and those that are new at each look.
 
+All of it works on blocks of lines, in memory that does not grow with the log or with its longest line.
+"""
+
+import codecs
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import open_own
+from orchestrator.core.redaction import Stream, safe_cut
 
 MAX_LINE_BYTES: Final = 64 * 1024
-CHUNK_BYTES: Final = 1024 * 1024
+CHUNK_BYTES: Final = 256 * 1024
 LONGEST_LINE: Final = 1 << 20  # bytes; a longer one is cut, so that a server that writes no line ends is still read
+_BATCH: Final = 256 * 1024  # characters
+_CUT_BACK: Final = 4096  # characters before its end at which a line without end is cut
+_EMPTY_LINES: Final = re.compile(r"\n{2,}")
 
 
 class LogTail:
@@ -31,11 +39,14 @@ class LogTail:
     def __call__(self) -> Iterator[str]:
         """The lines that were completed since the last call."""
         while chunk := self._read():
-            *lines, self._rest = re.split(rb"\r\n|\r|\n", self._rest + chunk)
-            if len(self._rest) > MAX_LINE_BYTES:
-                lines.append(self._rest)
-                self._rest = b""
-            yield from (line.decode(errors="replace") for line in lines if line)
+            data = self._rest + chunk
+            if b"\r" in chunk:
+                data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            end = data.rfind(b"\n") + 1
+            if len(data) - end > MAX_LINE_BYTES:
+                end = len(data)
+            self._rest = data[end:]
+            yield from filter(None, data[:end].decode(errors="replace").split("\n"))
 
     def to_end(self) -> Iterator[str]:
         """All new lines of a log that nobody writes to any more, an unfinished last one included."""
@@ -61,14 +72,59 @@ class LogTail:
             return chunk
 
 
-def split_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    r"""Lines out of pieces of output, without line ends and empty lines; `\r` of a progress bar ends one as well."""
-    rest = b""
+def whole_lines(pieces: Iterable[bytes]) -> Iterator[str]:
+    r"""Blocks of whole lines out of pieces of output, as soon as they are whole, without empty lines.
+
+    Each line has its line end; `\r` of a progress bar ends one as well.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    waiting: list[str] = []  # pieces of one line
+    length = 0
     for piece in pieces:
-        *lines, rest = re.split(rb"[\r\n]+", rest + piece)
-        yield from (line for line in lines if line)
-        if len(rest) > LONGEST_LINE:
-            yield rest
-            rest = b""
-    if rest:
-        yield rest
+        text = decoder.decode(piece).replace("\r", "\n")
+        waiting.append(text)
+        length += len(text)
+        if "\n" not in text and length <= LONGEST_LINE:
+            continue
+        text = "".join(waiting)
+        end = text.rfind("\n") + 1 or safe_cut(text, len(text) - _CUT_BACK)
+        if block := _tidy(text[:end]):
+            yield block
+        waiting, length = [text[end:]], len(text) - end
+    if block := _tidy("".join(waiting) + decoder.decode(b"", final=True)):
+        yield block
+
+
+def redacted(pieces: Iterable[bytes]) -> Iterator[str]:
+    """The same blocks, secrets removed. What may be the beginning of a secret waits for what comes after it."""
+    stream = Stream()
+    for block in whole_lines(pieces):
+        yield stream.feed(block)
+    yield stream.close()
+
+
+def split_lines(blocks: Iterable[str]) -> Iterator[str]:
+    """The lines of blocks of whole lines, without their ends."""
+    for block in blocks:
+        yield from filter(None, block.split("\n"))
+
+
+def batches(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Lines by as many at a time as take little memory."""
+    batch: list[str] = []
+    size = 0
+    for line in lines:
+        batch.append(line)
+        size += len(line)
+        if size > _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _tidy(block: str) -> str:
+    if "\n\n" in block:
+        block = _EMPTY_LINES.sub("\n", block)
+    block = block.removeprefix("\n")
+    return block if block.endswith("\n") or not block else f"{block}\n"

@@ -1,20 +1,14 @@
-"""Secrets: a type whose text is `[REDACTED]`, and the redaction of everything we show or store."""
+"""Secrets: a type whose text is `[REDACTED]`. Whoever makes one makes it known to all that shows or stores a text."""
 
+import os
 import re
-from collections.abc import Iterable
-from typing import Final
+from typing import Final, Self
 
-REDACTED: Final = "[REDACTED]"
+from orchestrator.core.known_secrets import remember
+from orchestrator.core.lookalikes import REDACTED
 
-# sglang prints its arguments as a dataclass repr at start and as JSON in /server_info, keys in clear
-# (0.5.14: entrypoints/http_server.py, `server_args=ServerArgs(`).
-_KEY_VALUE = re.compile(
-    r"""(?P<key>["']?\b(?:admin_|ssl_)?(?:api[-_]key|keyfile_password|hf_token|auth_token)["']?\s*[=:]\s*|--(?:admin-)?api-key[=\s]+)"""
-    r"""(?P<value>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;)}\]"']+)""",
-    re.IGNORECASE,
-)
-_BEARER = re.compile(r"(?i)\b(bearer\s+)[A-Za-z0-9._~+/=-]{6,}")
-_HF_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}\b")
+HUB_TOKEN: Final = "HF_TOKEN"  # noqa: S105 - the name of a variable
+HUB_TOKENS: Final = (HUB_TOKEN, "HUGGING_FACE_HUB_TOKEN")  # huggingface_hub reads both; no child has them by itself
 
 # A word of a name that says the value is a secret. `TOKEN` and the like also end a word that runs together (`HFTOKEN`);
 # what only begins so is another word (`TOKENIZERS_PARALLELISM`), and so is the plural that is counted (`MAX_TOKENS`).
@@ -30,8 +24,16 @@ class Secret:
     __slots__ = ("_value",)
 
     def __init__(self, value: str) -> None:
-        """Keep `value`."""
+        """Keep `value`, and take it out of whatever is shown or stored from now on."""
+        remember(value)
         self._value = value
+
+    @classmethod
+    def around(cls, text: str) -> Self:
+        """A text, never shown either, that holds secrets of which each is known by itself."""
+        secret = cls("")
+        secret._value = text
+        return secret
 
     def reveal(self) -> str:
         """The value, for the one place that hands it to the engine."""
@@ -46,25 +48,13 @@ class Secret:
         return bool(self._value)
 
 
+def know_variable(name: str | None) -> None:
+    """Know the secret that a variable of this shell holds, where there is such a variable."""
+    if name is not None:
+        Secret(os.environ.get(name, "").strip())
+
+
 def names_secret(name: str) -> bool:
     """Whether a word of a variable's name says that it holds one: `HF_TOKEN`, `hfToken`, `AWS_SECRET_ACCESS_KEY`."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
     return any(_SECRET_WORD.match(word) for word in words.split("_")) or _SECRET_KEY.search(words) is not None
-
-
-def redact(text: str, secrets: Iterable[Secret] = ()) -> str:
-    """`text` with every known secret, and everything that looks like one, replaced by `[REDACTED]`."""
-    for secret in secrets:
-        if secret:
-            text = text.replace(secret.reveal(), REDACTED)
-    text = _KEY_VALUE.sub(_redact_pair, text)
-    text = _BEARER.sub(rf"\1{REDACTED}", text)
-    return _HF_TOKEN.sub(REDACTED, text)
-
-
-def _redact_pair(match: re.Match[str]) -> str:
-    value = match["value"]
-    if value in {"None", "null", "''", '""', "True", "False", REDACTED} or value.isdigit():
-        return match[0]
-    quote = value[0] if value[0] in "\"'" else ""
-    return f"{match['key']}{quote}{REDACTED}{quote}"

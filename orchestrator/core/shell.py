@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import IO, Final, Self
 
 from orchestrator.core.errors import HostError
+from orchestrator.core.known_secrets import is_known
+from orchestrator.core.secret import HUB_TOKENS
 
 PIPE: Final = subprocess.PIPE
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
@@ -176,9 +178,11 @@ def start(
 
     One that is `tied` is in a group of its own of this session, and the kernel kills it when this process ends.
 
-    `env` is added to this process's environment; a variable that is None is taken out of it. `stdin` is what it reads,
-    or `PIPE` to hold it open. `output` is a file, `PIPE` or None for this process's own; `errors` go there too, or into
-    a file. Raises ProgramMissingError where there is no such program, OSError where it cannot be executed.
+    `env` is added to this process's environment without its secrets; a variable that is None is taken out of it.
+    `stdin` is what it reads, or `PIPE` to hold it open. `output` is a file, `PIPE` or None for this process's own;
+    `errors` go there too, or into a file.
+
+    Raises ProgramMissingError where there is no such program, OSError where it cannot be executed.
     """
     with _readable(stdin) as given:
         try:
@@ -227,9 +231,10 @@ def follow(
 def attend(argv: Sequence[str]) -> int:
     """Run a program on this terminal to its end and return its exit code.
 
-    Ctrl-C reaches it exactly once and is raised here only after it has cleaned up and ended.
+    It inherits all that this process has, secrets too. Ctrl-C reaches it exactly once and is raised here only after it
+    has cleaned up and ended.
     """
-    program = start(argv)
+    program = start(argv, env=os.environ)
     try:
         return program.wait()
     except KeyboardInterrupt:
@@ -239,8 +244,9 @@ def attend(argv: Sequence[str]) -> int:
 
 
 def _environment(changes: Mapping[str, str | None] | None) -> dict[str, str]:
-    """This process's environment with these variables; one that is None is taken out."""
-    both = {**os.environ, **(changes or {})}
+    """This process's environment without its secrets, with these variables; one that is None is taken out."""
+    kept = {name: value for name, value in os.environ.items() if name not in HUB_TOKENS and not is_known(value)}
+    both = {**kept, **(changes or {})}
     return {name: value for name, value in both.items() if value is not None}
 
 

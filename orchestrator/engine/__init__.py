@@ -25,10 +25,10 @@ from orchestrator.engine.answers import (
 )
 from orchestrator.engine.arguments import Arguments, argument_problems, name_problem, port_problem, speculation
 from orchestrator.engine.config_file import Delivery, delivery
-from orchestrator.engine.endpoints import authorization
+from orchestrator.engine.endpoints import authorization, read_key
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words, parse_flags, read_flags
 from orchestrator.engine.launch import Launch, launch_argv
-from orchestrator.engine.log import StageReader, quotes_a_user, says_port_taken
+from orchestrator.engine.log import StageReader, quotes_a_user, says_nothing, says_port_taken
 from orchestrator.engine.metrics import MOST_METRICS_BYTES, Metric, Metrics, read_metrics
 from orchestrator.engine.parts import parts
 from orchestrator.engine.requests import (
@@ -100,12 +100,14 @@ __all__ = [
     "read_completion_event",
     "read_flags",
     "read_generated",
+    "read_key",
     "read_metrics",
     "read_models",
     "read_object",
     "read_server_info",
     "read_usage",
     "read_usage_of",
+    "says_nothing",
     "says_port_taken",
     "speculation",
     "tokens_so_far",

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from orchestrator.core.redaction import excerpt
 from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, SERVER_INFO
 
 Json = Mapping[str, Any]  # an answer of the server, of which nothing is known until it is read
@@ -241,7 +242,11 @@ def _ending(choice: Json) -> str | None:
 
 def _setting(value: object) -> str:
     """A setting as it is shown: a word or a number."""
-    return _shown(value) if isinstance(value, dict | list) else "".join(filter(str.isprintable, str(value)))[:_SHOWN]
+    return (
+        _shown(value)
+        if isinstance(value, dict | list)
+        else excerpt("".join(filter(str.isprintable, str(value))), _SHOWN)
+    )
 
 
 def _odd(key: str, value: object, expected: str) -> OddAnswerError:
@@ -254,5 +259,5 @@ def _shown(value: object) -> str:
     """A value in a message; what is nested is only named."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
-    shown = ascii(value)
+    shown = excerpt(ascii(value), _SHOWN + 1)
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"

@@ -18,6 +18,8 @@ from typing import Any, Final, Self
 
 import httpx
 
+from orchestrator.core.known_secrets import MOST_APART
+from orchestrator.core.redaction import excerpt
 from orchestrator.core.secret import Secret
 from orchestrator.engine.answers import MOST_BYTES, Json, NoAnswerError, OddAnswerError, read_models, read_object
 from orchestrator.engine.endpoints import HEALTH, METRICS, MODELS, authorization
@@ -27,7 +29,7 @@ from orchestrator.engine.stream import DONE, EventReader, is_error
 
 MOST_STREAM_BYTES: Final = 64 << 20
 _ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
-_MOST_SAID: Final = 200  # bytes of what a server says to a request that it refuses
+_MOST_SAID: Final = 200  # characters that are shown of what a server says to a request that it refuses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +136,7 @@ class EngineClient:
                 if event == DONE:
                     return
                 if is_error(event):
-                    raise OddAnswerError(f"the stream holds an error: {event[:300].decode(errors='replace')}")
+                    raise OddAnswerError(f"the stream holds an error: {excerpt(event, 300)}")
                 yield event
         raise OddAnswerError("the stream ended without `data: [DONE]`")
 
@@ -251,7 +253,7 @@ def _require_ok(response: httpx.Response) -> None:
     said = b""
     for data in _bounded(response, MOST_BYTES):
         said += data
-        if len(said) >= _MOST_SAID:
+        if len(said) >= MOST_APART:  # what is shown of it holds no half of a key
             break
-    shown = said[:_MOST_SAID].decode(errors="replace")
+    shown = excerpt(said, _MOST_SAID)
     raise OddAnswerError(f"`{response.request.url.path}` answers {response.status_code}: {shown}")

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.core.errors import UsageError
 from orchestrator.core.secret import Secret
 
 
@@ -23,15 +22,10 @@ class Delivery:
 
 
 def delivery(secrets: Mapping[str, Secret], *, api_key_env: str | None) -> Delivery:
-    """Sort the secrets: the API key is the one in `api_key_env`.
-
-    Raises UsageError for a key that sglang would take for an option.
-    """
+    """Sort the secrets: the API key is the one in `api_key_env`."""
     api_key = secrets.get(api_key_env or "")
     if api_key is None:
         return Delivery(config=None, env=secrets)
-    if api_key.reveal().startswith("-"):
-        raise UsageError(f"the key in `{api_key_env}` begins with `-`, which sglang takes for an option")
     text = json.dumps({"api-key": api_key.reveal()}) + "\n"  # JSON is YAML
     others = {name: secret for name, secret in secrets.items() if name != api_key_env}
-    return Delivery(config=Secret(text), env=others)
+    return Delivery(config=Secret.around(text), env=others)

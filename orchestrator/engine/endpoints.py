@@ -20,9 +20,20 @@ CHAT_COMPLETIONS: Final = "/v1/chat/completions"
 
 
 def authorization(key: Secret | None) -> dict[str, str]:
-    """The header that carries the API key; none without a key. Raises UsageError for one that no header can carry."""
-    if not key:
-        return {}
-    if not (key.reveal().isascii() and key.reveal().isprintable()):
-        raise UsageError("the API key holds a character that no HTTP header carries", hint="is a line end part of it?")
-    return {"Authorization": f"Bearer {key.reveal()}"}
+    """The header that carries the API key; none without a key."""
+    return {"Authorization": f"Bearer {key.reveal()}"} if key else {}
+
+
+def read_key(value: str, *, where: str) -> Secret:
+    """The API key in `value`, without the line end of a file that it was read from.
+
+    Raises UsageError, which names `where` and not the key, for one that no header carries or no `--config` file.
+    """
+    key = value.rstrip("\r\n")
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(f"the API key in `{where}` holds a character that no HTTP header carries")
+    if key != key.strip() or not key:
+        raise UsageError(f"the API key in `{where}` begins or ends with a blank, which an HTTP header loses")
+    if key.startswith("-"):
+        raise UsageError(f"the API key in `{where}` begins with `-`: sglang takes it for an option")
+    return Secret(key)

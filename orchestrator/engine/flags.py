@@ -45,6 +45,13 @@ RENAMED: Mapping[str, str] = {
 }
 
 
+# Options whose value is a secret: argv, plan and scripts would show it. (`ssl-keyfile` names a file, which is fine.)
+_SECRET_FLAG: Final = re.compile(
+    r"(^|-)(password|passphrase|passwd|secret|credentials?|(api|access|private|auth|encryption|signing)-key"
+    r"|(auth|access|api|bearer|hf|hub)-token)\Z"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FlagSpec:
     """One option as that version's own argparse defines it."""
@@ -130,6 +137,10 @@ def flag_problems(name: str, value: FlagValue, table: FlagTable, where: str) -> 
     """What sglang's own parser would refuse, and what another part of the profile decides."""
     if name in RESERVED:
         yield Problem(f"`{name}` is not set as a flag", where, f"it follows from `{RESERVED[name]}`: set that")
+        return
+    if _SECRET_FLAG.search(name):
+        hint = "whatever it opens, give the server a file that only its user may read"
+        yield Problem(f"`{name}` is a secret and is not written into a profile", where, hint)
         return
     spec = table.flags.get(name)
     if spec is None:

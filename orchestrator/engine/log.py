@@ -2,9 +2,13 @@
 
 import re
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
+from orchestrator.core.redaction import excerpt
+
 KEPT_LINES: Final = 40
+KEPT_CHARACTERS: Final = 2000  # of each of them
 
 # In order of appearance; wordings of sglang 0.5.10 to 0.5.23. A stage begins at its first line and never comes back,
 # although every rank of a tp x dp layout writes its own lines.
@@ -29,6 +33,12 @@ _RANK: Final = re.compile(r"^\[[\d-]+ [\d:]+([^\]]*)\]")
 _COUNT: Final = re.compile(r"(?P<what>loading|capturing) .*?\|\s*(?P<n>\d+)/(?P<total>\d+) \[", re.IGNORECASE)
 _PORT_TAKEN: Final = re.compile(r"error while attempting to bind on address")
 _ACCESS: Final = re.compile(r'"(?:GET|HEAD) /(?:health|metrics)')  # someone's probe is not the server's progress
+# In lower case, one of what each pattern here matches: a text without any of them only says that the server lives.
+_TELLTALES: Final = (
+    *("server_args=serverargs(", "init torch distributed begin", "load weight begin", "loading"),
+    *("kv cache is allocated", "memory pool end", "capture ", "capturing ", "max_total_num_tokens="),
+    *("uvicorn running on", "ready to roll", "attempting to bind on address", "/health", "/metrics"),
+)
 # What a user or a client wrote, not what happened: the arguments, and requests under --log-requests.
 _QUOTING: Final = ("server_args=ServerArgs(", "Receive: obj=", "Finish: obj=")
 
@@ -41,6 +51,12 @@ def says_port_taken(line: str) -> bool:
 def quotes_a_user(line: str) -> bool:
     """Whether the line repeats what was asked for, so that no word in it tells what happened."""
     return any(text in line for text in _QUOTING)
+
+
+def says_nothing(lines: Sequence[str]) -> bool:
+    """Whether no line says more than that the server lives."""
+    text = "\n".join(lines).lower()
+    return not any(telltale in text for telltale in _TELLTALES)
 
 
 class StageReader:
@@ -70,13 +86,17 @@ class StageReader:
             return False
         if self.last_lines and _COUNT.search(line) and _COUNT.search(self.last_lines[-1]):
             self.last_lines.pop()  # of a progress bar the newest state is enough
-        self.last_lines.append(line)
+        self.keep([line])
         begun = self._stage_of(line)
         if begun is not None and begun not in self.names:
             self.names.append(begun)
             self.count = ""
         self._read_count(line)
         return True
+
+    def keep(self, lines: Sequence[str]) -> None:
+        """Take in lines that say nothing: the last ones are shown where the start fails."""
+        self.last_lines.extend(excerpt(line, KEPT_CHARACTERS) for line in lines[-KEPT_LINES:])
 
     def _stage_of(self, line: str) -> str | None:
         for name, pattern in _STAGES:

@@ -1,6 +1,7 @@
 """lm-evaluation-harness as a program: its command line, its files, its answers. It is never imported."""
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Final
 
 from orchestrator.core import shell
 from orchestrator.core.errors import BenchError
-from orchestrator.core.secret import Secret
+from orchestrator.core.secret import HUB_TOKEN, Secret
 from orchestrator.engine import endpoints
 from orchestrator.evals.suites import Suite, local_files
 from orchestrator.results import OUTCOME_SCHEMA, Item, Outcome
@@ -146,6 +147,8 @@ def _run(command: list[str], request: EvalRequest, say: Callable[[str], None]) -
     environ = {"OPENAI_API_KEY": request.key.reveal() if request.key else "none"}
     if request.data is not None:
         environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    elif token := os.environ.get(HUB_TOKEN):  # questions may be gated
+        environ |= {HUB_TOKEN: Secret(token).reveal()}
     code = shell.follow(command, keep, env=environ)
     if code != 0:
         raise BenchError(f"the harness ended with exit code {code}", where=request.url, details="\n".join(tail))

@@ -9,8 +9,17 @@ from typing import Final
 from orchestrator.core.document import KeyPath
 from orchestrator.core.errors import Problem
 from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.redaction import looks_secret
 from orchestrator.core.secret import names_secret
-from orchestrator.engine import Arguments, FlagTable, argument_problems, flag_problems, name_problem, port_problem
+from orchestrator.engine import (
+    Arguments,
+    FlagTable,
+    argument_problems,
+    flag_problems,
+    flag_words,
+    name_problem,
+    port_problem,
+)
 from orchestrator.patches import Patch
 from orchestrator.plan.known_bad import KnownBad
 from orchestrator.profile import Composed, Profile
@@ -191,6 +200,11 @@ def secrets_stay_out(case: Case) -> Iterator[Problem]:
                 case.place("env", name),
                 "export it in your shell: HF_TOKEN is taken from there, an API key is named by `server.api_key_env`",
             )
+    for section, settings in (("env", case.profile.env), ("flags", case.profile.flags)):
+        for name, setting in settings.items():
+            if any(looks_secret(word) for word in flag_words(setting.value)):
+                what = f"the value of `{name}` holds what looks like a secret"
+                yield Problem(what, case.place(section, name), "leave it out: plan, scripts and argv would show it")
 
 
 def address_is_meant(case: Case) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from itertools import zip_longest
 from typing import Final
 
+from orchestrator.core.redaction import excerpt
 from orchestrator.engine import (
     Body,
     Json,
@@ -75,7 +76,7 @@ def stream_agrees(client: SmokeClient) -> Conclusion:
     client.chat(body)  # fills the cache, as above
     whole, stream = client.chat(body), client.chat_stream(body)
     if stream.text != whole.text:
-        return failed(f"streaming gives {stream.text[:60]!r}, not streaming {whole.text[:60]!r}")
+        return failed(f"streaming gives {excerpt(stream.text, 60)!r}, not streaming {excerpt(whole.text, 60)!r}")
     if stream.pieces < 2:
         return failed(f"{whole.completion_tokens} tokens came in {stream.pieces} piece: the answer is not streamed")
     if stream.completion_tokens != whole.completion_tokens:
@@ -172,9 +173,9 @@ def schema_obeyed(client: SmokeClient) -> Conclusion:
     try:
         data = json.loads(answer.text)
     except (ValueError, RecursionError):
-        return failed(f"not JSON: {answer.text[:80]!r}")
+        return failed(f"not JSON: {excerpt(answer.text, 80)!r}")
     if not (isinstance(data, dict) and data.keys() == {"ready", "colour"} and data["colour"] in ("red", "green")):
-        return failed(f"JSON that breaks the schema: {answer.text[:80]}")
+        return failed(f"JSON that breaks the schema: {excerpt(answer.text, 80)}")
     return passed(answer.text)
 
 

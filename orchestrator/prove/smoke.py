@@ -7,7 +7,7 @@ from typing import Final
 import httpx
 
 from orchestrator.core.console import Progress
-from orchestrator.core.secret import redact
+from orchestrator.core.redaction import excerpt
 from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.prove.checks import CHECKS
@@ -55,7 +55,7 @@ def _all_checks(client: SmokeClient, *, shown: Progress, clock: Callable[[], flo
             conclusion = failed(f"not tried: {silent}")
         else:
             conclusion, silent = _conclude(name, check, client)
-        yield _result(name, conclusion, target=client.target, seconds=clock() - begun)
+        yield _result(name, conclusion, seconds=clock() - begun)
 
 
 def _conclude(name: str, check: Callable[[SmokeClient], Conclusion], client: SmokeClient) -> tuple[Conclusion, str]:
@@ -68,8 +68,7 @@ def _conclude(name: str, check: Callable[[SmokeClient], Conclusion], client: Smo
         return failed(str(error)), f"the server stopped answering during `{name}`"
 
 
-def _result(name: str, conclusion: Conclusion, *, target: Target, seconds: float) -> CheckResult:
-    secrets = [target.api_key] if target.api_key else []
-    evidence = redact(" ".join(conclusion.evidence.split()), secrets)[:MOST_EVIDENCE]
+def _result(name: str, conclusion: Conclusion, *, seconds: float) -> CheckResult:
+    evidence = excerpt(" ".join(conclusion.evidence.split()), MOST_EVIDENCE)
     shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in evidence)
     return CheckResult(name=name, verdict=conclusion.verdict, evidence=shown, seconds=round(seconds, 3))

@@ -16,9 +16,11 @@ import httpx
 
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import NotReadyError
-from orchestrator.core.secret import Secret, redact
+from orchestrator.core.log_lines import batches
+from orchestrator.core.redaction import redact
+from orchestrator.core.secret import Secret
 from orchestrator.core.waiting import look_until
-from orchestrator.engine import NoAnswerError, OddAnswerError, StageReader, endpoints, says_port_taken
+from orchestrator.engine import NoAnswerError, OddAnswerError, StageReader, endpoints, says_nothing, says_port_taken
 from orchestrator.engine.client import EngineClient
 from orchestrator.runtimes import ServerState, Status
 
@@ -115,13 +117,22 @@ class _Wait:
             )
 
     def _read_log(self) -> None:
-        for line in self._server.log():
+        for lines in batches(self._server.log()):
             was_ready = self.reader.says_ready
-            alive = self.reader.feed(line)
+            if says_nothing(lines):
+                self.reader.keep(lines)
+                alive = True
+            else:
+                told = [self._read_line(line) for line in lines]
+                alive = any(told)
             if alive and not was_ready:  # later lines may be the echo of our own health requests
                 self._moved = self._clock()
-            if says_port_taken(line):
-                raise self._error(f"the port of `{self._server.url}` is taken by another process")
+
+    def _read_line(self, line: str) -> bool:
+        alive = self.reader.feed(line)
+        if says_port_taken(line):
+            raise self._error(f"the port of `{self._server.url}` is taken by another process")
+        return alive
 
     def _refuse_dead(self, state: ServerState) -> None:
         doing = self.reader.text
@@ -157,10 +168,9 @@ class _Wait:
             )
 
     def _error(self, message: str, *, hint: str = "") -> NotReadyError:
-        secrets = [self._server.api_key] if self._server.api_key else []
         lines = "\n".join(self.reader.last_lines) or "(the server has written nothing)"
         return NotReadyError(
-            redact(message, secrets),
+            redact(message),
             hint=hint or "`deploy diagnose` names known causes",
-            details=redact(lines, secrets),
+            details=redact(lines),
         )

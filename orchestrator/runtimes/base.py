@@ -75,7 +75,7 @@ class Runtime(Protocol):
         """The command lines of its processes that run, a zombie not counted; empty where they cannot be told."""
 
     def logs(self, handle: Handle, *, follow: bool) -> Iterator[str]:
-        """The server's log line by line, without line ends, as the server wrote it (callers redact)."""
+        """The server's log line by line, without line ends, secrets removed."""
 
     def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
         """The same log, from its beginning, as a function that gives the lines which are new at each call."""

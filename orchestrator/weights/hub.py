@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.errors import HostError, WeightsError
+from orchestrator.core.secret import Secret
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -23,7 +24,7 @@ class Hub:
     """Where to ask, and as whom: `endpoint` None is huggingface.co, `token` None is nobody."""
 
     endpoint: str | None
-    token: str | None
+    token: Secret | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
     from huggingface_hub import HfApi, RepoFile, errors  # noqa: PLC0415 - half a second that few commands need
 
     # False, not None: None would take the token that `hf auth login` left on this machine.
-    api = HfApi(endpoint=hub.endpoint, token=hub.token or False)
+    api = HfApi(endpoint=hub.endpoint, token=hub.token.reveal() if hub.token else False)
     try:
         commit = api.repo_info(repository, revision=_in_full(api, repository, revision)).sha or ""
         tree = api.list_repo_tree(repository, recursive=True, revision=commit)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestrator.core import shell
 from orchestrator.core.errors import HostError
-from orchestrator.core.secret import Secret, redact
+from orchestrator.core.secret import HUB_TOKEN
 from orchestrator.plan import Model
 from orchestrator.weights.hub import FULL, PARTS, Hub, Listing, list_files
 from orchestrator.weights.verify import Verified, examine
@@ -76,7 +76,7 @@ def _require_room(directory: Path, listing: Listing) -> None:
 
 def _download(directory: Path, listing: Listing, hub: Hub, progress: Callable[[DownloadProgress], None]) -> None:
     argv = shell.own("orchestrator.weights.fetch", str(directory))
-    env = {**_QUIET, "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub.token}
+    env = {**_QUIET, "HF_ENDPOINT": hub.endpoint, HUB_TOKEN: hub.token.reveal() if hub.token else None}
     asked, seen = listing.to_json().encode(), deque[tuple[float, int]](maxlen=_WINDOW)
     with (
         tempfile.TemporaryFile() as log,
@@ -90,7 +90,7 @@ def _download(directory: Path, listing: Listing, hub: Hub, progress: Callable[[D
         if code:
             log.seek(0)
             said = log.read().decode(errors="replace")
-            raise _broken(directory, listing, code, redact(said, [Secret(hub.token or "")]))
+            raise _broken(directory, listing, code, said)
 
 
 def _measure(directory: Path, listing: Listing, seen: deque[tuple[float, int]]) -> DownloadProgress:

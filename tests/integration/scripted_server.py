@@ -31,6 +31,7 @@ class Answer:
     stops_after_tokens: int | None = None  # ignores `ignore_eos`
     silent: bool = False  # accepts and never answers
     cached_tokens: int | None = None
+    says: str = "no room"  # of what failed
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Script:
     connect_delay_s: float = 0.0  # before a request on a fresh connection is looked at
     one_at_a_time_s: float = 0.0  # a queue: each request holds the server for this long before its first token
     context_length: int = 1_000_000
+    model: str = "scripted"
     die_after: int | None = None  # requests, then the server is gone
     served: int = 0
     replicas: int = 1
@@ -135,7 +137,7 @@ class ScriptedServer:
         if path == "/flush_cache":
             script.served = 0
         documents: dict[str, object] = {
-            "/v1/models": {"data": [{"id": "scripted", "max_model_len": script.context_length}]},
+            "/v1/models": {"data": [{"id": script.model, "max_model_len": script.context_length}]},
             "/server_info": {
                 "version": "0.5.14",
                 "page_size": 1,
@@ -167,7 +169,7 @@ class ScriptedServer:
         if answer.silent:
             await asyncio.sleep(3600)
         if answer.status != 200:
-            body = b'{"message": "no room"}'
+            body = json.dumps({"message": answer.says}).encode()
             writer.write(b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%s" % (answer.status, len(body), body))
             return
         if self.script.one_at_a_time_s:
@@ -203,7 +205,8 @@ async def _stream(
             writer.transport.abort()
             return None
         if index == answer.error_after_chunks:
-            await _send(writer, 'data: {"error": {"message": "out of memory"}}\n\ndata: [DONE]\n\n')
+            error = json.dumps({"error": {"message": answer.says}})
+            await _send(writer, f"data: {error}\n\ndata: [DONE]\n\n")
             writer.write(b"0\r\n\r\n")
             return None
         so_far = min(sent + answer.tokens_per_chunk, total)

@@ -1,5 +1,6 @@
 """The measuring instrument, measured: a loopback server with scripted timing, through the whole program."""
 
+import base64
 import itertools
 import json
 import os
@@ -361,6 +362,21 @@ def test_the_key_is_sent_and_written_nowhere(tmp_path: Path) -> None:
     written = "".join(path.read_text() for path in tmp_path.iterdir())
     assert "sk-hidden-value" not in written
     assert "never-to-be-stored" not in written  # the server's own key, which /server_info shows in clear
+
+
+def test_a_key_that_the_endpoint_repeats_is_written_nowhere(tmp_path: Path) -> None:
+    key = "sk-wJ4/Tq8+Mv2=nobody7"
+    encoded = base64.b64encode(f"user:{key}".encode()).decode()
+    says = f"{'no route ' * 31}for Bearer {key}, Basic {encoded}, {key.encode().hex()}"
+    bad = {1: Answer(status=500, says=says[200:]), 2: Answer(error_after_chunks=1, says=says), 3: Answer(says=says)}
+    script = Script(answer=after_warm_up(lambda index: bad.get(index, Answer()), QUICK), model=f"model of {key}")
+    result = bench(script, tmp_path, key=Secret(key))
+    assert {failure.kind for failure in only(result).failures} == {"http-500", "stream-error"}
+    assert {path.name for path in tmp_path.iterdir()} == {"result.json", "requests-60.jsonl"}
+    for path in tmp_path.iterdir():
+        written = path.read_text()
+        assert "[REDACTED]" in written
+        assert not any(told in written for told in (key[:9], encoded[10:18], key.encode().hex()[:16]))
 
 
 def test_one_request_at_a_time(timed_bench: Bench, quietness: Quietness, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from patience import PATIENCE, wait_for
 
 from orchestrator.core import shell
+from orchestrator.core.secret import Secret
 
 CHILD = """
 import pathlib, signal, sys, time
@@ -118,3 +119,16 @@ def test_a_program_reads_what_it_is_given_and_a_progress_bar_s_states_are_lines(
     shown = "import sys; sys.stdout.write('10%\\r20%\\r' + sys.stdin.read())"
     assert shell.follow([sys.executable, "-c", shown], seen.append, stdin=b"done\n") == 0
     assert seen == ["10%", "20%", "done"]
+
+
+def test_a_child_inherits_no_secret_but_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("API", "COPY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.setenv(name, "sk-0123456789")
+    monkeypatch.setenv("HF_TOKEN", "hf_not_known_to_be_one")
+    Secret("sk-0123456789")
+    shown = (
+        "import os; print(sorted(os.environ.keys() & {'API', 'COPY', 'HF_TOKEN', 'HUGGING_FACE_HUB_TOKEN', 'PATH'}))"
+    )
+    assert shell.run([sys.executable, "-c", shown]).stdout == "['PATH']\n"
+    given = shell.run([sys.executable, "-c", shown], env={"API": "sk-0123456789"})
+    assert given.stdout == "['API', 'PATH']\n"

@@ -11,8 +11,7 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.log_lines import split_lines
-from orchestrator.core.secret import redact
+from orchestrator.core.log_lines import redacted, split_lines, whole_lines
 from orchestrator.core.waiting import look_until
 from orchestrator.runtimes.base import LOG
 
@@ -22,12 +21,12 @@ _SETTLED: Final = 10.0  # seconds after which a run that still goes on has not e
 
 
 def container_log(container: Container) -> Iterator[str]:
-    """What the container has written so far."""
+    """What the container has written so far, secrets removed."""
     return _lines(container, follow=False, since=None)
 
 
 def follow_log(container: Container) -> Iterator[str]:
-    """What the container writes until it has ended for good: Docker ends a stream at every restart.
+    """What the container writes, secrets removed, until it has ended for good: Docker ends a stream at every restart.
 
     Raises HostError where the stream ends and the run goes on, as when the daemon restarts and leaves containers alone.
     """
@@ -58,10 +57,11 @@ class ContainerTail:
             return
         before = self._seen
         since = datetime.fromisoformat(f"{before[:26]}+00:00").timestamp() if before else None
-        for message in split_lines(container.logs(stream=True, follow=False, timestamps=True, since=since)):
-            stamp, _, text = message.decode(errors="replace").partition(" ")
+        pieces = container.logs(stream=True, follow=False, timestamps=True, since=since)
+        for line in split_lines(whole_lines(pieces)):
+            stamp, _, text = line.partition(" ")
             if not _STAMP.match(stamp):  # the rest of a line with a carriage return
-                stamp, text = self._seen, message.decode(errors="replace")
+                stamp, text = self._seen, line
             if stamp > before and text:
                 self._seen = max(self._seen, stamp)
                 yield text
@@ -71,7 +71,7 @@ def save_log(container: Container, run_dir: Path) -> None:
     """Keep the log, redacted, in the run directory. Raises OSError."""
     unfinished = run_dir / f"{LOG}.new"
     with unfinished.open("w") as file:
-        file.writelines(f"{redact(line)}\n" for line in container_log(container))
+        file.writelines(redacted(container.logs(stream=True, follow=False)))
     unfinished.replace(run_dir / LOG)
 
 
@@ -94,5 +94,4 @@ def _runs_again(container: Container, run: str) -> bool:
 
 
 def _lines(container: Container, *, follow: bool, since: float | None) -> Iterator[str]:
-    for line in split_lines(container.logs(stream=True, follow=follow, since=since)):
-        yield line.decode(errors="replace")
+    return split_lines(redacted(container.logs(stream=True, follow=follow, since=since)))

@@ -56,7 +56,7 @@ def secret_files(secrets: Delivery) -> dict[str, Secret]:
     files = {} if secrets.config is None else {CONFIG_FILE: secrets.config}
     if secrets.env:
         lines = [f"export {name}={shlex.quote(secret.reveal())}\n" for name, secret in sorted(secrets.env.items())]
-        files[_ENV_FILE] = Secret("".join(lines))
+        files[_ENV_FILE] = Secret.around("".join(lines))
     return files
 
 

@@ -21,10 +21,11 @@ from typing import Final
 from orchestrator.core import shell
 from orchestrator.core.errors import HostError, NameTakenError, StartError
 from orchestrator.core.files import open_lock
+from orchestrator.core.known_secrets import known
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, Marks, family, read_title
-from orchestrator.core.secret import Secret, names_secret
+from orchestrator.core.secret import HUB_TOKEN, Secret, names_secret
 from orchestrator.core.signals import held
 from orchestrator.engine import delivery
 from orchestrator.plan import NAME, Plan
@@ -35,7 +36,6 @@ from orchestrator.runtimes.process.record import Record, read_record, token_of
 from orchestrator.runtimes.process.supervisor import StartRequest
 
 _POLL: Final = 0.05  # seconds between two looks at /proc
-_HUB_VARIABLE: Final = "HF_TOKEN"
 _REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")  # of the hub, where a path may stand as well
 
 
@@ -94,7 +94,7 @@ class ProcessRuntime:
         return tuple(title for process in running if (title := read_title(process.pid)))
 
     def logs(self, handle: Handle, *, follow: bool) -> Iterator[str]:
-        """See `Runtime.logs`. What is stored is redacted already."""
+        """See `Runtime.logs`. The supervisor has stored it without the secrets."""
         tail = LogTail(Path(handle.run_dir, LOG))
         while follow and self.state(handle).status is Status.RUNNING:
             yield from tail()
@@ -143,8 +143,8 @@ class ProcessRuntime:
     ) -> StartRequest:
         plan, ways = artifacts.plan, delivery(secrets, api_key_env=artifacts.plan.server.api_key_env)
         given = {variable: secret.reveal() for variable, secret in ways.env.items()}
-        if (token := os.environ.get(_HUB_VARIABLE)) and _reads_hub(plan):
-            given.setdefault(_HUB_VARIABLE, token)
+        if (token := os.environ.get(HUB_TOKEN)) and _reads_hub(plan):
+            given.setdefault(HUB_TOKEN, Secret(token).reveal())
         return StartRequest(
             run_dir=str(run_dir.absolute()),
             cwd=str(self._home.root),
@@ -152,7 +152,7 @@ class ProcessRuntime:
             env=dict(artifacts.command.env),
             secret_env=given,
             config=ways.config.reveal() if ways.config else None,
-            secrets=tuple({*given.values(), *(secret.reveal() for secret in secrets.values())}),
+            secrets=known(),
             name=name,
             profile=plan.profile,
             plan_digest=plan.digest,

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import IO, Final
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.log_lines import split_lines
+from orchestrator.core.known_secrets import know
+from orchestrator.core.log_lines import redacted
 from orchestrator.core.procfs import Marks, family, identity
-from orchestrator.core.secret import Secret, redact
 from orchestrator.core.shell import PIPE, Program, start
 from orchestrator.runtimes.base import LOG
 from orchestrator.runtimes.process.record import FILE, Record, private, write_record
@@ -51,7 +51,7 @@ class StartRequest:
     env: dict[str, str]
     secret_env: dict[str, str]
     config: str | None
-    secrets: tuple[str, ...]  # what may not stand in the log
+    secrets: tuple[str, ...]  # all that the caller knows of: none may stand in the log
     name: str
     profile: str
     plan_digest: str
@@ -68,6 +68,7 @@ class StartRequest:
 def main() -> int:
     """Detach a supervisor and wait for its word."""
     request = StartRequest.read(sys.stdin.read())
+    know(request.secrets)
     listen, speak = os.pipe()
     if os.fork():
         os.close(speak)
@@ -106,7 +107,7 @@ def supervise(request: StartRequest, pipe: IO[bytes]) -> None:
     with contextlib.suppress(BrokenPipeError):
         pipe.write(STARTED)
     pipe.close()
-    _copy_output(server, log, [Secret(text) for text in request.secrets], record.marks)
+    _copy_output(server, log, record.marks)
     with contextlib.suppress(OSError):  # a full disk: that nothing runs is seen without it
         write_record(run_dir, replace(record, exit_code=_exit_code(server.wait()), ended_at=_now()))
 
@@ -166,10 +167,10 @@ def _hand_over(fifo: Path, text: bytes, server: Program) -> None:
         fifo.unlink(missing_ok=True)
 
 
-def _copy_output(server: Program, log: IO[bytes], secrets: list[Secret], marks: Marks) -> None:
-    for line in split_lines(_output(server, marks)):
+def _copy_output(server: Program, log: IO[bytes], marks: Marks) -> None:
+    for text in redacted(_output(server, marks)):
         with contextlib.suppress(OSError):  # a full disk is no reason to end a server that serves
-            log.write(redact(line.decode(errors="replace"), secrets).encode() + b"\n")
+            log.write(text.encode())
 
 
 def _output(server: Program, marks: Marks) -> Iterator[bytes]:

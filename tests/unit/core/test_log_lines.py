@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.core import log_lines
 from orchestrator.core.errors import HostError
-from orchestrator.core.log_lines import LONGEST_LINE, LogTail, split_lines
+from orchestrator.core.log_lines import LONGEST_LINE, LogTail, split_lines, whole_lines
 
 
 @pytest.fixture
@@ -102,13 +102,13 @@ def test_bytes_that_are_no_text_do_not_stop_the_reading(log: Path) -> None:
 def test_lines_are_whole_wherever_the_pieces_are_cut() -> None:
     pieces = [b"one\ntw", b"o\r\nth", b"ree", b"\n\n", b"10%\r20%\r", b"end"]
 
-    assert list(split_lines(iter(pieces))) == [b"one", b"two", b"three", b"10%", b"20%", b"end"]
+    assert list(split_lines(whole_lines(pieces))) == ["one", "two", "three", "10%", "20%", "end"]
 
 
 def test_line_without_end_is_cut_before_it_fills_the_memory() -> None:
     pieces = (b"x" * 65536 for _ in range(40))
 
-    lines = list(split_lines(pieces))
+    lines = list(split_lines(whole_lines(pieces)))
 
     assert sum(map(len, lines)) == 40 * 65536
     assert max(map(len, lines)) <= LONGEST_LINE + 65536

@@ -2,9 +2,6 @@
 
 import json
 
-import pytest
-
-from orchestrator.core.errors import UsageError
 from orchestrator.core.secret import Secret
 from orchestrator.engine.config_file import delivery
 
@@ -23,11 +20,3 @@ def test_without_a_key_there_is_no_config_file() -> None:
 
     assert ways.config is None
     assert list(ways.env) == ["HF_TOKEN"]
-
-
-def test_key_that_looks_like_an_option_is_refused_without_being_shown() -> None:
-    with pytest.raises(UsageError) as raised:
-        delivery({"KEY": Secret("--sk-123")}, api_key_env="KEY")
-
-    assert "`KEY`" in raised.value.message
-    assert "sk-123" not in raised.value.message

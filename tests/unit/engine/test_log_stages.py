@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.log_lines import LogTail
-from orchestrator.engine.log import StageReader
+from orchestrator.engine import log
+from orchestrator.engine.log import StageReader, says_nothing, says_port_taken
 
 H200 = Path(__file__).parent / "logs/h200-0.5.16-mtp-start.log"
 REAL = Path(__file__).parents[1] / "diagnose/logs/none/near-real-0.5.14-healthy-dp2.log"
@@ -94,3 +95,21 @@ def test_a_later_rank_does_not_take_the_stage_back() -> None:
 def test_a_progress_bar_does_not_push_the_log_out_of_what_is_kept() -> None:
     reader = read("the reason", *[f"loading shards: | {n}/100 [" for n in range(100)])
     assert list(reader.last_lines) == ["the reason", "loading shards: | 99/100 ["]
+
+
+def test_what_is_passed_over_says_nothing() -> None:
+    """Line by line, of each log there is: none of what a reader looks for stands in a line that it is spared."""
+    patterns = [pattern for _, pattern in log._STAGES] + [log._COUNT, log._ACCESS]
+    lines = [line for path in Path(__file__).parents[1].rglob("*.log") for line in LogTail(path).to_end()]
+    telling = [line for line in lines if says_port_taken(line) or any(pattern.search(line) for pattern in patterns)]
+    assert not [line for line in telling if says_nothing([line])]
+    assert len(telling) < sum(not says_nothing([line]) for line in lines) < len(lines) / 2
+
+
+def test_lines_that_say_nothing_are_kept_for_whoever_asks() -> None:
+    reader = StageReader()
+    reader.keep([f"line {number}" for number in range(100)])
+    reader.keep(["x" * 10_000])
+    assert len(reader.last_lines) == log.KEPT_LINES
+    assert reader.last_lines[-2] == "line 99"
+    assert len(reader.last_lines[-1]) == log.KEPT_CHARACTERS

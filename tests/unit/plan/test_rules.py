@@ -71,6 +71,14 @@ def test_all_faults_come_at_once_each_with_its_place() -> None:
         (["flags.tp-size=4"], "`tp-size` is not set as a flag", "layout.tp"),
         (["flags.api-key=x"], "`api-key` is not set as a flag", "api_key_env"),
         (["env.MY_API_KEY=x"], "`MY_API_KEY` looks like a secret", "export it"),
+        (["flags.admin-api-key=wJ4-zTq8"], "`admin-api-key` is not set as a flag", "api_key_env"),
+        (["flags.ssl-keyfile-password=wJ4-zTq8"], "`ssl-keyfile-password` is a secret", "a file that only its user"),
+        (["env.EXTRA=Bearer wJ4-zTq8"], "the value of `EXTRA` holds what looks like a secret", "leave it out"),
+        (
+            ['flags.json-model-override-args={"api_key": "wJ4-zTq8"}'],
+            "the value of `json-model-override-args` holds what looks like a secret",
+            "leave it out",
+        ),
         (["server.host=0.0.0.0"], "can be reached from other machines", "api_key_env"),
         (["server.host=node"], "`node` is not an address", "127.0.0.1"),
         (["without_patches=[rocm-guard]"], "the ledger has no patch `rocm-guard`", "rocm-cuda-runtime-guard"),
@@ -86,6 +94,7 @@ def test_a_rule_refuses_with_the_next_step(overrides: list[str], message: str, h
     assert found, problems
     assert hint in found[0].hint
     assert found[0].where
+    assert not any("wJ4-zTq8" in f"{problem}" for problem in problems.values())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,196 @@
+"""The secrets that this run knows, and where they stand in a text, however they are written.
+
+A secret is found plain, in base64 at any of its three alignments, in hexadecimal; behind percent-encoding, JSON escapes
+and colour codes; and broken by line ends.
+"""
+
+import base64
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Final
+
+SHORT: Final = 8  # characters; what is shorter may well be a word, and is only found as one
+MOST_APART: Final = 4096  # characters from the beginning of a secret to its end, with all that is in between
+_SHORTEST: Final = 4
+
+_LINE_ENDS: Final = re.compile(r"[\r\n]+")
+_MARKS: Final = re.compile(
+    r"%([0-9A-Fa-f]{2})|\\u00([0-9A-Fa-f]{2})|\\x([0-9A-Fa-f]{2})|\\([\"'/\\])|\\[nr]"
+    r"|\x1b\[[0-?]*[ -/]*[@-~]|[\r\n]+"
+)
+_WINDOW: Final = 1 << 16  # characters that are looked through at a time
+_PERCENT: Final = re.compile(r"%[0-9A-Fa-f]{2}")  # a search for this alone is ten times as quick
+_STEPS: Final = (_LINE_ENDS, _MARKS, _MARKS, _MARKS)  # JSON within JSON, in a message
+_UNFINISHED_MARK: Final = re.compile(r"(?:%[0-9A-Fa-f]?|\\(?:u[0-9A-Fa-f]{0,3}|x[0-9A-Fa-f]?)?|\x1b(?:\[[ -?]*)?)\Z")
+_URL_SAFE: Final = str.maketrans("+/", "-_")
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]")
+_LONGEST_MARK: Final = 32  # characters: colours with all their numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """The secrets of this run. A form is what to search for, and how many characters beside it share its bits."""
+
+    values: frozenset[str] = frozenset()
+    forms: tuple[tuple[str, int], ...] = ()
+    beginnings: frozenset[str] = frozenset()  # of each form, all that are shorter than it
+    longest: int = 0
+    words: re.Pattern[str] | None = None  # the short ones
+
+
+_known = _Known()
+
+
+def remember(value: str) -> None:
+    """Take this secret out of everything from now on."""
+    if len(value) >= _SHORTEST:
+        know(_known.values | {value})
+
+
+def known() -> tuple[str, ...]:
+    """Every secret of this run: for another process that is to take them out as well."""
+    return tuple(sorted(_known.values))
+
+
+def is_known(value: str) -> bool:
+    """Whether this is a secret of this run."""
+    return value in _known.values
+
+
+def know(values: Iterable[str]) -> None:
+    """Know these secrets, and no others."""
+    global _known  # noqa: PLW0603 - a secret is one for the whole process, whoever shows something
+    values = frozenset(values)
+    if values == _known.values:
+        return
+    forms = dict(form for value in values if len(value) >= SHORT for form in _forms(value).items())
+    words = "|".join(re.escape(value) for value in values if len(value) < SHORT)
+    _known = _Known(
+        values=values,
+        forms=tuple(forms.items()),
+        beginnings=frozenset(form[:end] for form in forms for end in range(1, len(form))),
+        longest=max(map(len, forms), default=0),
+        words=re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])") if words else None,
+    )
+
+
+def _forms(value: str) -> dict[str, int]:
+    data = os.fsencode(value)
+    forms = {value: 0, data.hex(): 0, data.hex().upper(): 0}
+    for before in range(3):  # bytes of another text in the same group of three
+        text = base64.b64encode(bytes(before) + data).decode().rstrip("=")
+        text = text[(0, 2, 3)[before] : len(text) - ((before + len(data)) % 3 > 0)]
+        forms |= {text: 1, text.translate(_URL_SAFE): 1}
+    return forms
+
+
+def _readings(text: str) -> Iterator[str]:
+    """`text` as its readers see it: without line ends, its escapes resolved, and those which that brought up."""
+    text = text.replace("\n", "").replace("\r", "")
+    yield text
+    for _ in _STEPS[1:]:
+        if not _is_marked(text):
+            return
+        text = _MARKS.sub(_character, text)
+        yield text
+
+
+def _is_marked(text: str) -> bool:
+    return any(mark in text for mark in "\\\x1b\r\n") or _PERCENT.search(text) is not None
+
+
+def _character(mark: re.Match[str]) -> str:
+    if mark.lastindex is None:
+        return ""
+    return mark[4] or chr(int(mark[mark.lastindex], 16))
+
+
+def known_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Where known secrets stand in `text`. Most texts hold none, which costs a search a form and nothing else."""
+    if _known.words is not None:
+        yield from (word.span() for word in _known.words.finditer(text))
+    yield from _in_windows(text, _WINDOW)
+
+
+def _in_windows(text: str, size: int) -> Iterator[tuple[int, int]]:
+    for at in range(0, len(text), size):
+        window = text[at : at + size + MOST_APART]
+        if any(form in reading for reading in _readings(window) for form, _ in _known.forms):
+            spans = _in_windows(window, MOST_APART) if size > MOST_APART else _spans_in_readings(window)
+            yield from ((at + start, at + end) for start, end in spans)
+
+
+def _spans_in_readings(text: str) -> Iterator[tuple[int, int]]:
+    reading, origin = text, _Origin(text)
+    for marks in _STEPS:
+        reading = origin.read(reading, marks)
+        for form, edge in _known.forms:
+            start = reading.find(form)
+            while start >= 0:
+                end = start + len(form)
+                before = edge if start and _BASE64.match(reading, start - 1) else 0
+                after = edge if _BASE64.match(reading, end) else 0
+                yield origin.of(start - before)[0], origin.of(end + after - 1)[1]
+                start = reading.find(form, start + 1)
+
+
+class _Origin:
+    """Where each character of a reading stands in the text that was read."""
+
+    def __init__(self, text: str) -> None:
+        self._end = len(text)
+        self._readings: list[list[tuple[int, int, int]]] = []  # runs: from where, from where in the one before, width
+
+    def read(self, text: str, marks: re.Pattern[str]) -> str:
+        runs, pieces, length, at = [(0, 0, 1)], [], 0, 0
+        for mark in marks.finditer(text):
+            character = _character(mark)
+            pieces += [text[at : mark.start()], character]
+            length += mark.start() - at
+            at = mark.end()
+            if character:
+                runs.append((length, mark.start(), at - mark.start()))
+                length += 1
+            runs.append((length, at, 1))
+        self._readings.append(runs)
+        return "".join([*pieces, text[at:]])
+
+    def of(self, index: int) -> tuple[int, int]:
+        """The start and the end of the character at `index`."""
+        start, end = index, index + 1
+        for runs in reversed(self._readings):
+            start, end = _place(runs, start)[0], _place(runs, end - 1)[1]
+        return start, end
+
+
+def _place(runs: list[tuple[int, int, int]], index: int) -> tuple[int, int]:
+    first, origin, width = runs[bisect_right(runs, index, key=itemgetter(0)) - 1]
+    start = origin + index - first
+    return start, start + width
+
+
+def may_begin(text: str) -> int:
+    """Where the end of `text` begins that may be the beginning of a known secret; its length where there is none."""
+    if not _known.forms:
+        return len(text)
+    window = text[-MOST_APART:]
+    if all(_beginning(reading) == len(reading) for reading in _readings(window)):
+        return len(text)
+    reading, origin, found = window, _Origin(window), len(window)
+    for marks in _STEPS:
+        reading = origin.read(reading, marks)
+        if (start := _beginning(reading)) < len(reading):
+            found = min(found, origin.of(start)[0])
+    return len(text) - len(window) + found
+
+
+def _beginning(reading: str) -> int:
+    """Where the beginning of a known secret stands at the end of a reading, or an escape that is not whole."""
+    unfinished = _UNFINISHED_MARK.search(reading, max(len(reading) - _LONGEST_MARK, 0))
+    end = unfinished.start() if unfinished else len(reading)
+    starts = range(max(end - _known.longest, 0), end)
+    return next((start for start in starts if reading[start:end] in _known.beginnings), end)

@@ -1,0 +1,81 @@
+"""What looks like a secret: told by what stands before it, or by its own first letters."""
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+REDACTED: Final = "[REDACTED]"
+_HEADER: Final = 24  # characters: `proxy-authorization`, and what stands between it and its value
+
+# A quote may itself be escaped, in JSON within JSON; a value whose quote does not close ends with its line.
+_VALUE: Final = r"""(?P<quote>\\*["'])?(?P<value>(?(quote)(?:(?!(?P=quote))(?:\\.|.))+|[^\s,;)}\]"'\\]+))"""
+_GIVEN: Final = rf"""\\*["']?[ \t]*[=:][ \t]*{_VALUE}"""
+_ARGUMENT: Final = rf"""(?:\\*["']?[ \t]*[=:]|(?:(?<=-api-key)|(?<=-keyfile-password))["']?[ \t,])[ \t]*{_VALUE}"""
+_TOLD: Final = r"""[ \t]+(?:is|provided)[ \t]*:?[ \t]*["'`]?(?P<value>[a-z0-9._~+/=-]{8,})"""
+
+
+def _is_value(value: str, _: str) -> bool:
+    return (
+        value not in {"None", "null", "True", "False"} and not value.startswith(REDACTED[:-1]) and not value.isdigit()
+    )
+
+
+def _is_mixed(value: str, _: str) -> bool:
+    """No word: a digit and a letter."""
+    return re.search(r"\d", value) is not None and re.search(r"[A-Za-z]", value) is not None
+
+
+def _is_user(value: str, before: str) -> bool:
+    """The value of an `Authorization` header, or else a user and a password."""
+    try:
+        return "authorization" in before or b":" in base64.b64decode(value, altchars=b"-_", validate=True)
+    except binascii.Error:
+        return False
+
+
+# What each holds at least, what it is, and whether that value is one, by it and the text before; all in lower case.
+# sglang prints its arguments as a dataclass repr at start and as JSON in /server_info, keys in clear
+# (0.5.14: entrypoints/http_server.py, `server_args=ServerArgs(`).
+_SHAPES: Final[tuple[tuple[str, re.Pattern[str], Callable[[str, str], bool]], ...]] = tuple(
+    (telltale, re.compile(pattern), is_secret)
+    for telltale, pattern, is_secret in (
+        ("key", rf"key(?:(?<=apikey)|(?<=(?:api|ess|ret)[-_]key)){_ARGUMENT}", _is_value),  # api, access, secret
+        ("key", rf"key{_TOLD}", _is_mixed),
+        ("password", rf"password(?<=keyfile[-_]password){_ARGUMENT}", _is_value),
+        ("password", rf"password{_TOLD}", _is_mixed),
+        ("token is", rf"token{_TOLD}", _is_mixed),
+        ("auth_token", rf"auth_token{_GIVEN}", _is_value),
+        ("hf_", rf"hf_token{_GIVEN}", _is_value),
+        ("hf_", r"(?P<value>hf_[a-z0-9]{16,})", _is_value),
+        ("bearer", r"bearer[ \t]+(?P<value>[a-z0-9._~+/=-]{6,})", _is_value),
+        ("basic", r"basic[ \t]+(?P<value>[a-z0-9+/_-]{4,}={0,2})", _is_user),
+    )
+)
+_TELLTALES: Final = tuple(dict.fromkeys(telltale for telltale, _, _ in _SHAPES))
+_LOWER: Final = {capital: capital + 32 for capital in range(ord("A"), ord("Z") + 1)}
+
+
+@dataclass(frozen=True)
+class Lookalike:
+    """Where something stands that looks like a secret, and where that begins by which it is told."""
+
+    told: int
+    start: int
+    end: int
+
+
+def lookalikes(text: str) -> Iterator[Lookalike]:
+    """All that looks like a secret. Most texts hold nothing of the kind."""
+    lower = text.lower()
+    told = [telltale for telltale in _TELLTALES if telltale in lower]
+    if told and len(lower) != len(text):  # a letter that becomes two
+        lower = text.translate(_LOWER)
+    for telltale, shape, is_secret in _SHAPES:
+        for match in shape.finditer(lower) if telltale in told else ():
+            start, end = match.span("value")
+            before = max(match.start() - _HEADER, 0)
+            if is_secret(text[start:end], lower[before : match.start()]):
+                yield Lookalike(before, start, end)

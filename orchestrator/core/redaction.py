@@ -1,0 +1,101 @@
+"""Taking secrets out of all that is shown or stored: those that this run knows, and what looks like one."""
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from orchestrator.core.known_secrets import MOST_APART, known_spans, may_begin
+from orchestrator.core.lookalikes import REDACTED, lookalikes
+
+_TELLING: Final = 4  # characters of a secret that may be shown: the last ones before a stream pauses
+
+
+def redact(text: str) -> str:
+    """`text` with every known secret, and everything that looks like one, replaced by `[REDACTED]`."""
+    return _without(text, _spans(text))
+
+
+def redact_known(text: str) -> str:
+    """`text` without the known secrets: for what we have written ourselves, where a lookalike is none."""
+    return _without(text, [*known_spans(text)])
+
+
+def redact_data(data: object) -> object:
+    """JSON-able data with each text in it redacted."""
+    if isinstance(data, str):
+        return redact(data)
+    if isinstance(data, Mapping):
+        return {key: redact_data(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [redact_data(each) for each in data]
+    return data
+
+
+def redact_json(text: str) -> str:
+    """A JSON document with each text in it redacted."""
+    return json.dumps(redact_data(json.loads(text)), indent=2, ensure_ascii=False) + "\n"
+
+
+def excerpt(text: str | bytes, most: int) -> str:
+    """The first `most` characters of `text`, redacted before they are cut: half a secret is not told as one."""
+    text = text[: most + MOST_APART]
+    return redact(text.decode(errors="replace") if isinstance(text, bytes) else text)[:most]
+
+
+def looks_secret(text: str) -> bool:
+    """Whether something in `text` looks like a secret; what this run knows does not matter."""
+    return next(lookalikes(text), None) is not None
+
+
+def safe_cut(text: str, at: int) -> int:
+    """Where to cut `text`, at `at` or before it, so that nothing that looks like a secret is torn."""
+    first = max(at - MOST_APART, 0)
+    found = ((first + each.told, first + each.end) for each in lookalikes(text[first:]))
+    return min((told for told, end in found if first < told < at < end), default=at)
+
+
+class Stream:
+    """Text that comes in pieces and leaves redacted, but for an end that may be the beginning of a known secret."""
+
+    def __init__(self) -> None:
+        """Nothing has come yet."""
+        self._shown = ""  # the end of what has left, where a secret may have begun
+        self._held = ""
+
+    def feed(self, piece: str) -> str:
+        """What may leave by now."""
+        shown, text = len(self._shown), self._shown + self._held + piece
+        spans = _merged(_spans(text))
+        begins = max([may_begin(text), *(end for start, end in spans[-1:])])
+        leaves = max(begins, shown) if len(text) - begins >= _TELLING else len(text)
+        self._shown, self._held = text[begins:leaves], text[leaves:]
+        return _without(
+            text[shown:leaves], [(max(start - shown, 0), end - shown) for start, end in spans if end > shown]
+        )
+
+    def close(self) -> str:
+        """The rest, of a stream that has ended."""
+        rest, self._held = self._held, ""
+        return redact(rest)
+
+
+def _spans(text: str) -> list[tuple[int, int]]:
+    return [*known_spans(text), *((each.start, each.end) for each in lookalikes(text))]
+
+
+def _without(text: str, spans: list[tuple[int, int]]) -> str:
+    pieces, at = [], 0
+    for start, end in _merged(spans):
+        pieces += [text[at:start], REDACTED]
+        at = end
+    return "".join([*pieces, text[at:]]) if spans else text
+
+
+def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start < merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged

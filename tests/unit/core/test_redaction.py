@@ -1,0 +1,333 @@
+"""What is taken out of a text: known secrets in every form at every place, lookalikes, and nothing else."""
+
+import base64
+import json
+import tracemalloc
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, cast
+
+import pytest
+from docker.models.containers import Container
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.bench.answer import Answer
+from orchestrator.cli.main import _of_this_tool
+from orchestrator.commands.runs import RunDir
+from orchestrator.core import console
+from orchestrator.core.errors import DeployError
+from orchestrator.core.known_secrets import know, known
+from orchestrator.core.log_lines import redacted
+from orchestrator.core.redaction import REDACTED, Stream, excerpt, looks_secret, redact, redact_json
+from orchestrator.core.secret import Secret
+from orchestrator.diagnose import diagnose
+from orchestrator.prove.report import failed
+from orchestrator.prove.smoke import _result
+from orchestrator.runtimes.docker.logs import save_log
+
+KEY: Final = 'sk-Ab9/"x\\Zq~~71+kpWv_0'
+_BYTES: Final = KEY.encode()
+
+
+def _in_base64(before: bytes, after: bytes) -> str:
+    return base64.b64encode(before + _BYTES + after).decode()
+
+
+FORMS: Final = {
+    "plain": KEY,
+    "base64": _in_base64(b"", b""),
+    "base64, url-safe": base64.urlsafe_b64encode(b"?" + _BYTES).decode(),
+    "base64, one byte before": _in_base64(b":", b""),
+    "base64, two bytes before": _in_base64(b"u:", b"."),
+    "base64, between others": _in_base64(b"user:", b"@host"),
+    "hexadecimal": _BYTES.hex(),
+    "hexadecimal, capitals": _BYTES.hex().upper(),
+    "percent, all": "".join(f"%{byte:02x}" for byte in _BYTES),
+    "percent, in part": "".join(f"%{byte:02X}" if index % 3 else chr(byte) for index, byte in enumerate(_BYTES)),
+    "JSON": json.dumps(KEY),
+    "JSON, all escaped": "".join(f"\\u{byte:04x}" for byte in _BYTES),
+    "JSON, escaped slash": json.dumps(KEY).replace("/", "\\/"),
+    "JSON within JSON": json.dumps(json.dumps(KEY)),
+    "repr of bytes": "".join(f"\\x{byte:02x}" for byte in _BYTES),
+    "colours": "\x1b[1;31m".join(KEY),
+    "colours in JSON": json.dumps("\x1b[0m".join(KEY)),
+}
+BROKEN: Final = {
+    "a line end": f"{KEY[:9]}\n{KEY[9:]}",
+    "line ends everywhere": "\r\n".join(KEY),
+    "base64, wrapped": f"{FORMS['base64'][:7]}\n{FORMS['base64'][7:]}",
+    "a line end in JSON, as a number": f"{KEY[:5]}\\u000a{KEY[5:]}",
+    "a line end in JSON": json.dumps(f"{KEY[:9]}\n{KEY[9:]}"),
+}
+_BESIDE: Final = {"base64, between others": (7, 8)}  # characters of a form that tell of its neighbours only
+
+
+def tells(shown: str, form: str, beside: tuple[int, int] = (0, 0)) -> bool:
+    """Whether eight characters of a form in a row are shown."""
+    shown, form = ("".join(text.split()) for text in (shown, form))
+    telling = form[beside[0] : len(form) - beside[1]]
+    return any(telling[at : at + 8] in shown for at in range(len(telling) - 7))
+
+
+class Finished:
+    """A container that has ended."""
+
+    def __init__(self, log: str) -> None:
+        self.log = log.encode()
+
+    def logs(self, **_: object) -> Iterator[bytes]:
+        yield from (self.log[at : at + 5] for at in range(0, len(self.log), 5))
+
+
+class Places:
+    """Every way a text takes out of this tool; each gives back what has come out."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._folder, self._capsys = folder, capsys
+
+    def say(self, text: str) -> str:
+        console.say(text)
+        return self._capsys.readouterr().err
+
+    def error(self, text: str) -> str:
+        console.show_error(DeployError("a failure", details=text, hint=text))
+        return self._capsys.readouterr().err
+
+    def out(self, text: str) -> str:
+        console.out(text)
+        return self._capsys.readouterr().out
+
+    def out_json(self, text: str) -> str:
+        console.out_json({"each": [{"text": text}]})
+        return self._capsys.readouterr().out
+
+    def progress(self, text: str) -> str:
+        console.Progress().update(text)
+        return self._capsys.readouterr().err
+
+    def streamed_answer(self, text: str) -> str:
+        stream = Stream()
+        return "".join(map(stream.feed, text)) + stream.close()
+
+    def result_json(self, text: str) -> str:
+        return redact_json(json.dumps({"endpoint": {"served_model": text}}))
+
+    def requests_jsonl(self, text: str) -> str:
+        answer = Answer(tokens=1)
+        answer.fail("http-500", text)
+        assert answer.failure is not None
+        return answer.failure[1]
+
+    def report_of_a_run(self, text: str) -> str:
+        return RunDir(self._folder).save("smoke.json", {"evidence": (text,)}).read_text()
+
+    def smoke_evidence(self, text: str) -> str:
+        return _result("check", failed(text), seconds=1).evidence
+
+    def diagnosis(self, text: str) -> str:
+        return diagnose([f"OOMKilled {text}"]).to_text()
+
+    def fault_file(self, text: str) -> str:
+        try:
+            float(text)
+        except ValueError as fault:
+            file = Path(_of_this_tool(fault).hint.split("`")[1])
+        try:
+            return file.read_text()
+        finally:
+            file.unlink()
+
+    def server_log(self, text: str) -> str:
+        data = f"begins {text}\nends\n".encode()
+        return "".join(redacted(data[at : at + 5] for at in range(0, len(data), 5)))
+
+    def container_log(self, text: str) -> str:
+        save_log(cast("Container", Finished(text)), self._folder)
+        return (self._folder / "server.log").read_text()
+
+
+PLACES: Final = sorted(name for name in vars(Places) if not name.startswith("_"))
+
+
+@pytest.fixture
+def places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Places:
+    return Places(tmp_path, capsys)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", FORMS)
+def test_a_known_secret_comes_out_nowhere_in_no_form(places: Places, name: str, place: str) -> None:
+    form = FORMS[name]
+    show: Callable[[str], str] = getattr(places, place)
+    assert "here" in show("here it is: x")
+    Secret(KEY)
+    shown = show(f"here it is: {form} and more")
+    assert REDACTED in shown
+    assert not tells(shown, form, _BESIDE.get(name, (0, 0)))
+
+
+@pytest.mark.parametrize("place", sorted({*PLACES} - {"smoke_evidence", "diagnosis"}))  # of one line each
+@pytest.mark.parametrize("form", BROKEN.values(), ids=BROKEN)
+def test_nor_where_line_ends_break_it(places: Places, form: str, place: str) -> None:
+    Secret(KEY)
+    shown = getattr(places, place)(f"here it is: {form} and more")
+    assert REDACTED in shown
+    assert not tells(shown, form)
+
+
+@given(st.sampled_from(sorted({**FORMS, **BROKEN})), st.lists(st.integers(0, 400), max_size=6))
+def test_a_stream_hides_a_secret_wherever_it_is_cut(name: str, cuts: list[int]) -> None:
+    know([KEY])
+    form = {**FORMS, **BROKEN}[name]
+    text = f"it is {form}, and so on"
+    at = sorted({0, *(cut % len(text) for cut in cuts), len(text)})
+    stream = Stream()
+    shown = "".join(stream.feed(text[start:end]) for start, end in pairwise(at)) + stream.close()
+    assert not tells(shown, form, _BESIDE.get(name, (0, 0)))
+    assert shown.startswith("it is ")
+    assert shown.endswith(", and so on")
+
+
+def test_a_stream_holds_back_no_more_than_what_may_be_a_secret() -> None:
+    Secret("sk-0123456789")
+    stream = Stream()
+    assert stream.feed("the server is ready\n") == "the server is ready\n"
+    assert stream.feed("as") == "as"  # less than four characters tell nothing
+    assert stream.feed("k sk-01") == "k "
+    assert stream.feed("2x") == "sk-012x"
+    assert stream.feed(" sk-0123") == " "
+    assert stream.feed("456789.") == f"{REDACTED}."
+    assert stream.feed(" sk-0" + "\n" * 5000) == " sk-0" + "\n" * 5000  # not for ever
+    assert stream.close() == ""
+
+
+def test_a_secret_is_hidden_in_a_line_that_is_cut_for_its_length() -> None:
+    Secret(KEY)
+    for beyond in range(-4, 30, 3):  # the cut stands 4,096 characters before the end of what is there by then
+        line = b"x" * ((17 << 16) - 4096 - beyond) + KEY.encode() + b"y" * 70_000
+        shown = "".join(redacted(line[at : at + 65536] for at in range(0, len(line), 65536)))
+        assert not tells(shown, KEY)
+        assert shown.count("y") == 70_000
+
+
+def test_what_looks_like_a_secret_is_not_torn_by_such_a_cut() -> None:
+    for beyond in range(-4, 50, 5):
+        line = b" " * ((17 << 16) - 4096 - beyond) + b"api_key='wJ4-zTq8-mMv2-nobody-told-of-it' " + b"y" * 70_000
+        shown = "".join(redacted(line[at : at + 65536] for at in range(0, len(line), 65536)))
+        assert f"api_key='{REDACTED}'" in shown
+        assert not tells(shown, "wJ4-zTq8-mMv2-nobody-told-of-it")
+
+
+def test_a_secret_is_hidden_before_a_text_is_cut() -> None:
+    Secret(KEY)
+    for most in range(1, 60):
+        assert not tells(excerpt(f"a long introduction: {KEY}", most), KEY)
+    assert excerpt(b"\xff" + KEY.encode(), 20) == f"\ufffd{REDACTED}"
+
+
+def test_a_secret_is_found_wherever_it_stands_in_a_long_text() -> None:
+    Secret(KEY)
+    for before in (4090, 65530, 69626):
+        assert redact(f"{'x' * before}{KEY}{'y' * 5000}") == f"{'x' * before}{REDACTED}{'y' * 5000}"
+
+
+def test_what_stands_around_a_secret_stays() -> None:
+    Secret("sk-0123456789")
+    assert redact("(sk-0123456789), sk-012345678, sk-0123456789") == f"({REDACTED}), sk-012345678, {REDACTED}"
+    assert redact(f"a b\n{'sk-%30123456789'}\nc") == f"a b\n{REDACTED}\nc"
+
+
+@pytest.mark.parametrize(
+    ("secret", "text", "shown"),
+    [
+        ("EMPTY", "key EMPTY, not EMPTYING", f"key {REDACTED}, not EMPTYING"),
+        ("EMPTY", "RU1QVFk= 454d505459", "RU1QVFk= 454d505459"),  # in no other form
+        ("abc", "abc", "abc"),
+        ("", "nothing", "nothing"),
+    ],
+)
+def test_a_short_secret_blanks_out_no_ordinary_text(secret: str, text: str, shown: str) -> None:
+    Secret(secret)
+    assert redact(text) == shown
+
+
+def test_a_secret_that_is_no_text_is_one_all_the_same() -> None:
+    Secret("sk-\udcff-0123456789")  # a byte of the environment that is no UTF-8
+    assert redact("a sk-\udcff-0123456789") == f"a {REDACTED}"
+
+
+def test_a_text_around_secrets_is_not_known_as_a_whole() -> None:
+    Secret("sk-0123456789")
+    text = Secret.around('{"api-key": "sk-0123456789"}')
+    assert (str(text), bool(text), known()) == (REDACTED, True, ("sk-0123456789",))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("ServerArgs(api_key='it\\'s', tp=8)", f"ServerArgs(api_key='{REDACTED}', tp=8)"),
+        ('{"api_key": "sk-1", "admin_api_key": null}', f'{{"api_key": "{REDACTED}", "admin_api_key": null}}'),
+        ('{\\"api_key\\": \\"sk-1\\"}', f'{{\\"api_key\\": \\"{REDACTED}\\"}}'),
+        ("api_key='cut here", f"api_key='{REDACTED}"),
+        ("SGLANG_API_KEY=zz api_key_env=KEY", f"SGLANG_API_KEY={REDACTED} api_key_env=KEY"),
+        ("x-api-key: zz", f"x-api-key: {REDACTED}"),
+        ("--api-key zz --tp 8", f"--api-key {REDACTED} --tp 8"),
+        ("['--admin-api-key', 'zz']", f"['--admin-api-key', '{REDACTED}']"),
+        ("ssl_keyfile_password='a b'", f"ssl_keyfile_password='{REDACTED}'"),
+        ("--ssl-keyfile-password zz", f"--ssl-keyfile-password {REDACTED}"),
+        ("Authorization: Bearer abc.def-1", f"Authorization: Bearer {REDACTED}"),
+        ("Authorization: Basic dXNlcjprZXk=", f"Authorization: Basic {REDACTED}"),
+        ("'authorization': 'Basic c2VjcmV0'", f"'authorization': 'Basic {REDACTED}'"),
+        ("sent Basic dXNlcjprZXk= to it", f"sent Basic {REDACTED} to it"),
+        ("your token is abc123def456.", f"your token is {REDACTED}"),
+        ("Incorrect API key provided: sk-12ab34cd", f"Incorrect API key provided: {REDACTED}"),
+        ("hf_0123456789abcdefXYZ", REDACTED),
+    ],
+)
+def test_what_looks_like_a_secret_is_taken_out(text: str, shown: str) -> None:
+    assert redact(text) == shown
+    assert redact(shown) == shown
+    assert looks_secret(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_tokens=16, #token: 91000, token usage: 0.10, max_total_num_tokens=32768, eos_token='<|im_end|>'",
+        "the token is required, a token is invalid; the key is missing; a key is not set; password is wrong",
+        "ServerArgs(api_key=None, admin_api_key=None, ssl_keyfile_password=None, hf_chat_template_name=None)",
+        "a basic configuration, Basic training of models, the bearer of news",
+        "server.api_key_env names the variable; hf_config, hf_quant_config.json, hf_overrides",
+        "api_key=[REDACTED]",
+    ],
+)
+def test_ordinary_text_stays_as_it_is(text: str) -> None:
+    assert redact(text) == text
+    assert not looks_secret(text)
+
+
+def test_no_line_of_a_real_log_is_taken_for_a_secret() -> None:
+    logs = [path for path in Path(__file__).parents[1].rglob("*.log") if "real" in path.name]
+    assert logs
+    Secret("sk-0123456789")
+    for path in logs:
+        text = path.read_text(errors="replace")
+        assert redact(text) == text, path.name
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"x" * 100, b'\\"' * 50, b"%41" * 30, b"a\n" * 50, b"\x1b[0m" * 30, b"api_key=" * 12, b"\r" * 100],
+    ids=["letters", "quotes", "percent", "short lines", "colours", "keys", "returns"],
+)
+def test_a_log_is_copied_in_little_memory_whatever_stands_in_it(line: bytes) -> None:
+    Secret(KEY)
+    piece = (line * (65536 // len(line)))[: 1 << 16]
+    tracemalloc.start()
+    shown = sum(block.count(REDACTED) for block in redacted([*[piece] * 17, KEY.encode(), *[piece] * 4]))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert shown
+    assert peak < 32 << 20
