@@ -161,7 +161,7 @@ def test_no_proxy_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_hangs_up_has_not_answered() -> None:
-    with asking(lambda _: None) as (client, _), pytest.raises(NoAnswerError, match="no whole HTTP/1.1 answer"):
+    with asking(lambda _: None) as (client, _), pytest.raises(NoAnswerError, match=r"no whole HTTP/1\.1 answer"):
         client.health()
 
 
