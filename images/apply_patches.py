@@ -201,15 +201,21 @@ def added_file(path: Path) -> list[dict[str, str | None]]:
 
 
 def apply(manifest: list[Patch], roots: Roots) -> list[dict[str, Any]]:
-    """Apply what is needed; one entry of the receipt a patch. Raises Refusal with every patch that fits nowhere."""
+    """Apply what is needed; one entry of the receipt a patch.
+
+    Raises Refusal with every patch that was expected to be needed or present and fits nowhere.
+    """
     states = {patch["id"]: state_of(patch, roots) for patch in manifest}
     misfits = [
         f"patch `{patch['id']}` neither applies nor is present\n  "
         + "\n  ".join(states[patch["id"]][1])
         + f"\n  upstream: {patch['upstream']}"
         for patch in manifest
-        if states[patch["id"]][0] == CONFLICT
-        or (patch["apply"]["kind"] == "diff" and states[patch["id"]][0] == NOT_APPLICABLE)
+        if patch.get("expected", True)
+        and (
+            states[patch["id"]][0] == CONFLICT
+            or (patch["apply"]["kind"] == "diff" and states[patch["id"]][0] == NOT_APPLICABLE)
+        )
     ]
     if misfits:
         raise Refusal("\n".join(misfits))

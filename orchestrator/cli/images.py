@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import GiveOption, Json, ProfileOption, SetOption, named_files
-from orchestrator.core.console import note, out, out_json, say, table
+from orchestrator.core.console import note, out, out_json, say, table, warn
 from orchestrator.core.errors import PatchError, UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +44,15 @@ def build(
 
     from orchestrator.commands.planning import planned, render_artifacts
     from orchestrator.core.paths import Home
-    from orchestrator.images import build_image, find_docker, on_base, push_image, tag_image, write_metadata
+    from orchestrator.images import (
+        build_image,
+        differences,
+        find_docker,
+        on_base,
+        push_image,
+        tag_image,
+        write_metadata,
+    )
 
     if push and tag is None:
         raise UsageError("`--push` needs a name to push", hint="give one with `--tag registry/name:tag`")
@@ -60,6 +68,8 @@ def build(
     if metadata_file:
         write_metadata(metadata_file, metadata)
     say(_summary(built.receipt))
+    for difference in differences(plan, built.receipt):
+        warn(difference)
     note(f"{'built' if built.built else 'already built'} in {built.seconds:.1f} s")
     if json:
         out_json(metadata)

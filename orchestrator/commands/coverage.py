@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import note, warn
-from orchestrator.core.errors import KernelsError
+from orchestrator.core.errors import KernelsError, ProfileError
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_file
 from orchestrator.kernels import (
@@ -15,6 +15,7 @@ from orchestrator.kernels import (
     TunedRow,
     applies_to,
     coverage_of,
+    decide_fusion,
     promised_rows,
     rank_shapes,
 )
@@ -101,6 +102,22 @@ def require_covered(plan: Plan, home: Home) -> None:
         where=f"engine `{plan.engine.name}`, {_aiter(plan)}",
         hint="; or ".join([*covering, tune, "`--accept-untuned`"]),
     )
+
+
+def require_fusion_told(plan: Plan, home: Home) -> None:
+    """Raise ProfileError for a plan whose server would fuse a shared expert that its checkpoint keeps unquantised.
+
+    Such weights are dropped on the way into the fused ones, and nothing is said (sgl-project/sglang#40754, #38878). The
+    checkpoint that is staged decides; without one nothing is known.
+    """
+    checkpoint = staged_moe(plan, RowSources(), home) if applies_to(plan) else None
+    fusion = decide_fusion(plan, checkpoint)
+    if fusion.demanded:
+        raise ProfileError(
+            f"`{plan.profile}` would fuse shared experts that its checkpoint keeps apart: {fusion.because}",
+            where=str(checkpoint_directory(plan.model, home)),
+            hint=f"`--set flags.{fusion.demanded}=true`: {fusion.hint}",
+        )
 
 
 def _covering_engines(plan: Plan) -> Iterator[str]:

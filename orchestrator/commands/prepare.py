@@ -39,7 +39,7 @@ def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
 def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     """Make what the server runs in, while whatever runs goes on running. Raises BuildError or WeightsError."""
     prepared = runtime_kind(artifacts.plan.runtime).prepare(artifacts, place)
-    _overlay(artifacts.plan, place, prepared.not_needed)
+    _overlay(prepared.as_found or artifacts.plan, place, prepared.not_needed)
     return prepared
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
-from orchestrator.commands.coverage import note_coverage, require_covered
+from orchestrator.commands.coverage import note_coverage, require_covered, require_fusion_told
 from orchestrator.commands.down import grace_of
 from orchestrator.commands.kernels import kernel_gate, make_table
 from orchestrator.commands.machine import place_of
@@ -85,6 +85,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
     shown = (file for file in rendered_files(artifacts, request.name) if "/" not in file.path)
     files = "\n".join(f"==> {file.path} <==\n{file.content.decode()}" for file in shown)
     note_coverage(plan, home)
+    require_fusion_told(plan, home)
     return Preview(steps=steps_text(artifacts, place), files=files)
 
 
@@ -108,6 +109,7 @@ def up(request: UpRequest, home: Home) -> Up:
         if not request.accept_untuned:
             require_covered(plan, home)  # before anything is downloaded
         bring_checkpoint(plan, place, stage=request.stage)
+        require_fusion_told(plan, home)
         if make_table(plan, home, place, accept_untuned=request.accept_untuned):
             plan, inputs = planned(request.profile, request.overrides, home)
         if not request.accept_untuned:

@@ -14,6 +14,7 @@ from orchestrator.images.build import (
 )
 from orchestrator.images.check import CONFLICT, PatchState, SourceChecker, fetch_wheel
 from orchestrator.images.client import Docker, find_docker
+from orchestrator.images.found import as_found, differences
 from orchestrator.images.receipt import ImageReceipt, parse_receipt, read_receipt
 from orchestrator.images.sources import carried_patches, image_sources, input_digests, program_paths, read_inputs
 
@@ -25,8 +26,10 @@ __all__ = [
     "ImageReceipt",
     "PatchState",
     "SourceChecker",
+    "as_found",
     "build_image",
     "carried_patches",
+    "differences",
     "ensure_base",
     "ensure_image",
     "fetch_wheel",

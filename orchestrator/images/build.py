@@ -20,7 +20,8 @@ from orchestrator.core.errors import BuildError, PatchError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.images.base import ensure_base, image_id
 from orchestrator.images.client import Docker
-from orchestrator.images.receipt import BASE_LABEL, RECEIPT_LABEL, ImageReceipt, labels, read_receipt
+from orchestrator.images.found import require_version
+from orchestrator.images.receipt import BASE_LABEL, RECEIPT_LABEL, ImageReceipt, labels, parse_receipt, read_receipt
 from orchestrator.plan import Engine, Plan
 from orchestrator.render import Artifacts, BuildContext, repository
 
@@ -95,7 +96,7 @@ def ensure_image(docker: Docker, engine: Engine, context: BuildContext, options:
         )
     if fresh:
         replaced = image_id(docker, options.tag)
-        _build(docker, context, options, base=base)
+        _build(docker, engine, context, options, base=base)
         if replaced is not None:
             docker.run("image", "rm", replaced)  # docker refuses while a container or another name holds it
     return BuiltImage(
@@ -143,13 +144,15 @@ def build_arguments(docker: Docker, options: BuildOptions, *, tag: str) -> list[
     return [*arguments, "-"]
 
 
-def _build(docker: Docker, context: BuildContext, options: BuildOptions, *, base: str) -> None:
+def _build(docker: Docker, engine: Engine, context: BuildContext, options: BuildOptions, *, base: str) -> None:
     unproved = f"{options.tag}-unproved-{uuid.uuid4().hex[:12]}"  # of its own: another build of this tag may run
     named = "BuildKit" if docker.builder == "buildkit" else "the classic builder"
     say(f"building `{options.tag}` with {named} ({docker.program} {docker.version})")
     try:
         _run_build(docker, build_arguments(docker, options, tag=unproved), archive(context))
-        receipt = json.dumps(json.loads(_verify(docker, unproved)), separators=(",", ":"))
+        verified = _verify(docker, unproved)
+        require_version(parse_receipt(verified), engine)
+        receipt = json.dumps(json.loads(verified), separators=(",", ":"))
         arguments = ["build", "--tag", options.tag, "--label", f"{RECEIPT_LABEL}={receipt}", "--label"]
         _run_build(docker, [*arguments, f"{BASE_LABEL}={base}", "-"], f"FROM {unproved}\n".encode())
     finally:

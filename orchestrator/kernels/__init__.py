@@ -6,7 +6,7 @@ the ROCm images of sglang pin, 7d604afe and 9127c94a; nothing here was run on a 
 """
 
 from orchestrator.kernels.coverage import Coverage, applies_to, coverage_of, to_dict, to_text
-from orchestrator.kernels.fusion import MoeCheckpoint
+from orchestrator.kernels.fusion import MoeCheckpoint, decide_fusion
 from orchestrator.kernels.gate import GateReader, GateReport, gate_report
 from orchestrator.kernels.keys import Key, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow, write_untuned
@@ -27,6 +27,7 @@ __all__ = [
     "asks_triton",
     "assemble",
     "coverage_of",
+    "decide_fusion",
     "gate_report",
     "promised_rows",
     "rank_shapes",

@@ -14,6 +14,7 @@ from orchestrator.plan import Moe, Plan
 _VALIDATED_EXPERTS: Final = (256, 384)  # sglang 0.5.14 deepseek_v2.py:2676
 _ASKS_THE_CHECKPOINT: Final = (0, 5, 18)
 _IGNORES_THE_DRAFT: Final = (0, 5, 19)
+_OFF: Final = "disable-shared-experts-fusion"
 _UNQUANTISED: Final = frozenset({"BF16", "F16", "F32"})
 
 
@@ -35,19 +36,20 @@ class Fusion:
     fused: bool | None
     because: str
     hint: str = ""
+    demanded: str = ""  # the switch without which the server does otherwise, and what it answers is wrong
 
 
 def decide_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
     """Whether the server of `plan` fuses the shared expert of `checkpoint`."""
-    if plan.flag("disable-shared-experts-fusion") is not None:
-        return Fusion(fused=False, because="flag `--disable-shared-experts-fusion`")
+    if plan.flag(_OFF) is not None:
+        return Fusion(fused=False, because=f"flag `--{_OFF}`")
     if checkpoint is None:
         return Fusion(fused=None, because="the checkpoint's exclude list decides, and it is not here")
-    version = _version(plan.engine.version)
     if veto := _stored_unquantised(checkpoint):
-        return Fusion(fused=False, because=veto, hint=_must_be_told(plan, version))
+        return _kept_apart(plan, checkpoint, veto)
     if plan.flag("enforce-shared-experts-fusion") is not None:
         return Fusion(fused=True, because="flag `--enforce-shared-experts-fusion`")
+    version = _version(plan.engine.version)
     if version >= _ASKS_THE_CHECKPOINT and (entry := _mistaken_draft_entry(checkpoint, version)):
         return Fusion(
             fused=False,
@@ -55,6 +57,14 @@ def decide_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
             hint="`--enforce-shared-experts-fusion` lifts that veto",
         )
     return _by_configuration(plan, checkpoint.moe)
+
+
+def _kept_apart(plan: Plan, checkpoint: MoeCheckpoint, veto: str) -> Fusion:
+    """Shared experts that are not quantised: newer versions see it, older ones have to be told."""
+    if _version(plan.engine.version) >= _ASKS_THE_CHECKPOINT or not _by_configuration(plan, checkpoint.moe).fused:
+        return Fusion(fused=False, because=veto)
+    unasked = f"sglang {plan.engine.version} does not look at the exclude list and would fuse all the same"
+    return Fusion(fused=False, because=veto, hint=f"{unasked}: set the flag `{_OFF}`", demanded=_OFF)
 
 
 def _by_configuration(plan: Plan, moe: Moe) -> Fusion:
@@ -76,15 +86,6 @@ def _stored_unquantised(checkpoint: MoeCheckpoint) -> str:
         (entry for entry in checkpoint.exclude if _is_shared(entry) and not _of_draft(entry, checkpoint)), None
     )
     return f"exclude entry `{entry}`: shared experts are not quantised" if entry else ""
-
-
-def _must_be_told(plan: Plan, version: tuple[int, ...]) -> str:
-    if version >= _ASKS_THE_CHECKPOINT:
-        return ""
-    return (
-        f"sglang {plan.engine.version} does not look at the exclude list and would fuse all the same: "
-        "set the flag `disable-shared-experts-fusion`"
-    )
 
 
 def _mistaken_draft_entry(checkpoint: MoeCheckpoint, version: tuple[int, ...]) -> str | None:

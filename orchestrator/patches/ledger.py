@@ -1,7 +1,7 @@
 """The ledger of patches: read from patches/, and handed to images/apply_patches.py as a manifest."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -51,9 +51,16 @@ def read_diffs(ledger: Sequence[Patch], catalogue: Catalogue | None = None) -> d
     }
 
 
-def manifest(patches: Sequence[Patch], diffs: Mapping[str, str]) -> str:
-    """The manifest of `patches`, sorted by id; `diffs` maps the id of a patch of kind `diff` to its text."""
-    return json.dumps([_entry(patch, diffs) for patch in sorted(patches, key=lambda p: p.id)], indent=2) + "\n"
+def manifest(patches: Sequence[Patch], diffs: Mapping[str, str], *, unexpected: Collection[str] = ()) -> str:
+    """The manifest of `patches`, sorted by id; `diffs` maps the id of a patch of kind `diff` to its text.
+
+    Sources that a patch does not fit stop a build, unless it is one of `unexpected`.
+    """
+    entries = [
+        {**_entry(patch, diffs), "expected": patch.id not in unexpected}
+        for patch in sorted(patches, key=lambda patch: patch.id)
+    ]
+    return json.dumps(entries, indent=2) + "\n"
 
 
 def _entry(patch: Patch, diffs: Mapping[str, str]) -> dict[str, object]:

@@ -1,4 +1,8 @@
-"""Which patches a plan carries. Here versions decide; inside the image its content does (images/apply_patches.py)."""
+"""Which patches a plan carries, and which of them its version lets it expect.
+
+Platform, model and speculation decide what is carried; whether the sources need it their content does, inside the image
+(images/apply_patches.py).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,16 +26,16 @@ class PatchFacts:
 
 
 def select(ledger: Sequence[Patch], facts: PatchFacts) -> tuple[PatchUse, ...]:
-    """The patches these facts call for, sorted by id, each with the reason."""
+    """The patches for this platform and model, sorted by id; each with whether the version calls for it, and why."""
     chosen = [patch for patch in ledger if _applies(patch.applies, facts)]
     return tuple(_use(patch, facts) for patch in sorted(chosen, key=lambda patch: patch.id))
 
 
 def environment(ledger: Sequence[Patch], uses: Sequence[PatchUse]) -> tuple[EnvVar, ...]:
-    """The variables that patches of kind environment set, and those of a file patch whose file was given."""
+    """The variables of expected patches of kind environment, and those of a file patch whose file was given."""
     by_id = {patch.id: patch.apply for patch in ledger}
     found: list[EnvVar] = []
-    for use in uses:
+    for use in (use for use in uses if use.expected):
         apply = by_id[use.id]
         if isinstance(apply, EnvironmentPatch) or (isinstance(apply, AddedFile) and use.input_sha256 is not None):
             found += [EnvVar(name=v.name, value=v.value, origin=v.origin, source=v.source) for v in apply.env]
@@ -42,7 +46,6 @@ def _applies(conditions: Applies, facts: PatchFacts) -> bool:
     speculative = facts.mtp_layer is not None and facts.speculative_steps is not None
     return (
         facts.platform in conditions.platforms
-        and SpecifierSet(conditions.engine or "").contains(facts.engine_version, prereleases=True)
         and (conditions.quantisation is None or facts.quantisation in conditions.quantisation)
         and (conditions.mtp is None or conditions.mtp == speculative)
         and (
@@ -54,7 +57,17 @@ def _applies(conditions: Applies, facts: PatchFacts) -> bool:
 
 def _use(patch: Patch, facts: PatchFacts) -> PatchUse:
     given = facts.inputs.get(patch.apply.input) if isinstance(patch.apply, AddedFile) else None
-    return PatchUse(id=patch.id, kind=patch.apply.kind, reason=_reason(patch, facts, given), input_sha256=given)
+    return PatchUse(
+        id=patch.id,
+        kind=patch.apply.kind,
+        expected=_expected(patch, facts),
+        reason=_reason(patch, facts, given),
+        input_sha256=given,
+    )
+
+
+def _expected(patch: Patch, facts: PatchFacts) -> bool:
+    return SpecifierSet(patch.applies.engine or "").contains(facts.engine_version, prereleases=True)
 
 
 def _reason(patch: Patch, facts: PatchFacts, given: str | None) -> str:
@@ -62,4 +75,5 @@ def _reason(patch: Patch, facts: PatchFacts, given: str | None) -> str:
         return f"no `{patch.apply.input}` is given: {patch.symptom.effect}"
     if patch.applies.engine is None:
         return patch.title
-    return f"sglang {facts.engine_version} is in `{patch.applies.engine}` ({patch.upstream.reference})"
+    stands = "is" if _expected(patch, facts) else "is not"
+    return f"sglang {facts.engine_version} {stands} in `{patch.applies.engine}` ({patch.upstream.reference})"

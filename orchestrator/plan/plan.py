@@ -175,10 +175,15 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class PatchUse:
-    """One patch this plan carries; `kind` is how it acts (diff, config, environment, file)."""
+    """One patch this plan carries; `kind` is how it acts (diff, config, environment, file).
+
+    One that is not `expected` travels into the build all the same: what stands in the sources decides, not the version
+    they are called by.
+    """
 
     id: str
     kind: str
+    expected: bool
     reason: str
     input_sha256: str | None  # of the file a patch of kind `file` was given; None for others, and where none was given
 

@@ -152,6 +152,23 @@ def engine_fits_hardware(case: Case) -> Iterator[Problem]:
         )
 
 
+def image_is_of_version(case: Case) -> Iterator[Problem]:
+    """What the engine is made from is of its version, as far as its name says: options and patches follow from it.
+
+    Releases are tagged `vX.Y.Z`, alone or before a platform and a date (sglang, .github/workflows/release-docker*.yml).
+    """
+    engine = case.profile.engine
+    image = re.search(r"sglang[^/:]*:v?([0-9]+\.[0-9]+\.[0-9]+(?:\.post[0-9]+)?)(?![0-9.])", engine.image or "")
+    listed = re.match(r"sglang-[a-z]+-([0-9]+\.[0-9]+\.[0-9]+(?:\.post[0-9]+)?)\.txt\Z", engine.requirements or "")
+    for key, found in (("image", image), ("requirements", listed)):
+        if found and found[1] != engine.version:
+            yield Problem(
+                f"engine.version is {engine.version}, and `engine.{key}` is of sglang {found[1]}",
+                case.place("engine", "version"),
+                f"`--set engine.version={found[1]}`; or name an engine that has both: `deploy profiles` lists them",
+            )
+
+
 def runtime_can_start(case: Case) -> Iterator[Problem]:
     """There is such a runtime, and what it needs of a profile is there."""
     rules = case.runtimes.get(case.profile.runtime)
@@ -246,6 +263,7 @@ def reports_exist(case: Case) -> Iterator[Problem]:
 
 RULES: Final[Sequence[Rule]] = (
     engine_fits_hardware,
+    image_is_of_version,
     layout_fits,
     heads_divide,
     weights_fit,

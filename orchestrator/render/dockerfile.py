@@ -82,7 +82,7 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
     except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         why = f"template `{plan.engine.template}` cannot be rendered: {error}"
         raise BuildError(why, where=f"engine {plan.engine.name}") from error
-    texts = {"Dockerfile": dockerfile, "patches/manifest.json": manifest(sources.patches, sources.diffs)}
+    texts = {"Dockerfile": dockerfile, "patches/manifest.json": _manifest(plan, sources)}
     contents = {path: text.encode() for path, text in texts.items()}
     contents |= {f"patches/{name}": program for name, program in sources.programs.items()}
     contents |= sources.files
@@ -90,6 +90,11 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
     return BuildContext(
         files=tuple(ContextFile(path=path, content=contents[path], executable=False) for path in sorted(contents))
     )
+
+
+def _manifest(plan: Plan, sources: ImageSources) -> str:
+    unexpected = {use.id for use in plan.patches if not use.expected}
+    return manifest(sources.patches, sources.diffs, unexpected=unexpected)
 
 
 def base_reference(engine: Engine) -> str:

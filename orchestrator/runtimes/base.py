@@ -102,6 +102,7 @@ class Prepared:
     artifacts: Artifacts
     records: Mapping[str, object]  # by file name
     not_needed: frozenset[str] = frozenset()  # patches that the sources turned out not to need
+    as_found: Plan | None = None  # with those that they need although the plan did not expect it; None: as planned
 
 
 @dataclass(frozen=True, kw_only=True)

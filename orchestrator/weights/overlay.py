@@ -17,7 +17,7 @@ _UNCHANGED: Final = "the engine's sources do it themselves; the config is left a
 
 def overlay_path(plan: Plan) -> str | None:
     """Where the patched config.json lies, relative to the tool's home directory; None without a config patch."""
-    ids = [patch.id for patch in plan.patches if patch.kind == "config"]
+    ids = [patch.id for patch in plan.patches if patch.kind == "config" and patch.expected]
     return f"overlays/{plan.model.name}/{'+'.join(ids)}/config.json" if ids else None
 
 

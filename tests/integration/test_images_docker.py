@@ -41,6 +41,10 @@ pytestmark = [pytest.mark.docker, pytest.mark.wheels]
 
 CUH = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
 GUARD = "rocm-cuda-runtime-guard"
+TOPK = (
+    "srt/layers/attention/dsa/dsa_topk_backend.py",
+    "jit_kernel/include/sgl_kernel/deepseek_v4/topk_impl.cuh",
+)
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +144,26 @@ def test_newer_sources_under_the_old_version_hold_the_fix(docker: Docker) -> Non
     guard = next(record for record in built.receipt.patches if record.id == GUARD)
     assert (guard.state, guard.files) == ("present upstream", ())
     assert guard.evidence == (f"{CUH}:41: #include <hip/hip_runtime.h>",)
+
+
+def test_sources_of_july_under_the_old_version_get_what_the_next_release_needs(docker: Docker) -> None:
+    """A dated image labelled 0.5.14, with the top-k kernel that 0.5.15 has on by default."""
+    newer = {name: read("0.5.15.post1", name).encode() for name in TOPK}
+    dated = base_image(wheel("0.5.14"), replaced=newer, docker=docker.program)
+
+    built = build_image(docker, render_artifacts(on_base(load("mi355x-tp8-july").plan, dated)))
+
+    assert built.receipt.state("dsa-topk-v2-off") == "acts at start"
+    assert built.receipt.state(GUARD) == "applied"
+
+
+def test_an_image_of_another_release_is_not_built_on(docker: Docker) -> None:
+    other = base_image(wheel("0.5.15.post1"), docker=docker.program)
+
+    with pytest.raises(BuildError, match=r"holds sglang 0\.5\.15\.post1, the engine says 0\.5\.14") as caught:
+        build_image(docker, render_artifacts(on_base(load("mi355x-tp8-july").plan, other)))
+
+    assert "`--set engine.version=0.5.15.post1`" in caught.value.hint
 
 
 def test_a_base_that_is_ours_already_holds_our_patch_and_not_upstreams(docker: Docker, image: str) -> None:

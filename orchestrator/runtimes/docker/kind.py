@@ -1,15 +1,15 @@
 """The docker runtime, put together."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.console import note
+from orchestrator.core.console import note, warn
 from orchestrator.core.errors import Problem
 from orchestrator.core.paths import Home
 from orchestrator.host import far_machine
-from orchestrator.images import build_image, find_docker, image_sources, image_tag
+from orchestrator.images import as_found, build_image, differences, find_docker, image_sources, image_tag
 from orchestrator.plan import Plan
 from orchestrator.plan.rules import Case
 from orchestrator.render import Artifacts, ContextFile, build_context
@@ -35,8 +35,14 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     built = build_image(find_docker(place.far), artifacts)
     note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")
     records = {"image.json": {"tag": built.tag, "id": built.image_id}, "patches.json": asdict(built.receipt)}
-    not_needed = built.receipt.not_at_start(artifacts.plan.patches)
-    return Prepared(artifacts=artifacts, records=records, not_needed=not_needed)
+    plan = artifacts.plan
+    for text in differences(plan, built.receipt):
+        warn(text, hint=f"`deploy inspect {built.tag}` shows what was found")
+    found = as_found(plan, built.receipt)
+    if found is not plan:
+        artifacts = replace(render(found, artifacts.build, built.tag), plan=plan)
+    not_needed = built.receipt.not_at_start(plan.patches)
+    return Prepared(artifacts=artifacts, records=records, not_needed=not_needed, as_found=found)
 
 
 def _files(artifacts: Artifacts, name: str) -> tuple[ContextFile, ...]:

@@ -41,10 +41,11 @@ class SourcePatches:
     patches: tuple[Patch, ...]
     diffs: Mapping[str, str]  # patch id -> text
     tables: Mapping[str, bytes]
+    unexpected: frozenset[str]  # ids of those that the plan's version does not call for
 
     def manifest(self, places: Mapping[str, str]) -> str:
         """What the applier is told; a file lies at its place among these instead of at its destination."""
-        entries = json.loads(manifest(self.patches, self.diffs))
+        entries = json.loads(manifest(self.patches, self.diffs, unexpected=self.unexpected))
         for entry in entries:
             if destination := entry["apply"].get("destination"):
                 entry["apply"]["destination"] = places.get(destination, destination)

@@ -7,15 +7,15 @@ from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from orchestrator.core.console import note
+from orchestrator.core.console import note, warn
 from orchestrator.core.errors import KernelsError, StartError
 from orchestrator.core.paths import Home
 from orchestrator.environments import interpreter
-from orchestrator.images import carried_patches
+from orchestrator.images import as_found, carried_patches, differences
 from orchestrator.kernels.disk import tables_below
 from orchestrator.patches import AddedFile, read_diffs
 from orchestrator.plan import Plan
-from orchestrator.render import Artifacts, server_command
+from orchestrator.render import Artifacts, Command, server_command
 from orchestrator.runtimes.base import Place, Prepared
 from orchestrator.runtimes.process.patched import PatchedCopy, SourcePatches, find_sources, patched_copy, table_in
 from orchestrator.weights import overlay_path
@@ -30,13 +30,7 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
     The interpreter of an environment is put in once it is built. Where the patched sources will lie is known once they
     are made: until then, whoever runs the script says so.
     """
-    command = server_command(
-        plan,
-        model_path=model_path(plan),
-        host=plan.server.host,
-        python=plan.engine.python or "python3",
-        in_home=True,
-    )
+    command = _command(plan)
     if not plan.patches:
         return Artifacts(plan=plan, command=command, build=None)
     sources = source_patches(plan, inputs)
@@ -52,6 +46,11 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
     return Artifacts(plan=plan, command=replace(command, env=env, script=script), build=None, spec=sources)
 
 
+def _command(plan: Plan) -> Command:
+    python = plan.engine.python or "python3"
+    return server_command(plan, model_path=model_path(plan), host=plan.server.host, python=python, in_home=True)
+
+
 def source_patches(plan: Plan, inputs: Mapping[str, bytes]) -> SourcePatches:
     """The plan's patches with their diffs and the files they are given."""
     patches = carried_patches(plan)
@@ -60,7 +59,8 @@ def source_patches(plan: Plan, inputs: Mapping[str, bytes]) -> SourcePatches:
         for patch in patches
         if isinstance(patch.apply, AddedFile) and patch.apply.input in inputs
     }
-    return SourcePatches(patches=patches, diffs=read_diffs(patches), tables=tables)
+    unexpected = frozenset(use.id for use in plan.patches if not use.expected)
+    return SourcePatches(patches=patches, diffs=read_diffs(patches), tables=tables, unexpected=unexpected)
 
 
 def model_path(plan: Plan) -> str:
@@ -75,9 +75,10 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
 
     Raises BuildError; PatchError where a patch cannot be applied.
     """
-    python = interpreter(artifacts.plan.engine, place.home)
-    command = replace(artifacts.command, argv=(python, *artifacts.command.argv[1:]))
+    plan = artifacts.plan
+    python = interpreter(plan.engine, place.home)
     if artifacts.spec is None:
+        command = replace(artifacts.command, argv=(python, *artifacts.command.argv[1:]))
         return Prepared(artifacts=replace(artifacts, command=command), records={})
     sources = sources_of(artifacts)
     copy = patched_copy(python, sources, place.home)
@@ -85,11 +86,16 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     note(f"patched sglang {'made' if copy.made else 'found'} at {copy.folder}: {states}")
     gone = "the patched copy is gone; deploy up makes it anew"  # without it the sources would be used as they are
     script = (f"[ -e {shlex.quote(copy.python_path)}/sglang ] || {{ echo '{gone}' >&2; exit 1; }}",)
-    command = replace(command, env=_env(artifacts.plan, sources, copy), script=script)
+    for text in differences(plan, copy.receipt):
+        warn(text, hint=f"`{copy.folder}` holds what was found")
+    found = as_found(plan, copy.receipt)
+    command = _command(found)
+    command = replace(command, argv=(python, *command.argv[1:]), env=_env(found, sources, copy), script=script)
     return Prepared(
         artifacts=replace(artifacts, command=command),
         records={"patches.json": asdict(copy.receipt)},
-        not_needed=copy.receipt.not_at_start(artifacts.plan.patches),
+        not_needed=copy.receipt.not_at_start(plan.patches),
+        as_found=found,
     )
 
 

@@ -1,18 +1,20 @@
 """What is known of a plan's tuned kernels before anything is downloaded, and what is refused for it."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 from kernel_samples import FUSED_TP8, UNFUSED_TP8, every_bucket, glm_plan
 
-from orchestrator.commands.coverage import RowSources, cover, note_coverage, require_covered
+from orchestrator.commands.coverage import RowSources, cover, note_coverage, require_covered, require_fusion_told
 from orchestrator.commands.planning import load, planned
-from orchestrator.core.errors import KernelsError
+from orchestrator.core.errors import KernelsError, ProfileError
 from orchestrator.core.paths import Home
 from orchestrator.kernels.coverage import load_buckets
 from orchestrator.kernels.disk import Store
 from orchestrator.plan import Plan
+from orchestrator.weights import checkpoint_directory
 
 
 def plan_of(profile: str, *overrides: str) -> Plan:
@@ -104,3 +106,43 @@ def test_a_table_older_than_what_was_measured_is_built_anew(tmp_path: Path) -> N
     store._write(store._measured, every_bucket(UNFUSED_TP8))
     os.utime(store._measured, (path.stat().st_atime, path.stat().st_mtime + 1))
     assert not store.is_fresh(plan)
+
+
+def staged(home: Home, plan: Plan, *exclude: str) -> None:
+    """A checkpoint's config, with these entries of its exclude list."""
+    folder = checkpoint_directory(plan.model, home)
+    folder.mkdir(parents=True)
+    config = {
+        "num_hidden_layers": 78, "num_nextn_predict_layers": 1, "hidden_size": 6144, "moe_intermediate_size": 2048,
+        "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
+        "quantization_config": {"quant_method": "quark", "exclude": list(exclude)},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+BF16_SHARED = "model.layers.3.mlp.shared_experts.up_proj"
+
+
+def test_shared_experts_that_the_checkpoint_keeps_apart_have_to_be_told_to_the_engine(tmp_path: Path) -> None:
+    plan = plan_of("mi355x-tp8-july")
+    staged(Home(tmp_path), plan, "lm_head", BF16_SHARED)
+
+    with pytest.raises(ProfileError, match="would fuse shared experts that its checkpoint keeps apart") as caught:
+        require_fusion_told(plan, Home(tmp_path))
+
+    override = caught.value.hint.partition("`--set ")[2].partition("`")[0]
+    require_fusion_told(plan_of("mi355x-tp8-july", override), Home(tmp_path))
+
+
+def test_a_checkpoint_that_fuses_or_is_not_here_and_an_engine_that_looks_ask_for_nothing(
+    tmp_path: Path,
+) -> None:
+    plan = plan_of("mi355x-tp8-july")
+    require_fusion_told(plan, Home(tmp_path / "empty"))
+    staged(Home(tmp_path), plan, "lm_head", "model.layers.78.mlp.shared_experts.up_proj")
+    require_fusion_told(plan, Home(tmp_path))
+    other = Home(tmp_path / "other")
+    staged(other, plan, BF16_SHARED)
+    looking = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x")
+    require_fusion_told(plan_of("mi355x-tp8", *looking), other)
+    require_fusion_told(plan_of("cpu-tiny"), other)

@@ -120,6 +120,15 @@ def test_applying_twice_changes_nothing_and_the_patch_stays_ours(package: Path) 
     )
 
 
+def test_a_patch_that_was_not_expected_stops_nothing_where_it_fits_nowhere(package: Path) -> None:
+    gone = patch(id="gone", expected=False, detect={"needed": [{"file": "gone.py", "match": "x"}], "present": []})
+    torn = patch(id="torn", expected=False, detect={"needed": [{"file": "copy.cuh", "match": "other"}], "present": []})
+
+    applied = applier.apply([patch(expected=False), gone, torn], {"sglang": package})
+
+    assert [entry["state"] for entry in applied] == ["applied", "not applicable", "conflict"]
+
+
 def test_every_diff_that_fits_nowhere_is_named_and_nothing_is_written(package: Path) -> None:
     lost = patch(id="lost", detect={"needed": [{"file": "gone.py", "match": "x"}], "present": []})
     torn = patch(id="torn", detect={"needed": [{"file": "copy.cuh", "match": "no such line"}], "present": []})

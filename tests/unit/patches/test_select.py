@@ -19,12 +19,16 @@ def facts(version: str, *, platform: str = "rocm", steps: int | None = 5, table:
     )
 
 
+def expected(asked: PatchFacts) -> list[str]:
+    return [use.id for use in select(LEDGER, asked) if use.kind != "file" and use.expected]
+
+
 def carried(asked: PatchFacts) -> list[str]:
     return [use.id for use in select(LEDGER, asked) if use.kind != "file"]
 
 
 @pytest.mark.parametrize(
-    ("version", "expected"),
+    ("version", "needed"),
     [
         ("0.5.14", ["eagle-verify-broadcast", "mtp-shared-expert-exclude", "rocm-cuda-runtime-guard"]),
         ("0.5.15.post1", ["dsa-topk-v2-off", "eagle-verify-broadcast", "mtp-shared-expert-exclude"]),
@@ -33,8 +37,17 @@ def carried(asked: PatchFacts) -> list[str]:
         ("0.5.23", []),
     ],
 )
-def test_versions_decide_what_a_plan_carries(version: str, expected: list[str]) -> None:
-    assert carried(facts(version)) == expected
+def test_versions_decide_what_a_plan_expects_and_not_what_it_carries(version: str, needed: list[str]) -> None:
+    assert expected(facts(version)) == needed
+    assert carried(facts(version)) == [
+        "dsa-topk-v2-off", "eagle-verify-broadcast", "mtp-shared-expert-exclude", "rocm-cuda-runtime-guard",
+    ]  # fmt: skip
+
+
+def test_what_is_not_expected_says_so_and_sets_no_variable() -> None:
+    topk = next(use for use in select(LEDGER, facts("0.5.14")) if use.id == "dsa-topk-v2-off")
+    assert topk.reason == "sglang 0.5.14 is not in `>=0.5.15,<0.5.16` (sgl-project/sglang#30506)"
+    assert environment(LEDGER, [topk]) == ()
 
 
 def test_the_guard_is_carried_only_for_draft_depths_that_reach_the_kernel() -> None:
@@ -43,7 +56,7 @@ def test_the_guard_is_carried_only_for_draft_depths_that_reach_the_kernel() -> N
 
 
 def test_without_speculation_there_is_no_draft_model_to_mend() -> None:
-    assert carried(facts("0.5.14", steps=None)) == []
+    assert carried(facts("0.5.14", steps=None)) == ["dsa-topk-v2-off"]
 
 
 @pytest.mark.parametrize("platform", ["cuda", "cpu"])

@@ -136,9 +136,8 @@ def test_dp_attention_on_rocm_is_refused_with_its_report_unless_accepted() -> No
 def test_the_newer_engine_differs_only_where_it_must(name: str) -> None:
     old, new = load(f"{name}-july").plan, load(name).plan
     assert old.flags == new.flags
-    assert {patch.id for patch in old.patches} - {patch.id for patch in new.patches} == {
-        "mtp-shared-expert-exclude", "rocm-cuda-runtime-guard",
-    }  # fmt: skip
+    expected = [{patch.id for patch in plan.patches if patch.expected} for plan in (old, new)]
+    assert expected[0] - expected[1] == {"mtp-shared-expert-exclude", "rocm-cuda-runtime-guard"}
 
 
 @pytest.mark.parametrize(
@@ -177,3 +176,31 @@ def test_a_name_that_says_secret_is_refused(name: str) -> None:
 )
 def test_a_name_that_only_holds_such_a_word_is_taken(name: str) -> None:
     assert any(variable.name == name for variable in load("cpu-tiny", overrides=[f"env.{name}=x"]).plan.env)
+
+
+@pytest.mark.parametrize(
+    ("profile", "settings", "message"),
+    [
+        (
+            "mi355x-tp8-july",
+            ["engine.version=0.5.16"],
+            "version is 0.5.16, and `engine.image` is of sglang 0.5.14",
+        ),
+        ("b200-tp8", ["engine.version=0.5.14"], "engine.version is 0.5.14, and `engine.image` is of sglang 0.5.16"),
+        (
+            "mi355x-tp8",
+            ["engine.image=localhost:5000/lmsysorg/sglang:v0.5.15.post1-rocm720-mi35x"],
+            "engine.version is 0.5.16, and `engine.image` is of sglang 0.5.15.post1",
+        ),
+        ("cpu-tiny", ["engine.version=0.5.16"], "`engine.requirements` is of sglang 0.5.14"),
+    ],
+)
+def test_an_engines_version_is_its_images(profile: str, settings: list[str], message: str) -> None:
+    found = [problem for text, problem in refused(profile, *settings).items() if message in text]
+    assert found
+    assert "`--set engine.version=" in found[0].hint
+
+
+@pytest.mark.parametrize("image", ["registry/team/server:v2.0.1", "lmsysorg/sglang:latest", "rocm/sglang-rocm:v0.5.16"])
+def test_an_image_that_says_no_other_version_is_taken(image: str) -> None:
+    assert load("mi355x-tp8", overrides=[f"engine.image={image}"]).plan.engine.image == image

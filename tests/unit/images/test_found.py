@@ -1,0 +1,117 @@
+"""What a build found beside what its plan expected: told, acted on, or refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.commands.planning import load, render_artifacts
+from orchestrator.core.errors import BuildError
+from orchestrator.core.paths import Home
+from orchestrator.images import BuiltImage, ImageReceipt, as_found, differences
+from orchestrator.images.found import require_version
+from orchestrator.images.receipt import PatchRecord, SourceRecord
+from orchestrator.plan import Plan
+from orchestrator.runtimes import Place
+from orchestrator.runtimes.docker import kind
+from orchestrator.runtimes.docker.container import spec_of
+
+GUARD, TOPK, EXCLUDE = "rocm-cuda-runtime-guard", "dsa-topk-v2-off", "mtp-shared-expert-exclude"
+
+
+def receipt(version: str | None = "0.5.14", **states: str) -> ImageReceipt:
+    """A receipt; patches by id with underscores."""
+    records = (
+        PatchRecord(id=name.replace("_", "-"), title="", kind="", state=state, upstream="", evidence=(), files=())
+        for name, state in states.items()
+    )
+    source = SourceRecord(root="/sglang", version=version, commit=None)
+    return ImageReceipt(python="3.10", sources=(("sglang", source),), patches=tuple(records))
+
+
+def july() -> Plan:
+    return load("mi355x-tp8-july").plan
+
+
+@pytest.mark.parametrize("found", ["0.5.14", "0.5.14+g1234", None, "unknown"])
+def test_sources_of_the_engines_version_or_of_none_are_taken(found: str | None) -> None:
+    require_version(receipt(found), july().engine)
+
+
+@pytest.mark.parametrize("found", ["0.5.16", "0.5.14.post1", "0.5.15"])
+def test_sources_of_another_release_are_refused_with_the_way_out(found: str) -> None:
+    with pytest.raises(BuildError, match=f"holds sglang {found}, the engine says 0.5.14") as caught:
+        require_version(receipt(found), july().engine)
+    assert f"`--set engine.version={found}`" in caught.value.hint
+
+
+def test_a_build_between_two_releases_is_told_and_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    require_version(receipt("0.5.15.dev57+g1234"), july().engine)
+    assert "holds sglang 0.5.15.dev57+g1234, between two releases" in capsys.readouterr().err
+
+
+def test_what_was_expected_and_found_is_no_difference() -> None:
+    found = receipt(
+        rocm_cuda_runtime_guard="applied", mtp_shared_expert_exclude="acts at start",
+        eagle_verify_broadcast="applied", dsa_topk_v2_off="not applicable", aiter_fp4_moe_table="needed",
+    )  # fmt: skip
+    assert list(differences(july(), found)) == []
+    assert as_found(july(), found) is not None
+    assert as_found(july(), found) == july()
+
+
+def test_each_difference_is_told_with_its_reason() -> None:
+    told = differences(july(), receipt(rocm_cuda_runtime_guard="present upstream", dsa_topk_v2_off="acts at start"))
+    assert list(told) == [
+        (
+            "patch `dsa-topk-v2-off` was not expected, and the sources need it (acts at start): "
+            "sglang 0.5.14 is not in `>=0.5.15,<0.5.16` (sgl-project/sglang#30506)"
+        ),
+        (
+            "patch `rocm-cuda-runtime-guard` was expected to be needed, and is present upstream: "
+            "sglang 0.5.14 is in `>=0.5.10,<0.5.15` (sgl-project/sglang#29373)"
+        ),
+    ]
+    newer = load("mi355x-tp8").plan
+    assert "cannot be told" in next(iter(differences(newer, receipt("0.5.16", rocm_cuda_runtime_guard="conflict"))))
+
+
+def prepared(plan: Plan, found: ImageReceipt, monkeypatch: pytest.MonkeyPatch, home: Home) -> kind.Prepared:
+    built = BuiltImage(tag="t:1", image_id="sha256:1", receipt=found, built=True, builder="classic", seconds=0.0)
+    monkeypatch.setattr(kind, "find_docker", lambda _: None)
+    monkeypatch.setattr(kind, "build_image", lambda *_: built)
+    return kind.prepare(render_artifacts(plan), Place(home=home))
+
+
+def test_a_variable_that_the_content_calls_for_is_set_under_the_plans_own_digest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """An image of July, labelled 0.5.14: the kernel that the next release has on by default is in it."""
+    home = Home(tmp_path_factory.mktemp("home"))
+    plan = july()
+    assert "SGLANG_OPT_USE_TOPK_V2" not in dict(render_artifacts(plan).command.env)
+
+    made = prepared(plan, receipt(dsa_topk_v2_off="acts at start"), monkeypatch, home)
+
+    assert dict(made.artifacts.command.env)["SGLANG_OPT_USE_TOPK_V2"] == "false"
+    assert made.artifacts.plan.digest == plan.digest
+
+
+def test_an_overlay_that_the_content_calls_for_is_mounted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    home = Home(tmp_path_factory.mktemp("home"))
+    plan = load("mi355x-tp8").plan
+    made = prepared(plan, receipt("0.5.16", mtp_shared_expert_exclude="acts at start"), monkeypatch, home)
+
+    mounts = [mount.source for mount in spec_of(made.artifacts).mounts]
+    assert any("overlays/" in source for source in mounts)
+    assert not any("overlays/" in mount.source for mount in spec_of(render_artifacts(plan)).mounts)
+    assert made.as_found is not None
+    assert EXCLUDE not in made.not_needed
+
+
+def test_a_variable_that_the_profile_sets_itself_stays() -> None:
+    own = load("mi355x-tp8-july", overrides=["env.SGLANG_OPT_USE_TOPK_V2=true"]).plan
+    found = as_found(own, receipt(dsa_topk_v2_off="acts at start"))
+    assert {variable.name: variable.value for variable in found.env}["SGLANG_OPT_USE_TOPK_V2"] == "true"
+    assert replace(found, patches=own.patches) == own
