@@ -9,7 +9,8 @@ from orchestrator.host.report import Finding, fail, info, warn
 from orchestrator.host.subject import Subject
 from orchestrator.plan import Plan
 
-_SIZE_TOLERANCE = 0.1  # share by which a checkpoint may differ from the size that was planned with
+_SIZE_TOLERANCE = 0.1  # share by which a checkpoint may differ from the size that was planned with,
+_SIZE_THAT_MATTERS = 10**8  # or the bytes
 _SHM = 16 * GIB  # sglang docs, hardware-platforms/amd_gpu.mdx
 
 
@@ -136,7 +137,7 @@ def checkpoint(subject: Subject) -> Iterator[Finding]:
             yield _variable("token", "HF_TOKEN", subject, f"a token that may read {plan.model.source.location}")
         return
     planned = plan.model.weight_bytes
-    if abs(size - planned) > planned * _SIZE_TOLERANCE:
+    if abs(size - planned) > max(planned * _SIZE_TOLERANCE, _SIZE_THAT_MATTERS):
         hint = f"the VRAM was planned with {planned / 1e9:.1f} GB: correct `weights` in the model's file"
         yield warn("checkpoint", found, f"whole, {planned / 1e9:.1f} GB", hint)
     else:

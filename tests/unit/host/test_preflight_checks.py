@@ -269,6 +269,8 @@ def test_a_checkpoint_of_another_size_than_was_planned_with_is_told() -> None:
     smaller = only(look("mi355x-healthy", plan, checkpoint=lambda: ("80 shards, 380.0 GB", 380 * 10**9)), "checkpoint")
     assert (smaller.level, smaller.found, smaller.needed) == (Level.WARN, "80 shards, 380.0 GB", "whole, 438.0 GB")
     assert "correct `weights`" in smaller.hint
+    tiny = plan_of("cpu-tiny")  # 1 MB, and in truth a little less
+    assert only(look("mi355x-healthy", tiny, checkpoint=lambda: ("1 shard", 878_000)), "checkpoint").level is Level.INFO
 
 
 def test_the_gpus_that_a_plan_takes_are_those_it_names() -> None:
