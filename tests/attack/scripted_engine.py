@@ -330,7 +330,9 @@ def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
         say(f"[Errno {error.errno}] error while attempting to bind on address ('{options['host']}', {options['port']})")
         sys.exit(1)
     if not environ.get("SCRIPTED_DEAF"):
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        signal.signal(
+            signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        )  # so sglang ends, once it is idle
     say(f"INFO:     Uvicorn running on http://{options['host']}:{options['port']} (Press CTRL+C to quit)")
     say("The server is fired up and ready to roll!")
     server.serve_forever()
