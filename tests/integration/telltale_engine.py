@@ -45,7 +45,9 @@ class Telltale(BaseHTTPRequestHandler):
             self._answer(500, {"error": {"message": f"{self.headers['Authorization']} {' '.join(self.told)}"}})
             return
         texts = [piece for form in self.told for piece in (*form, " ")]
-        events = [json.dumps({"choices": [{"index": 0, "text": text, "finish_reason": None}]}) for text in texts]
+        ends = [None] * (len(texts) - 1) + ["stop"]
+        choices = [{"index": 0, "text": text, "finish_reason": end} for text, end in zip(texts, ends, strict=True)]
+        events = [json.dumps({"choices": [choice]}) for choice in choices]
         self._send(200, "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]).encode(), "text/event-stream")
 
     def _answer(self, status: int, document: object) -> None:

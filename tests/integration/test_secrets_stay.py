@@ -74,7 +74,7 @@ def test_a_key_that_a_server_tells_comes_out_nowhere(
     commands = (
         ("up", "--profile", "cpu-tiny", "--name", "telltale", "--keep", *sets),
         ("smoke", "telltale", "--json"),
-        ("ask", "telltale", "hello"),
+        ("ask", "telltale", "hello", "--tokens", "2000"),
         ("logs", "telltale"),
         ("diagnose", "telltale"),
         ("diagnose", "telltale", "--json"),
