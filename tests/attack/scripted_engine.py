@@ -3,6 +3,7 @@
 outside. `tests/integration/test_scripted_engine.py` asks both the same and compares.
 
     scripted_engine.py -m sglang.launch_server --port 30010 …    serves, with a scheduler and a detokenizer below it
+    scripted_engine.py -c …                                      says which versions it has, whatever it is asked
     scripted_engine.py tiny_model.py DIRECTORY                   makes a checkpoint that is as whole as it is empty
 
 Told by variables of its environment:
@@ -34,6 +35,17 @@ from urllib.parse import quote
 Json = dict[str, Any]
 
 CONTEXT = 32768
+VERSIONS = {
+    "python": "3.11.2",
+    "torch": "2.9.1+cpu",
+    "cuda": None,
+    "hip": None,
+    "sglang": "0.5.14",
+    "sglang-kernel": None,
+    "flashinfer-python": None,
+    "triton": None,
+    "transformers": "5.3.0",
+}
 WORDS = ("the", "server", "answers", "with", "tokens", "while", "its", "cache", "keeps", "every", "prefix", "seen")
 ENCODINGS: dict[str, Callable[[str], str]] = {
     "plain": str,
@@ -363,6 +375,9 @@ def make_checkpoint(folder: str) -> None:
 
 
 def main(argv: list[str]) -> None:
+    if argv[0] == "-c":
+        print(json.dumps(VERSIONS))
+        return
     if argv[:2] != ["-m", "sglang.launch_server"]:
         make_checkpoint(argv[1])
         return

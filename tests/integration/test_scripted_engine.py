@@ -1,5 +1,6 @@
 """The engine of the attacks stands in for sglang: asked the same, both give this project the same to read."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ import pytest
 from cpu_server import CpuEngine, CpuServer, processes_of
 from patience import wait_for
 
+from orchestrator.core import shell
 from orchestrator.core.procfs import Process
 from orchestrator.core.secret import Secret
 from orchestrator.engine import (
@@ -28,6 +30,7 @@ from orchestrator.engine import (
 )
 from orchestrator.engine.client import EngineClient
 from orchestrator.runtimes import Status
+from orchestrator.runtimes.process import interpreter
 
 pytestmark = pytest.mark.engine
 
@@ -64,6 +67,13 @@ def engines(cpu_engine: CpuEngine) -> Iterator[Engines]:
     both = Engines(cpu_engine)
     yield both
     both.stop()
+
+
+def test_scripted_engine_has_the_version_it_stands_for(cpu_engine: CpuEngine) -> None:
+    asked = [shell.run([str(python), "-c", interpreter._ASK]) for python in (cpu_engine.python, ENGINE)]
+    real, scripted = (json.loads(told.stdout) for told in asked)
+
+    assert (scripted.keys(), scripted["sglang"]) == (real.keys(), real["sglang"])
 
 
 def test_scripted_engine_answers_writes_and_ends_like_sglang(engines: Engines) -> None:
