@@ -64,7 +64,9 @@ class Deployments:
     made: list[Deployment]
 
     def __call__(self, number: int) -> Deployment:
-        made = Deployment(self.forks, self.folder / str(number), free_port())
+        taken = {deployment.port for deployment in self.made}
+        port = next(port for port in iter(free_port, None) if port not in taken)  # not listened on yet, all of them
+        made = Deployment(self.forks, self.folder / str(number), port)
         made.home.mkdir(parents=True)
         self.made.append(made)
         return made
