@@ -70,6 +70,7 @@ def test_the_copy_holds_the_patch_and_is_what_python_imports(installed: Path, tm
     assert snapshot(installed) == before, "what is installed was changed"
     assert {record.id: record.state for record in copy.receipt.patches} == {
         "aiter-fp4-moe-table": "needed",
+        "dsa-topk-v2-off": "not applicable",
         "mtp-shared-expert-exclude": "present upstream",
         "rocm-cuda-runtime-guard": "applied",
     }

@@ -115,6 +115,7 @@ def test_a_spawned_child_imports_the_patched_files(
 
     assert {record.id: record.state for record in copy.receipt.patches} == {
         "aiter-fp4-moe-table": "not applicable",
+        "dsa-topk-v2-off": "not applicable",
         "eagle-verify-broadcast": "applied",
         "mtp-shared-expert-exclude": "acts at start",
         "rocm-cuda-runtime-guard": "applied",
