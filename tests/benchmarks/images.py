@@ -37,7 +37,7 @@ def main() -> None:
     """Measure both sides and print them with their ratio."""
     docker = find_docker()
     base = sys.argv[1] if len(sys.argv) > 1 else base_image(wheel("0.5.14"), docker=docker.program)
-    plan = on_base(load("mi355x-tp8").plan, base)
+    plan = on_base(load("mi355x-tp8-july").plan, base)
     context = archive(build_context(plan, image_sources(plan)))
 
     def plain(*options: str) -> None:
