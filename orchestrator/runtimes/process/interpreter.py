@@ -33,12 +33,12 @@ def interpreter(subject: Subject) -> Iterator[Finding]:
         yield info("interpreter", "made on the way up", f"sglang {engine.version}")
         return
     told = subject.access.runner((python, "-c", _ASK))
-    if not told.ok:
+    versions = _versions(told.stdout) if told.ok else None
+    if versions is None:
         said = (told.stderr or told.stdout).strip().splitlines()
-        found = f"`{python}` does not run" + (f": {said[-1]}" if said else "")
+        found = f"`{python}` {'is no Python' if told.ok else 'does not run'}" + (f": {said[-1][:200]}" if said else "")
         yield fail("interpreter", found, "a Python that has sglang", "name another: `--set engine.python=PATH`")
         return
-    versions: Mapping[str, str | None] = json.loads(told.stdout)
     shown = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if versions["sglang"] == engine.version:
         yield info("interpreter", shown, f"sglang {engine.version}")
@@ -48,6 +48,15 @@ def interpreter(subject: Subject) -> Iterator[Finding]:
         )
         yield fail("interpreter", shown, f"sglang {engine.version}", hint)
     yield from _torch(subject, versions)
+
+
+def _versions(printed: str) -> Mapping[str, str | None] | None:
+    """The answer, on the last line of what was printed; None where that is something else."""
+    try:
+        answer = json.loads(printed.splitlines()[-1])
+    except (IndexError, ValueError):
+        return None
+    return answer if isinstance(answer, dict) and {"sglang", "torch", "cuda", "hip"} <= answer.keys() else None
 
 
 def compiler(subject: Subject) -> Iterator[Finding]:

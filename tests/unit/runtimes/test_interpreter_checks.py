@@ -66,13 +66,24 @@ def test_an_interpreter_as_it_should_be_is_told_with_its_versions() -> None:
     ("told", "check", "said"),
     [
         (ProgramResult(argv=(), code=127, stdout="", stderr="no `python`"), "interpreter", "does not run: no `python`"),
+        (ProgramResult(argv=(), code=0, stdout="", stderr=""), "interpreter", "`/opt/engine/python` is no Python"),
+        (ProgramResult(argv=(), code=0, stdout="[1]\n", stderr=""), "interpreter", "is no Python: [1]"),
         (printed(sglang=None), "interpreter", "torch 2.11.0+cu130"),
         (printed(sglang="0.5.14"), "interpreter", "sglang 0.5.14"),
         (printed(torch=None, cuda=None), "torch", "none"),
         (printed(torch="2.13.0+cpu", cuda=None), "torch", "torch 2.13.0+cpu, without CUDA"),
         (printed(torch="2.12.0+cu140", cuda="14.0"), "torch", "torch 2.12.0+cu140 for CUDA 14.0"),
     ],
-    ids=["absent", "no sglang", "another sglang", "no torch", "torch of a CPU", "CUDA newer than the driver"],
+    ids=[
+        "absent",
+        "silent",
+        "something else",
+        "no sglang",
+        "another sglang",
+        "no torch",
+        "torch of a CPU",
+        "CUDA newer than the driver",
+    ],
 )
 def test_one_that_cannot_serve_is_refused(told: ProgramResult, check: str, said: str) -> None:
     finding = row(findings(told), check)

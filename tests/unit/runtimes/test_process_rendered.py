@@ -25,3 +25,9 @@ def test_a_plan_without_patches_asks_for_nothing() -> None:
     artifacts = rendered(plan_of("cpu-tiny"), {})
     assert artifacts.spec is None
     assert artifacts.command.script == ()
+
+
+def test_an_interpreter_that_is_named_stands_in_what_is_rendered() -> None:
+    plan = load("h200-tiny", overrides=["engine.python=/opt/engine/bin/python"]).plan
+    assert rendered(plan, {}).command.argv[:2] == ("/opt/engine/bin/python", "-m")
+    assert rendered(load("h200-tiny").plan, {}).command.argv[0] == "python3"
