@@ -214,11 +214,11 @@ def follow(
     """Run a program to its end, hand each line of its output (both streams) to `on_line`, and return its exit code.
 
     `env` and `stdin` as of `start`. An exception that ends the waiting, Ctrl-C above all, interrupts the program, and
-    kills what is left of it after `grace` seconds.
+    kills what is left of it after `grace` seconds. The kernel kills it when this process is killed.
 
     Raises ProgramMissingError where there is no such program.
     """
-    with start(argv, cwd=cwd, env=env, stdin=stdin, output=PIPE) as program:
+    with start(argv, cwd=cwd, env=env, stdin=stdin, output=PIPE, tied=True) as program:
         try:
             for line in program.lines():
                 on_line(line)

@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import tempfile
+from collections import deque
 from pathlib import Path
 from typing import Final
 
@@ -52,10 +53,10 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
 
 
 def _generate(model: Model, generator: Path, *, python: Path, folder: Path) -> None:
-    result = shell.run([str(python), str(generator), str(folder)])
-    if not result.ok:
-        last = "\n".join(result.stderr.splitlines()[-_SHOWN_LINES:])
-        raise BuildError(f"model `{model.name}` could not be generated", where=str(generator), details=last)
+    last: deque[str] = deque(maxlen=_SHOWN_LINES)
+    if shell.follow([str(python), str(generator), str(folder)], last.append) != 0:
+        details = "\n".join(last)
+        raise BuildError(f"model `{model.name}` could not be generated", where=str(generator), details=details)
     if not folder.is_dir():
         raise BuildError(
             f"the generator of model `{model.name}` ended without making `{folder}`",

@@ -42,6 +42,12 @@ from orchestrator.core.shell import start
 print(start([sys.executable, '-c', 'import time; time.sleep(600)'], tied=True).pid, flush=True)
 sys.stdin.read()
 """
+FOLLOWED = """
+import sys
+from orchestrator.core.shell import follow
+telling = 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'
+follow([sys.executable, '-c', telling], lambda line: print(line, flush=True))
+"""
 
 
 @contextmanager
@@ -96,8 +102,9 @@ def test_what_ends_the_following_of_a_program_ends_its_workers_too() -> None:
     wait_for(lambda: not is_running(seen[0]))
 
 
-def test_a_tied_program_ends_with_the_one_that_started_it() -> None:
-    with subprocess.Popen([sys.executable, "-c", TIED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+@pytest.mark.parametrize("script", [TIED, FOLLOWED], ids=["tied", "followed"])
+def test_a_program_ends_with_the_one_that_started_it(script: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert is_running(pid)

@@ -8,7 +8,6 @@ from plan_samples import plan_of
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home
-from orchestrator.core.shell import ProgramResult
 from orchestrator.weights import generate_model
 
 
@@ -29,8 +28,7 @@ def test_a_generator_that_makes_nothing_is_named(tmp_path: Path, monkeypatch: py
     """It used to be called a fault of this tool."""
     generator = tmp_path / "owl.py"
     generator.write_text("print(1)")
-    done = ProgramResult(argv=(), code=0, stdout="1", stderr="")
-    monkeypatch.setattr("orchestrator.weights.generate.shell.run", lambda _argv: done)
+    monkeypatch.setattr("orchestrator.weights.generate.shell.follow", lambda *_: 0)
     with pytest.raises(BuildError, match="ended without making") as caught:
         generate_model(
             plan_of("cpu-tiny").model, generator, python=Path("python3"), home=Home(tmp_path), progress=Progress()
@@ -44,7 +42,7 @@ def test_a_model_is_never_there_without_its_marker(tmp_path: Path, monkeypatch: 
     generator.write_text("")
     target = home.models / "tiny"
 
-    def make(argv: list[str]) -> ProgramResult:
+    def make(argv: list[str], _: object) -> int:
         Path(argv[2]).mkdir()
         assert not target.exists()
         raise KeyboardInterrupt
@@ -53,11 +51,10 @@ def test_a_model_is_never_there_without_its_marker(tmp_path: Path, monkeypatch: 
         model = plan_of("cpu-tiny").model
         return generate_model(model, generator, python=Path("python3"), home=home, progress=Progress())
 
-    monkeypatch.setattr("orchestrator.weights.generate.shell.run", make)
+    monkeypatch.setattr("orchestrator.weights.generate.shell.follow", make)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             generate()
 
-    done = ProgramResult(argv=(), code=0, stdout="", stderr="")
-    monkeypatch.setattr("orchestrator.weights.generate.shell.run", lambda argv: Path(argv[2]).mkdir() or done)
+    monkeypatch.setattr("orchestrator.weights.generate.shell.follow", lambda argv, _: Path(argv[2]).mkdir() or 0)
     assert [path.name for path in generate().iterdir()] == [".generator"]
