@@ -86,7 +86,8 @@ def run(folder: Path, script: str) -> list[str]:
     assert subprocess.run(["bash", "-n", str(file)], check=False).returncode == 0
     seen = folder / "seen"
     environ = {"PATH": f"{folder.parents[1]}/bin:{os.environ['PATH']}", "SEEN": str(seen), "DEPLOY_HOME": str(folder)}
-    subprocess.run(["sh", str(file)], cwd=folder, env=environ | {"API_KEY_FILE": "/key.yaml"}, check=True)
+    environ |= {"API_KEY_FILE": "/key.yaml", "PATCHED_SGLANG": "/copy"}  # what a script asks for by hand
+    subprocess.run(["sh", str(file)], cwd=folder, env=environ, check=True)
     assert {path.name for path in folder.iterdir()} == {"script.sh", "seen"}
     return os.fsdecode(seen.read_bytes()).replace(str(folder), "FOLDER").split("\0")[:-1]
 
