@@ -22,7 +22,7 @@ def catches_sigint(pid: int) -> bool:
 def wait_until_ours(process: "subprocess.Popen[bytes]", imported: Path) -> None:
     """Until Python itself has started, whose own imports nobody can guard, and our first line has had its moment."""
     wait_for(lambda: b" orchestrator\n" in imported.read_bytes())
-    moment = time.monotonic() + 0.1
+    moment = time.monotonic() + 1
     while catches_sigint(process.pid) and time.monotonic() < moment:
         pass
 
