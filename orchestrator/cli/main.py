@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ _OF_THE_MACHINE: Final = frozenset(
 )
 
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | signal.Handlers
+_SOON: Final = 0.01  # seconds
 
 app = typer.Typer(
     name="deploy", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
@@ -67,11 +69,13 @@ def main() -> None:
     os.umask(os.umask(0o022) | 0o022)
     try:
         _answer(signal.default_int_handler, _interrupt)
+        sys.unraisablehook = _interrupt_again
         _run()
     except KeyboardInterrupt:
         sys.exit(Interrupted.exit_code)
     finally:
         _answer(signal.SIG_DFL, signal.SIG_DFL)
+        sys.unraisablehook = sys.__unraisablehook__
 
 
 def _run() -> None:
@@ -119,3 +123,11 @@ def _of_this_tool(error: Exception) -> DeployError:
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
+    """Python drops what is raised in a callback of its own, as importlib's are: an interrupt there comes once more."""
+    if isinstance(lost.exc_value, KeyboardInterrupt):
+        threading.Timer(_SOON, os.kill, (os.getpid(), signal.SIGTERM)).start()  # at once it would be dropped here too
+    else:
+        sys.__unraisablehook__(lost)

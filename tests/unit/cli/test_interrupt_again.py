@@ -1,0 +1,31 @@
+"""An interrupt that Python drops in a callback of its own comes once more."""
+
+import signal
+import sys
+import time
+import weakref
+
+import pytest
+
+from orchestrator.cli import main
+
+
+class Thing:
+    """What a callback may wait for the end of."""
+
+
+def test_an_interrupt_in_a_callback_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", main._interrupt_again)
+    before = signal.signal(signal.SIGTERM, main._interrupt)
+    try:
+        thing = Thing()
+        watched = weakref.ref(thing, lambda _: main._interrupt(0, None))
+        del thing
+        assert watched() is None
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(5)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "Traceback" not in capsys.readouterr().err
