@@ -20,7 +20,7 @@ from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTa
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.core.shell import quote
-from orchestrator.core.signals import heard, held
+from orchestrator.core.signals import heard, held, unheard
 from orchestrator.plan import Plan
 from orchestrator.plan.changes import changes
 from orchestrator.prove import SmokeReport
@@ -206,6 +206,7 @@ def _bring_up(start: Start, servers: Fleet) -> Up:
                 report.require()
                 logged = runtime.logs(handle, follow=False)
                 kernel_gate(logged, plan=plan, run=run, strict=start.request.strict_kernels)
+                unheard()  # interrupted from here on it would say so, and leave the server up
         except BaseException as error:
             failure = _give_up(error, handle or _started(runtime, name, run), runtime, keep=start.request.keep)
             if failure is error:

@@ -27,3 +27,9 @@ def heard() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unheard() -> None:
+    """From here on they are ignored: what was asked for is done, and the command only has to say so."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
