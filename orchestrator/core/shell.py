@@ -62,8 +62,9 @@ def run(
     env: Mapping[str, str | None] | None = None,
     stdin: str | None = None,
     timeout: float | None = None,
+    inherits: Sequence[int] = (),
 ) -> ProgramResult:
-    """Run a program to its end and keep what it printed. `env` as of `start`.
+    """Run a program to its end and keep what it printed. `env` as of `start`; it `inherits` these descriptors.
 
     Raises ProgramMissingError where there is no such program; a program that outlives `timeout` seconds is killed and
     reported with exit code 124, as coreutils' `timeout` does.
@@ -80,6 +81,7 @@ def run(
             errors="replace",
             timeout=timeout,
             check=False,
+            pass_fds=inherits,
         )
     except (FileNotFoundError, PermissionError) as error:
         raise ProgramMissingError(argv[0]) from error

@@ -52,14 +52,6 @@ def judged(deployment: Deployment, verb: str, ended: Ended, dice: Random) -> Ite
         return
     if killed and dice.random() < 0.5:
         yield from deployment.run(*deployment.up("--replace")).faults(0)
-    yield from taken_down(deployment)
+    down = deployment.run("down", deployment.name)
+    yield from down.faults(0, *((4, 6) if "no server" in down.stderr else ()))
     yield from deployment.survivors(killed=killed)
-
-
-def taken_down(deployment: Deployment) -> Iterator[str]:
-    """`down`, until there is no server: one that was handed over just before the kill may come up after a first."""
-    for _ in range(3):
-        ended = deployment.run("down", deployment.name)
-        yield from ended.faults(0, *((4, 6) if "no server" in ended.stderr else ()))
-        if not deployment.survivors(killed=True):
-            return

@@ -150,7 +150,7 @@ sys.exit(supervisor.main())
 def test_disk_that_is_full_once_the_server_runs_leaves_nothing_of_it(
     engine: CpuEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.core.shell.own", lambda _: [sys.executable, "-c", FILLS_UP])
+    monkeypatch.setattr("orchestrator.core.shell.own", lambda _, lock: [sys.executable, "-c", FILLS_UP, lock])
 
     with pytest.raises(StartError, match="was not started") as raised:
         engine.start("full", artifacts=engine.artifacts(argv=("sh", "-c", "setsid sleep 600 & sleep 600")))
@@ -321,21 +321,54 @@ def test_ctrl_c_during_a_start_takes_the_server_down(engine: CpuEngine, monkeypa
     assert family(record.marks) == ()
 
 
+SLOW_SUPERVISOR = """
+import sys, time
+from pathlib import Path
+from orchestrator.runtimes.process import supervisor
+Path(sys.argv[2]).touch()
+time.sleep(1)
+sys.exit(supervisor.main())
+"""
+SLOW_STARTER = f"""
+import sys
+from orchestrator.core import shell
+shell.own = lambda _, lock: [sys.executable, "-c", sys.argv[3], lock, sys.argv[4]]
+{STARTER}
+"""
+
+
+def test_server_whose_starter_is_killed_while_it_hands_over_is_found_by_the_first_look(engine: CpuEngine) -> None:
+    begun = engine.home.root / "begun"
+    with starter(SLOW_STARTER, engine, "slow", SLOW_SUPERVISOR, str(begun)) as killed:
+        wait_for(begun.exists)
+        killed.kill()
+    runtime = ProcessRuntime(engine.home)
+
+    (server,) = runtime.find("slow")
+
+    assert runtime.state(server).status is Status.RUNNING
+    runtime.stop(server, grace=0)
+
+
 def test_starter_killed_at_any_moment_leaves_a_server_that_is_found_or_none(engine: CpuEngine) -> None:
-    """The moments cover imports, the hand-over, and the time after."""
+    """The moments cover imports, the handover, and the time after."""
     moments = random.Random(7)
     runtime = ProcessRuntime(engine.home)
     for attempt in range(8):
-        argv = [sys.executable, "-c", STARTER, str(engine.home.root), f"killed-{attempt}"]
         named = {"ATTEMPT": f"{engine.home.root}/{attempt}"}
-        with subprocess.Popen(argv, cwd=Path(__file__).parent, env={**os.environ, **named}) as starter:
+        with starter(STARTER, engine, f"killed-{attempt}", **named) as killed:
             time.sleep(moments.uniform(0.2, 0.9))
-            starter.kill()
-        # What was handed over by then comes up and is found, or it ends.
-        wait_for(lambda: bool(running(runtime)) or not programs_with("ATTEMPT", named["ATTEMPT"]))  # noqa: B023
+            killed.kill()
+
         for handle in running(runtime):
             runtime.stop(handle, grace=0)
+
         wait_for(lambda: not programs_with("ATTEMPT", named["ATTEMPT"]))  # noqa: B023
+
+
+def starter(program: str, engine: CpuEngine, *words: str, **environ: str) -> "subprocess.Popen[bytes]":
+    argv = [sys.executable, "-c", program, str(engine.home.root), *words]
+    return subprocess.Popen(argv, cwd=Path(__file__).parent, env={**os.environ, **environ})
 
 
 def running(runtime: ProcessRuntime) -> list[Handle]:

@@ -6,9 +6,7 @@ was killed, at whatever moment, and a pid that now belongs to somebody else is n
 read hides nothing: its server is listed, and ended where its processes can be told by what they have inherited.
 """
 
-import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import re
@@ -20,7 +18,6 @@ from typing import Final
 
 from orchestrator.core import shell
 from orchestrator.core.errors import HostError, NameTakenError, StartError
-from orchestrator.core.files import open_lock
 from orchestrator.core.known_secrets import known
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
@@ -32,6 +29,7 @@ from orchestrator.plan import NAME, Plan
 from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status
 from orchestrator.runtimes.process.ending import end, put_away, record_end, runs, serves
+from orchestrator.runtimes.process.handover import await_handover, handing_over
 from orchestrator.runtimes.process.record import Record, read_record, token_of
 from orchestrator.runtimes.process.supervisor import StartRequest
 
@@ -48,14 +46,14 @@ class ProcessRuntime:
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
         """See `Runtime.start`. `run_dir` is a directory below `runs/<name>/` of the tool's home."""
         request = self._request(artifacts, name=name, run_dir=run_dir, secrets=secrets)
-        with self._claim(name):
-            if taken := self.find(name):
+        with handing_over(self._home.make_runs(name)) as lock:
+            if taken := _servers(self._home.runs / name):
                 raise NameTakenError(
                     f"there is a server `{name}`", where=taken[0].run_dir, hint=f"`deploy down {name}`"
                 )
             try:
                 with held():
-                    record = _launch(request, {**_without(secrets), VARIABLE: request.token})
+                    record = _launch(request, {**_without(secrets), VARIABLE: request.token}, lock=lock)
             except BaseException:  # Ctrl-C, above all: nobody will know of this server
                 with held():
                     self._take_back(name, run_dir)
@@ -65,7 +63,10 @@ class ProcessRuntime:
     def find(self, name: str | None = None) -> tuple[Handle, ...]:
         """See `Runtime.find`. Raises HostError where the runs of this home cannot be looked through."""
         names = sorted(path.name for path in _folders(self._home.runs)) if name is None else [name]
-        return tuple(server for each in names if NAME.match(each) for server in _servers(self._home.runs / each))
+        folders = [self._home.runs / each for each in names if NAME.match(each)]
+        for folder in folders:
+            await_handover(folder)
+        return tuple(server for folder in folders for server in _servers(folder))
 
     def state(self, handle: Handle) -> ServerState:
         """See `Runtime.state`."""
@@ -160,21 +161,11 @@ class ProcessRuntime:
             token=token_of(run_dir),
         )
 
-    @contextlib.contextmanager
-    def _claim(self, name: str) -> Iterator[None]:
-        """Let one start of a name happen at a time: the second one finds the first one's record."""
-        lock = open_lock(self._home.make_runs(name) / ".start.lock")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
 
-
-def _launch(request: StartRequest, environ: Mapping[str, str | None]) -> Record:
-    """Hand a start to a supervisor; its record. Raises StartError."""
-    supervisor = shell.own("orchestrator.runtimes.process.supervisor")
-    result = shell.run(supervisor, stdin=json.dumps(dataclasses.asdict(request)), env=environ)
+def _launch(request: StartRequest, environ: Mapping[str, str | None], *, lock: int) -> Record:
+    """Hand a start to a supervisor, with the lock on it; its record. Raises StartError."""
+    supervisor = shell.own("orchestrator.runtimes.process.supervisor", str(lock))
+    result = shell.run(supervisor, stdin=json.dumps(dataclasses.asdict(request)), env=environ, inherits=(lock,))
     record = read_record(Path(request.run_dir))
     if not result.ok or record is None:
         why = result.stderr.strip()

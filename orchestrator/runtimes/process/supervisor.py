@@ -1,8 +1,9 @@
 """The process above a server: writes its record and its redacted log, collects it, and leaves nothing of it behind.
 
-`python -m orchestrator.runtimes.process.supervisor` reads a request (JSON) from stdin, detaches a supervisor into a
-session of its own, and ends with 0 once the server runs, else with 1 and the reason on stderr. The request comes
-through a pipe because it may hold secrets; a caller that dies while writing it has asked for nothing.
+`python -m orchestrator.runtimes.process.supervisor LOCK` reads a request (JSON) from stdin, detaches a supervisor
+into a session of its own, and ends with 0 once the server runs, else with 1 and the reason on stderr. The request
+comes through a pipe because it may hold secrets; a caller that dies while writing it has asked for nothing. LOCK is
+the descriptor of the lock on the handover (`handover.py` beside this file), held until the record tells of the server.
 
 ::
 
@@ -69,6 +70,7 @@ def main() -> int:
     """Detach a supervisor and wait for its word."""
     request = StartRequest.read(sys.stdin.read())
     know(request.secrets)
+    lock = int(sys.argv[1])
     listen, speak = os.pipe()
     if os.fork():
         os.close(speak)
@@ -81,12 +83,12 @@ def main() -> int:
     os.setsid()
     _let_go_of_the_terminal()
     with os.fdopen(speak, "wb", buffering=0) as pipe:
-        supervise(request, pipe)
+        supervise(request, pipe, lock)
     return 0
 
 
-def supervise(request: StartRequest, pipe: IO[bytes]) -> None:
-    """Start the server, say so, and stay until it and all its children have ended."""
+def supervise(request: StartRequest, pipe: IO[bytes], lock: int) -> None:
+    """Start the server, say so, let go of the lock, and stay until the server and all its children have ended."""
     run_dir = Path(request.run_dir)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     record = _first_record(request)
@@ -107,6 +109,7 @@ def supervise(request: StartRequest, pipe: IO[bytes]) -> None:
     with contextlib.suppress(BrokenPipeError):
         pipe.write(STARTED)
     pipe.close()
+    os.close(lock)
     _copy_output(server, log, record.marks)
     with contextlib.suppress(OSError):  # a full disk: that nothing runs is seen without it
         write_record(run_dir, replace(record, exit_code=_exit_code(server.wait()), ended_at=_now()))
