@@ -4,16 +4,16 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.grammar import PREPARE, add, below
 from orchestrator.cli.options import HostOption, Json
 from orchestrator.core.console import note, out, out_json, say, table, warn
 
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What starts have made for later ones.")
-    group.command("ls")(show)
-    group.command()(clear)
-    app.add_typer(group, name="cache")
+    group = below(app, "cache", section=PREPARE, text="What starts have made for later ones.")
+    add(group, show, name="ls")
+    add(group, clear)
 
 
 def show(*, host: HostOption = None, json: Json = False) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli.grammar import SERVE, add
 from orchestrator.cli.options import HostOption, Json
 from orchestrator.core.console import note, out, out_json
 from orchestrator.core.errors import UsageError
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add this group's command."""
-    app.command()(diagnose)
+    add(app, diagnose, section=SERVE)
 
 
 def diagnose(

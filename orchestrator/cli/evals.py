@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli.completion import server_names
+from orchestrator.cli.grammar import MEASURE, add
 from orchestrator.cli.options import HostOption, Json
 from orchestrator.core.console import note, out, out_json, say
 
@@ -14,11 +16,14 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add this group's command."""
-    app.command("eval")(evaluate)
+    add(app, evaluate, section=MEASURE, name="eval")
 
 
 def evaluate(
-    target: Annotated[str, typer.Argument(metavar="NAME|URL", help="a server's name, or any endpoint's URL")],
+    target: Annotated[
+        str,
+        typer.Argument(metavar="NAME|URL", help="a server's name, or any endpoint's URL", autocompletion=server_names),
+    ],
     *,
     suite: Annotated[str, typer.Option("--suite", metavar="gsm8k|gpqa-diamond", help="which questions")],
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="ask only the first so many")] = None,

@@ -5,17 +5,17 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import HostOption, Json, ProfileOption, RevisionOption, SetOption, with_revision
+from orchestrator.cli.grammar import PREPARE, add
+from orchestrator.cli.options import HostOption, Json, ProfileArgument, RevisionOption, SetOption, with_revision
 from orchestrator.core.console import note, out, out_json, say
 
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    app.command()(preflight)
-    app.command()(stage)
+    add(app, preflight, stage, section=PREPARE)
 
 
-def preflight(*, profile: ProfileOption, set_: SetOption = None, host: HostOption = None, json: Json = False) -> None:
+def preflight(*, profile: ProfileArgument, set_: SetOption = None, host: HostOption = None, json: Json = False) -> None:
     """Check whether a machine is ready for a profile. This one, or a far one; exit code 4 where it is not."""
     from orchestrator.commands.coverage import note_coverage
     from orchestrator.commands.machine import inspect_host, place_of
@@ -36,7 +36,7 @@ def preflight(*, profile: ProfileOption, set_: SetOption = None, host: HostOptio
 
 def stage(
     *,
-    profile: ProfileOption,
+    profile: ProfileArgument,
     directory: Annotated[
         Path | None, typer.Option("--dir", metavar="DIR", help="put it there instead of under the tool's home")
     ] = None,

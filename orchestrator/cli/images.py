@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import GiveOption, Json, ProfileOption, SetOption, named_files
+from orchestrator.cli.grammar import LOOK_UP, PREPARE, add, below
+from orchestrator.cli.options import GiveOption, Json, ProfileArgument, SetOption, named_files
 from orchestrator.core.console import note, out, out_json, say, table, warn
 from orchestrator.core.errors import PatchError, UsageError
 
@@ -14,29 +15,36 @@ if TYPE_CHECKING:
 
     from orchestrator.images import ImageReceipt, PatchState
 
-_patches = typer.Typer(no_args_is_help=True, help="The ledger of patches, and which of them sources need.")
-
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    app.command()(build)
-    app.command()(inspect)
-    app.command()(matrix)
-    app.add_typer(_patches, name="patches")
+    add(app, build, matrix, section=PREPARE)
+    add(app, inspect, section=LOOK_UP)
+    group = below(app, "patches", section=LOOK_UP, text="The ledger of patches, and which of them sources need.")
+    add(group, list_patches, name="list")
+    add(group, check_patches, name="check")
 
 
 def build(
-    profile: ProfileOption,
+    profile: ProfileArgument,
     *,
     set_: SetOption = None,
-    base_image: Annotated[str | None, typer.Option(help="build on this image: NAME:TAG, NAME:TAG@sha256:…")] = None,
+    base_image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="build on this image: NAME:TAG, NAME:TAG@sha256:…")
+    ] = None,
     give: GiveOption = None,
-    tag: Annotated[str | None, typer.Option(help="a further name for the image, such as registry/name:tag")] = None,
+    tag: Annotated[
+        str | None, typer.Option(metavar="NAME:TAG", help="a further name for the image, such as registry/name:tag")
+    ] = None,
     push: Annotated[bool, typer.Option("--push", help="push the image under the name of `--tag`")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="build anew, even where the image exists")] = False,
-    network: Annotated[str | None, typer.Option(help="network of the build's steps, such as `host`")] = None,
+    network: Annotated[
+        str | None, typer.Option(metavar="NETWORK", help="network of the build's steps, such as `host`")
+    ] = None,
     secret: Annotated[list[str] | None, typer.Option(metavar="ID=FILE", help="a file a build step may mount")] = None,
-    metadata_file: Annotated[Path | None, typer.Option(help="write image, digest and receipt here, as JSON")] = None,
+    metadata_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write image, digest and receipt here, as JSON")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Build a profile's image and prove the patches in it. It is the image that `up` starts; prints its name."""
@@ -78,7 +86,9 @@ def build(
 
 
 def inspect(
-    image: Annotated[str, typer.Argument(help="an image that `deploy build` made")], *, json: Json = False
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="an image that `deploy build` made")],
+    *,
+    json: Json = False,
 ) -> None:
     """Show an image's sources, and each patch with its state. With the evidence and the hashes of what was changed."""
     from dataclasses import asdict
@@ -111,7 +121,6 @@ def matrix() -> None:
     out_json({"include": entries})
 
 
-@_patches.command("list")
 def list_patches(*, json: Json = False) -> None:
     """List every patch: what it mends, and where the fix came from."""
     from orchestrator.patches import read_ledger
@@ -124,12 +133,13 @@ def list_patches(*, json: Json = False) -> None:
     out(table(["patch", "kind", "sglang", "upstream", "what it does"], rows))
 
 
-@_patches.command("check")
 def check_patches(
     *,
-    wheel: Annotated[str | None, typer.Option(help="a version of sglang, or a wheel file")] = None,
-    source: Annotated[Path | None, typer.Option(help="a checkout, or an installed package")] = None,
-    image: Annotated[str | None, typer.Option(help="an image on this docker host")] = None,
+    wheel: Annotated[
+        str | None, typer.Option(metavar="VERSION|FILE", help="a version of sglang, or a wheel file")
+    ] = None,
+    source: Annotated[Path | None, typer.Option(metavar="DIR", help="a checkout, or an installed package")] = None,
+    image: Annotated[str | None, typer.Option(metavar="IMAGE", help="an image on this Docker host")] = None,
     json: Json = False,
 ) -> None:
     """Tell by content which patches some sources need. Shows the line that says so; exit code 5 on a conflict."""

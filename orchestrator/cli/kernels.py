@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.options import Json, ProfileOption, SetOption
+from orchestrator.cli.completion import names_of
+from orchestrator.cli.grammar import PREPARE, add, below
+from orchestrator.cli.options import Json, ProfileArgument, SetOption
 from orchestrator.core.console import Progress, note, out, out_json, say
 from orchestrator.core.errors import KernelsError, UsageError
 
@@ -28,20 +30,17 @@ ModelOption: TypeAlias = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    group = typer.Typer(
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        help="Tuned MoE kernels: coverage, tables, tuning, use.",
-    )
-    for command in (coverage, table, tune, log):
-        group.command()(command)
-    app.add_typer(group, name="kernels")
+    group = below(app, "kernels", section=PREPARE, text="Tuned MoE kernels: coverage, tables, tuning, use.")
+    add(group, coverage, table, tune, log)
 
 
 def coverage(
     *,
     profile: Annotated[
-        str | None, typer.Option("--profile", "-p", metavar="PROFILE", help="a profile's name, or a file; default: all")
+        str | None,
+        typer.Argument(
+            metavar="PROFILE", help="a profile's name, or a file; default: all", autocompletion=names_of("PROFILE")
+        ),
     ] = None,
     tables: TableOption = None,
     image: ImageOption = None,
@@ -83,7 +82,7 @@ def _plans(profile: str | None, overrides: "Sequence[str]") -> "list[Plan]":
 
 def table(
     *,
-    profile: ProfileOption,
+    profile: ProfileArgument,
     tables: TableOption = None,
     image: ImageOption = None,
     model: ModelOption = None,
@@ -116,7 +115,7 @@ def table(
 
 def tune(
     *,
-    profile: ProfileOption,
+    profile: ProfileArgument,
     tables: TableOption = None,
     image: ImageOption = None,
     model: ModelOption = None,

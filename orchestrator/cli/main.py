@@ -16,6 +16,7 @@ import typer
 
 from orchestrator import __version__
 from orchestrator.cli import bench, cache, diagnose, evals, host, images, kernels, profiles, report, reproduce, serve
+from orchestrator.cli.grammar import Group
 from orchestrator.core.console import out, show_error
 from orchestrator.core.errors import DeployError, HostError, Interrupted
 from orchestrator.core.redaction import redact
@@ -29,7 +30,12 @@ _Handler: TypeAlias = Callable[[int, FrameType | None], object] | signal.Handler
 _SOON: Final = 0.01  # seconds
 
 app = typer.Typer(
-    name="deploy", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+    name="deploy",
+    cls=Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 profiles.register(app)
 host.register(app)
@@ -54,7 +60,7 @@ def _version(asked: bool) -> None:
 def root(
     *,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
     """Deploy and prove sglang servers on ROCm."""

@@ -6,22 +6,31 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from orchestrator.cli.completion import names_of, server_names
 from orchestrator.core.errors import UsageError
 
-ProfileOption: TypeAlias = Annotated[
-    str, typer.Option("--profile", "-p", metavar="PROFILE", help="a profile's name, or a file")
+ProfileArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="PROFILE",
+        help="a profile's name, or a file; also as --profile or -p",
+        autocompletion=names_of("PROFILE"),
+    ),
 ]
 SetOption: TypeAlias = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override one value, such as layout.tp=4")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="override one value, such as layout.tp=4; may be repeated"),
 ]
 RevisionOption: TypeAlias = Annotated[
     str | None, typer.Option("--revision", metavar="REV", help="of the checkpoint: a commit, its first digits, or main")
 ]
 GiveOption: TypeAlias = Annotated[
-    list[str] | None, typer.Option("--give", metavar="NAME=FILE", help="a file for a patch, such as moe-table=FILE")
+    list[str] | None,
+    typer.Option("--give", metavar="NAME=FILE", help="a file for a patch, such as moe-table=FILE; may be repeated"),
 ]
 NameArgument: TypeAlias = Annotated[
-    str, typer.Argument(metavar="NAME", help="the server's name, by default its profile's")
+    str,
+    typer.Argument(metavar="NAME", help="the server's name, by default its profile's", autocompletion=server_names),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
 HostOption: TypeAlias = Annotated[

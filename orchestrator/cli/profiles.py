@@ -1,20 +1,19 @@
 """`deploy profiles`, `deploy show`, `deploy render`, `deploy schema`, `deploy flags`."""
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import GiveOption, Json, ProfileOption, SetOption, named_files
+from orchestrator.cli.grammar import LOOK_UP, PREPARE, add
+from orchestrator.cli.options import GiveOption, Json, ProfileArgument, SetOption, named_files
 from orchestrator.core.console import out, out_json, say
-
-ProfileArgument: TypeAlias = Annotated[str, typer.Argument(metavar="PROFILE", help="a profile's name, or a file")]
 
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    for command in (profiles, show, render, schema, flags):
-        app.command()(command)
+    add(app, profiles, show, schema, section=LOOK_UP)
+    add(app, render, flags, section=PREPARE)
 
 
 def profiles(*, json: Json = False) -> None:
@@ -30,7 +29,9 @@ def profiles(*, json: Json = False) -> None:
         out("\n\n".join(table(header, rows) for header, rows in tables(found)))
 
 
-def schema(kind: Annotated[str, typer.Argument(help="profile, hardware, model or engine")] = "profile") -> None:
+def schema(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="profile, hardware, model or engine")] = "profile",
+) -> None:
     """Print the JSON Schema of a profile, for editors. Or of a hardware, model or engine file."""
     from orchestrator.core.errors import UsageError
     from orchestrator.core.nearest import did_you_mean
@@ -42,7 +43,7 @@ def schema(kind: Annotated[str, typer.Argument(help="profile, hardware, model or
 
 
 def flags(
-    version: Annotated[str, typer.Argument(help="a version of sglang, such as 0.5.17")],
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="a version of sglang, such as 0.5.17")],
     *,
     wheel: Annotated[Path | None, typer.Option(metavar="FILE", help="that version's; default: downloaded")] = None,
     python: Annotated[
@@ -87,7 +88,7 @@ def show(
 
 def render(
     *,
-    profile: ProfileOption,
+    profile: ProfileArgument,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="write the files there instead of printing them")
     ] = None,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from orchestrator.cli.grammar import MEASURE, add
 from orchestrator.cli.options import Json
 from orchestrator.core.console import note, out, warn
 
@@ -22,12 +23,11 @@ PriceOption: TypeAlias = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    app.command()(compare)
-    app.command()(report)
+    add(app, compare, report, section=MEASURE)
 
 
 def compare(
-    results: Annotated[list[Path], typer.Argument(metavar="RESULT…", help="result files, or directories of results")],
+    results: Annotated[list[Path], typer.Argument(metavar="RESULT", help="result files, or directories of results")],
     *,
     published: PublishedOption = "wafer-glm52",
     price: PriceOption = None,

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli.completion import names_of
+from orchestrator.cli.grammar import MEASURE, add
 from orchestrator.cli.options import Json
 from orchestrator.cli.report import PriceOption
 from orchestrator.core.console import note, out, out_json, table
@@ -17,11 +19,18 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add this group's command."""
-    app.command()(reproduce)
+    add(app, reproduce, section=MEASURE)
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="a published measurement, such as wafer-glm52, or a file of one")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            autocompletion=names_of("PUBLISHED"),
+            help="a published measurement, such as wafer-glm52, or a file of one",
+        ),
+    ],
     *,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="list what would be done, how long and for how much")

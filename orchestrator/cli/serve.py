@@ -4,11 +4,13 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from orchestrator.cli.completion import server_names
+from orchestrator.cli.grammar import SERVE, add
 from orchestrator.cli.options import (
     HostOption,
     Json,
     NameArgument,
-    ProfileOption,
+    ProfileArgument,
     RevisionOption,
     SetOption,
     with_revision,
@@ -21,13 +23,12 @@ StrictKernels: TypeAlias = Annotated[bool, typer.Option("--strict-kernels", help
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    for command in (up, status, ask, logs, smoke, down):
-        app.command()(command)
+    add(app, up, status, ask, logs, smoke, down, section=SERVE)
 
 
 def up(
     *,
-    profile: ProfileOption,
+    profile: ProfileArgument,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="the server's name; default: the profile's")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be started, and stop")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="stop a server of that name first")] = False,
@@ -80,7 +81,9 @@ def up(
 
 
 def status(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="one server; default: all")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="one server; default: all", autocompletion=server_names)
+    ] = None,
     *,
     health: Annotated[bool, typer.Option("--health", help="ask every server to generate a token")] = False,
     host: HostOption = None,
@@ -170,7 +173,9 @@ def smoke(
 
 
 def down(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="the server to stop")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="the server to stop", autocompletion=server_names)
+    ] = None,
     *,
     all_: Annotated[bool, typer.Option("--all", help="stop every server that was started from this home")] = False,
     all_homes: Annotated[

@@ -42,10 +42,10 @@ def commands() -> str:
 
 def _commands(group: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     text = _help(group)
-    for name in re.findall(r"^  ([a-z]+)  ", text.partition("Commands:")[2], re.MULTILINE):
+    for name in re.findall(r"^  ([a-z]+)  ", text.partition("-h, --help")[2], re.MULTILINE):
         words = (*group, name)
         page = _help(words)
-        if "Commands:" in page:
+        if "COMMAND [ARGS]" in page:
             yield from _commands(words)
         else:
             usage = re.search(r"Usage: \S+ (.*?)\n\n", page, re.DOTALL)

@@ -1,0 +1,83 @@
+"""What all commands have in common: how their words are read, and how their help is laid out."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+if TYPE_CHECKING:  # typer's copy of click has no public name
+    from typer._click import Context, HelpFormatter
+
+PREPARE: Final = "Prepare"
+SERVE: Final = "Serve"
+MEASURE: Final = "Measure"
+LOOK_UP: Final = "Look up"
+
+_SECTIONS: Final = (PREPARE, SERVE, MEASURE, LOOK_UP)
+_PROFILE: Final = re.compile(r"--profile(?:=(.+))?|-p(?:=?(.+))?")
+_TYPE: Final = re.compile(r" <.*>$")  # of an argument, behind its name
+
+
+class Command(TyperCommand):
+    """A command whose profile is an argument, and may as well be given as `--profile NAME` or `-p NAME`."""
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        """As click does."""
+        profiled = any(parameter.name == "profile" for parameter in self.params)
+        return super().parse_args(ctx, list(_by_place(args)) if profiled else args)
+
+    def collect_usage_pieces(self, ctx: "Context") -> list[str]:
+        """Arguments as `NAME`."""
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+        """Arguments without their type, then options."""
+        for title, kind in (("Arguments", "argument"), ("Options", "option")):
+            records = (each.get_help_record(ctx) for each in self.get_params(ctx) if each.param_type_name == kind)
+            if rows := [(_TYPE.sub("", record[0]), record[1]) for record in records if record]:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+class Group(TyperGroup):
+    """Commands below a word, listed by section, each with its first sentence whole."""
+
+    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+        """As click does, but by section."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            if (command := self.get_command(ctx, name)) is not None:
+                section = getattr(command, "rich_help_panel", None) or "Commands"
+                rows.setdefault(section, []).append((name, command.get_short_help_str(limit=formatter.width * 2)))
+        for section in sorted(rows, key=lambda each: _SECTIONS.index(each) if each in _SECTIONS else 0):
+            with formatter.section(section):
+                formatter.write_dl(rows[section])
+
+
+def add(app: typer.Typer, *commands: Callable[..., None], section: str | None = None, name: str | None = None) -> None:
+    """Add commands to the help's section; a `name` where it is not the function's."""
+    for command in commands:
+        app.command(name, cls=Command, rich_help_panel=section)(command)
+
+
+def below(app: typer.Typer, name: str, *, section: str, text: str) -> typer.Typer:
+    """A group of commands below a word of `app`; `text` is its help."""
+    group = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, help=text)
+    app.add_typer(group, name=name, rich_help_panel=section)
+    return group
+
+
+def _by_place(args: Sequence[str]) -> Iterator[str]:
+    """The words without `--profile`: what followed it is the argument."""
+    words = iter(args)
+    for word in words:
+        if word == "--":
+            yield word
+            break
+        if (named := _PROFILE.fullmatch(word)) is None:
+            yield word
+        elif value := named[1] or named[2]:
+            yield value
+    yield from words

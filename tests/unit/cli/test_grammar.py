@@ -1,0 +1,96 @@
+"""What holds for every command: how its words are read, and how its help is laid out."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from orchestrator.cli.completion import names_of, server_names
+from orchestrator.cli.main import app
+from orchestrator.core.paths import Home
+
+
+def commands(group: TyperGroup, *above: str) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from commands(command, *above, name)
+        else:
+            yield (*above, name)
+
+
+ROOT = get_command(app)
+assert isinstance(ROOT, TyperGroup)
+EVERY = sorted(commands(ROOT))
+
+
+def command(words: tuple[str, ...]) -> TyperCommand:
+    found: object = ROOT
+    for word in words:
+        assert isinstance(found, TyperGroup)
+        found = found.commands[word]
+    assert isinstance(found, TyperCommand)
+    return found
+
+
+OF_A_PROFILE = [words for words in EVERY if any(each.name == "profile" for each in command(words).params)]
+
+
+def test_which_commands_take_a_profile() -> None:
+    assert [" ".join(words) for words in OF_A_PROFILE] == [
+        *("build", "kernels coverage", "kernels table", "kernels tune", "preflight", "render", "show", "stage", "up")
+    ]
+
+
+@pytest.mark.parametrize("words", OF_A_PROFILE, ids=" ".join)
+@pytest.mark.parametrize(
+    "said", ["night-owl", "--profile night-owl", "--profile=night-owl", "-p night-owl", "-pnight-owl"]
+)
+def test_a_profile_is_named_by_its_place_or_by_its_option(words: tuple[str, ...], said: str) -> None:
+    args = [*said.split(), "--set", "server.port=1"]
+
+    context = command(words).make_context("deploy", args)
+
+    assert context.params["profile"] == "night-owl"
+    assert context.params["set_"] == ["server.port=1"]
+
+
+def test_what_follows_two_dashes_is_left_alone() -> None:
+    assert command(("up",)).make_context("deploy", ["--", "-p"]).params["profile"] == "-p"
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_help_of_a_command(words: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(app, [*words, "-h"]).output
+
+    assert not re.search(r"[{}]|<(str|int|path|float)>|…\.\.\.", shown)
+    names = re.findall(r"^  (\S+)  ", shown.partition("Arguments:")[2].partition("Options:")[0], re.MULTILINE)
+    assert [name.upper() for name in names] == names
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_every_command_has_a_section_and_a_whole_sentence() -> None:
+    shown = CliRunner().invoke(app, ["-h"]).output
+
+    sections = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
+    assert sections == ["Options", "Prepare", "Serve", "Measure", "Look up"]
+    listed = shown.partition("Prepare:")[2]
+    assert set(re.findall(r"^  ([a-z]+)  ", listed, re.MULTILINE)) == {words[0] for words in EVERY}
+    assert "..." not in listed
+
+
+def test_a_shell_is_offered_profiles_and_workloads() -> None:
+    assert "cpu-tiny" in names_of("PROFILE")("cpu")
+    assert names_of("PROFILE")("nothing-begins-so") == []
+    assert "smoke-tiny" in names_of("WORKLOAD")("smoke")
+
+
+def test_a_shell_is_offered_the_servers_of_this_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
+    Home(tmp_path).make_runs("owl")
+
+    assert server_names("o") == ["owl"]
+    assert server_names("cpu") == []
