@@ -47,7 +47,7 @@ def first_of(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 
 class DeployError(Exception):
-    """The base: a first message and any number of problems, all shown at once."""
+    """A fault of this tool, or none of those below; the base of all, with any number of problems."""
 
     exit_code = 1
 
@@ -89,7 +89,7 @@ class ProfileError(DeployError):
 
 
 class HostError(DeployError):
-    """The machine is not ready: GPUs, devices, ports, disk, the Docker daemon."""
+    """The machine is not ready: GPUs, devices, ports, disk, the Docker daemon, the checkpoint."""
 
     exit_code = 4
 

@@ -29,29 +29,29 @@ def table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def exit_codes() -> str:
-    """One row a class of failure."""
-    classes = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, errors.DeployError)]
-    rows = sorted({(each.exit_code, each.__name__, (each.__doc__ or "").partition("\n")[0]) for each in classes})
-    return table(("code", "class", "when"), ((str(code), f"`{name}`", text) for code, name, text in rows))
+    """One row a code, from the class that brings it."""
+    classes = [each for _, each in inspect.getmembers(errors, inspect.isclass) if "exit_code" in vars(each)]
+    rows = sorted((each.exit_code, (each.__doc__ or "").partition("\n")[0]) for each in classes)
+    return table(("code", "when"), ((str(code), text) for code, text in rows))
 
 
 def commands() -> str:
-    """One row a command, from its own help."""
-    return table(("command", "what it does"), _commands(()))
+    """One row a command or a group of them, from its own help."""
+    return table(("command", "what it does"), _commands())
 
 
-def _commands(group: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    text = _help(group)
-    for name in re.findall(r"^  ([a-z]+)  ", text.partition("-h, --help")[2], re.MULTILINE):
-        words = (*group, name)
-        page = _help(words)
-        if "COMMAND [ARGS]" in page:
-            yield from _commands(words)
-        else:
-            usage = re.search(r"Usage: \S+ (.*?)\n\n", page, re.DOTALL)
-            summary = page.partition("\n\n")[2].partition("\n\n")[0]
-            assert usage
-            yield f"`deploy {' '.join(usage[1].split())}`", " ".join(summary.split())
+def _commands() -> Iterator[tuple[str, ...]]:
+    for name in _listed(_help(())):
+        page = _help((name,))
+        usage, summary, _ = page.split("\n\n", 2)
+        words = " ".join(usage.removeprefix("Usage: ").replace(" [OPTIONS]", "").split())
+        if "COMMAND [ARGS]" in usage:
+            words = f"deploy {name} {'|'.join(_listed(page))}"
+        yield f"`{words}`", " ".join(summary.split())
+
+
+def _listed(page: str) -> list[str]:
+    return re.findall(r"^  ([a-z]+)  ", page.partition("-h, --help")[2], re.MULTILINE)
 
 
 def _help(words: tuple[str, ...]) -> str:
