@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.completion import names_of, server_names
 from orchestrator.cli.grammar import MEASURE, add
-from orchestrator.cli.options import HostOption, Json
+from orchestrator.cli.options import HostOption, Json, TargetArgument, WorkloadOption
 from orchestrator.core.console import Progress, note, out
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
 
@@ -22,21 +21,9 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    target: Annotated[
-        str,
-        typer.Argument(metavar="NAME|URL", help="a server's name, or any endpoint's URL", autocompletion=server_names),
-    ],
+    target: TargetArgument,
     *,
-    workload: Annotated[
-        str,
-        typer.Option(
-            "--workload",
-            "-w",
-            metavar="WORKLOAD",
-            help="a workload's name, or a file",
-            autocompletion=names_of("WORKLOAD"),
-        ),
-    ],
+    workload: WorkloadOption,
     rates: Annotated[str | None, typer.Option(metavar="RPS,RPS…", help="offered rates")] = None,
     duration: Annotated[float | None, typer.Option(metavar="SECONDS", help="of the arrivals at each rate")] = None,
     requests: Annotated[int | None, typer.Option(metavar="N", help="at each rate, instead of the workload's")] = None,

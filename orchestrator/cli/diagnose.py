@@ -40,10 +40,25 @@ def diagnose(
             diagnosis = diagnose(lines)
     except OSError as error:
         raise UsageError(f"cannot read the log of `{subject}`: {error.strerror}") from error
+    well = not diagnosis.matches and _is_well(subject, home, host)
     if json:
-        out_json(diagnosis.to_dict())
+        out_json({**diagnosis.to_dict(), "well": well})
+    elif well:
+        out(f"`{subject}` runs, answers, and its log of {diagnosis.lines} lines shows no known fault")
     else:
         out(diagnosis.to_text())
+
+
+def _is_well(subject: str, home: "Home", host: str | None) -> bool:
+    """Whether it is a server that runs and answers."""
+    from orchestrator.commands.runs import known_names
+    from orchestrator.commands.servers import fleet
+    from orchestrator.commands.status import statuses
+
+    if subject not in known_names(home):
+        return False
+    with fleet(home, host) as servers:
+        return any(server.health == "healthy" for server in statuses(servers, subject, ask=True))
 
 
 @contextmanager

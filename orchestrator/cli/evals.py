@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.completion import server_names
 from orchestrator.cli.grammar import MEASURE, add
-from orchestrator.cli.options import HostOption, Json
+from orchestrator.cli.options import HostOption, Json, TargetArgument
 from orchestrator.core.console import note, out, out_json, say
 
 if TYPE_CHECKING:
@@ -20,10 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    target: Annotated[
-        str,
-        typer.Argument(metavar="NAME|URL", help="a server's name, or any endpoint's URL", autocompletion=server_names),
-    ],
+    target: TargetArgument,
     *,
     suite: Annotated[str, typer.Option("--suite", metavar="gsm8k|gpqa-diamond", help="which questions")],
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="ask only the first so many")] = None,

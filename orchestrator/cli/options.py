@@ -32,6 +32,15 @@ NameArgument: TypeAlias = Annotated[
     str,
     typer.Argument(metavar="NAME", help="the server's name, by default its profile's", autocompletion=server_names),
 ]
+TargetArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="NAME|URL", help="a server's name, or any endpoint's URL", autocompletion=server_names)
+]
+WorkloadOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--workload", "-w", metavar="WORKLOAD", help="a workload's name, or a file", autocompletion=names_of("WORKLOAD")
+    ),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
 HostOption: TypeAlias = Annotated[
     str | None, typer.Option("--host", metavar="URL", help="Docker host, such as ssh://user@node; default: DOCKER_HOST")

@@ -1,6 +1,6 @@
 """`deploy up`, `status`, `logs`, `smoke`, `down`: the life of a server."""
 
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -18,12 +18,15 @@ from orchestrator.cli.options import (
 from orchestrator.core.console import note, out, out_json, say
 from orchestrator.core.errors import StartError, UsageError
 
+if TYPE_CHECKING:
+    from orchestrator.commands.up import Up
+
 StrictKernels: TypeAlias = Annotated[bool, typer.Option("--strict-kernels", help="an untuned MoE kernel is a failure")]
 
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    add(app, up, status, ask, logs, smoke, down, section=SERVE)
+    add(app, up, restart, status, ask, logs, smoke, down, section=SERVE)
 
 
 def up(
@@ -70,6 +73,18 @@ def up(
         say(would.steps)
         return
     done = up(request, Home.from_environment())
+    _say_up(done, json=json)
+
+
+def restart(name: NameArgument, *, json: Json = False) -> None:
+    """Start what ran under a name once more. As it came up last; one that runs is stopped first."""
+    from orchestrator.commands.restart import restart
+    from orchestrator.core.paths import Home
+
+    _say_up(restart(name, Home.from_environment()), json=json)
+
+
+def _say_up(done: "Up", *, json: bool) -> None:
     if json:
         out_json(done.to_dict())
         return
@@ -89,9 +104,9 @@ def status(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Show what runs. A named server is asked for its health, all of them only with --health."""
+    """Show what runs. A named server is asked for its health, and has to be well; all of them only with --health."""
     from orchestrator.commands.servers import fleet
-    from orchestrator.commands.status import status_table, statuses
+    from orchestrator.commands.status import require_well, status_table, statuses
     from orchestrator.core.paths import Home
     from orchestrator.runtimes.base import Status
 
@@ -99,17 +114,16 @@ def status(
         if name is not None:
             servers.one(name)
         found = statuses(servers, name, ask=health or name is not None)
-        for kind, why in servers.silent.items():
-            note(f"{kind} could not be asked: {why}")
-        for server in found:
+        if json:
+            out_json([server.to_dict() for server in found])
+        elif found:
+            out(status_table(found))
+        elif not servers.silent:
+            say("nothing runs; `deploy profiles` lists what `deploy up PROFILE` can start")
+        for server in found if name is None else ():
             if server.status == Status.UNKNOWN or (server.health == "unhealthy" and server.detail):
                 note(f"`{server.name}`: {server.detail}")
-    if json:
-        out_json([server.to_dict() for server in found])
-    elif found:
-        out(status_table(found))
-    elif not servers.silent:
-        say("nothing runs; start a server with `deploy up --profile PROFILE`")
+        require_well(servers, found, named=name is not None)
 
 
 def ask(
@@ -143,15 +157,28 @@ def logs(
     name: NameArgument,
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the server ends")] = False,
+    lines: Annotated[
+        int | None, typer.Option("-n", "--lines", min=1, metavar="N", help="only the last so many")
+    ] = None,
     host: HostOption = None,
 ) -> None:
     """Show a server's log, secrets removed."""
+    from collections import deque
+    from itertools import chain, islice
+
     from orchestrator.commands.servers import fleet
     from orchestrator.core.paths import Home
 
     with fleet(Home.from_environment(), host) as servers:
         handle = servers.one(name)
-        for line in servers.runtime(handle).logs(handle, follow=follow):
+        runtime = servers.runtime(handle)
+        if lines is None:
+            shown = runtime.logs(handle, follow=follow)
+        else:
+            so_far = deque(enumerate(runtime.logs(handle, follow=False), start=1), maxlen=lines)
+            later = islice(runtime.logs(handle, follow=True), so_far[-1][0] if so_far else 0, None) if follow else ()
+            shown = chain((line for _, line in so_far), later)
+        for line in shown:
             out(line, colours=True)
 
 

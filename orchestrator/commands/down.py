@@ -31,13 +31,11 @@ def down(servers: Fleet, name: str, *, host: str | None, everyones: bool = True)
 def down_all(servers: Fleet, *, host: str | None, everyones: bool = False) -> None:
     """Stop every server that was started from this home; with `everyones` those of other homes too.
 
-    One that does not end keeps none of the others up; all of those are told at the end.
+    One that does not end keeps none of the others up; all of those are told at the end, and who could not be asked.
     """
     failures: dict[str, DeployError] = {}
     found = servers.find()
     names = sorted({handle.name for handle in found if everyones or _is_ours(servers, handle)})
-    for kind, why in servers.silent.items():
-        note(f"{kind} could not be asked: {why}")
     for name in names:
         try:
             down(servers, name, host=host, everyones=everyones)
@@ -46,13 +44,15 @@ def down_all(servers: Fleet, *, host: str | None, everyones: bool = False) -> No
             failures[name] = error if isinstance(error, DeployError) else HostError(str(error))
     for name in sorted({handle.name for handle in found} - set(names)):
         note(f"`{name}` was started from another home and is left alone: `deploy down {name}` stops it")
-    if failures:
-        problems = [
-            Problem(f"`{name}`: {problem.message}", problem.where, problem.hint)
-            for name, error in failures.items()
-            for problem in error.each()
-        ]
-        raise HostError(f"{len(failures)} of {len(names)} servers are not known to be down", problems=problems)
+    problems = [Problem(f"{kind} could not be asked: {why}") for kind, why in servers.silent.items()]
+    problems += [
+        Problem(f"`{name}`: {problem.message}", problem.where, problem.hint)
+        for name, error in failures.items()
+        for problem in error.each()
+    ]
+    if problems:
+        what = f"{len(failures)} of {len(names)} servers are not known to be down" if failures else "not all was found"
+        raise HostError(what, problems=problems)
 
 
 def _is_ours(servers: Fleet, handle: Handle) -> bool:

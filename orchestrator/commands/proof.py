@@ -20,10 +20,7 @@ from orchestrator.plan import Plan
 from orchestrator.prove import SmokeReport, Starting, smoke_test, target_of, wait
 from orchestrator.runtimes import Handle, Runtime, Status
 
-_AGAIN: Final = (
-    "`deploy diagnose {name}` and `deploy logs {name}` show its end; "
-    "`deploy down {name}`, then `deploy up` starts it anew"
-)
+AGAIN: Final = "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` starts it anew"
 
 
 def answers(handle: Handle) -> bool:
@@ -71,8 +68,7 @@ def not_running(runtime: Runtime, handle: Handle) -> Problem | None:
         return None
     if state.status is Status.UNKNOWN:
         return Problem(f"`{handle.name}`: {state.detail}", hint=f"`deploy down {handle.name}` ends it where it can")
-    code = "" if state.exit_code is None else f" with {state.exit_code}"
-    return Problem(f"`{handle.name}` does not run: {state.status}{code}", hint=_AGAIN.format(name=handle.name))
+    return Problem(f"`{handle.name}` does not run: {state.ending}", hint=AGAIN.format(name=handle.name))
 
 
 def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeReport:
@@ -90,7 +86,7 @@ def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeRepo
     if (ended := not_running(runtime, handle)) is not None:
         raise SmokeError(ended.message, hint=ended.hint)
     if lost := lost_parts(runtime, handle):
-        raise SmokeError(f"`{name}` does not serve as its profile says: {lost}", hint=_AGAIN.format(name=name))
+        raise SmokeError(f"`{name}` does not serve as its profile says: {lost}", hint=AGAIN.format(name=name))
     report = prove(handle, runtime, plan=plan, key=api_key(plan.server.api_key_env))
     run.save("smoke.json", report.to_dict())
     kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=strict_kernels)

@@ -134,10 +134,14 @@ def _unwritable(home: Home, error: OSError) -> HostError:
 
 def latest_run(home: Home, name: str) -> RunDir | None:
     """The newest run directory of a name, None where there is none."""
+    return next(iter(runs_of(home, name)), None)
+
+
+def runs_of(home: Home, name: str) -> tuple[RunDir, ...]:
+    """The run directories of a name, newest first."""
     if not NAME.match(name):  # a path, perhaps
-        return None
-    runs = sorted(path for path in (home.runs / name).glob("*-*") if path.is_dir())
-    return RunDir(runs[-1]) if runs else None
+        return ()
+    return tuple(map(RunDir, sorted((path for path in (home.runs / name).glob("*-*") if path.is_dir()), reverse=True)))
 
 
 def known_names(home: Home) -> tuple[str, ...]:

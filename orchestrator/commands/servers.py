@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.commands.runs import RunDir, read_plan, require_name
+from orchestrator.commands.runs import RunDir, known_names, latest_run, read_plan, require_name
 from orchestrator.core.console import warn
 from orchestrator.core.errors import HostError, StartError, UsageError
 from orchestrator.core.known_secrets import SHORT
@@ -14,7 +14,7 @@ from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret, know_variable
 from orchestrator.engine import read_key
-from orchestrator.runtimes import REGISTRY, Handle, Runtime
+from orchestrator.runtimes import REGISTRY, Handle, Runtime, RuntimeKind
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Fleet:
 
     home: Home
     runtimes: Mapping[str, Runtime]
-    silent: dict[str, str] = field(default_factory=dict)  # runtimes that could not be asked, and why
+    named: frozenset[str] = frozenset()  # runtimes whose machine the user has named
+    silent: dict[str, str] = field(default_factory=dict)  # runtimes that somebody may miss, and why they did not answer
 
     def find(self, name: str | None = None) -> tuple[Handle, ...]:
         """Every server (of that name), sorted by name. What could not be asked is noted in `silent`.
@@ -63,7 +64,13 @@ class Fleet:
             try:
                 yield from runtime.find(name)
             except HostError as error:  # without a Docker daemon, processes are still listed
-                self.silent[kind] = error.message
+                if kind in self.named or self._started_with(kind):
+                    self.silent[kind] = error.message
+
+    def _started_with(self, kind: str) -> bool:
+        """Whether a server was started from this home with that runtime: a pod needs no Docker daemon."""
+        plans = (read_plan(latest_run(self.home, name)) for name in known_names(self.home))
+        return any(plan is not None and plan.runtime == kind for plan in plans)
 
 
 @contextmanager
@@ -72,10 +79,14 @@ def fleet(home: Home, host: str | None = None) -> Iterator[Fleet]:
     kinds = [open_kind() for open_kind in REGISTRY.values()]
     runtimes = {kind.name: kind.open(home, host) for kind in kinds if host is None or kind.far is not None}
     try:
-        yield Fleet(home, runtimes)
+        yield Fleet(home, runtimes, frozenset(kind.name for kind in kinds if _is_named(kind, host)))
     finally:
         for runtime in runtimes.values():
             runtime.close()
+
+
+def _is_named(kind: RuntimeKind, host: str | None) -> bool:
+    return kind.far is not None and (host is not None or kind.far(None, os.environ) is not None)
 
 
 def _know_key(handle: Handle) -> None:

@@ -7,6 +7,7 @@ from multiprocessing.pool import ThreadPool
 from orchestrator.commands.parts import lost_parts
 from orchestrator.commands.servers import Fleet
 from orchestrator.core.console import table
+from orchestrator.core.errors import HostError, SmokeError, StartError
 from orchestrator.runtimes import Handle, Status
 
 _ASKED_AT_ONCE = 16
@@ -24,6 +25,8 @@ class ServerStatus:
     url: str
     plan: str  # digest
     started_at: str | None
+    ended_at: str | None
+    age: str  # how long it has run, or how long ago it ended
     restarts: int
     exit_code: int | None
     detail: str
@@ -43,6 +46,24 @@ def statuses(servers: Fleet, name: str | None, *, ask: bool) -> tuple[ServerStat
     handles = servers.find(name)
     with ThreadPool(_ASKED_AT_ONCE) as pool:  # Ctrl-C ends the waiting at once; an executor waits for its threads
         return tuple(pool.map(lambda handle: _status(servers, handle, ask=ask), handles, chunksize=1))
+
+
+def require_well(servers: Fleet, found: Iterable[ServerStatus], *, named: bool) -> None:
+    """Raises HostError where a runtime was not to be asked; where one server is meant, StartError or SmokeError for it.
+
+    StartError is for one that has ended, SmokeError for one that runs and does not serve.
+    """
+    from orchestrator.commands.proof import AGAIN, not_running  # noqa: PLC0415 - see `_health`
+
+    if servers.silent:
+        raise HostError("; ".join(f"{kind} could not be asked: {why}" for kind, why in servers.silent.items()))
+    for server in found if named else ():
+        handle = servers.one(server.name)
+        if (ended := not_running(servers.runtime(handle), handle)) is not None:
+            raise StartError(ended.message, hint=ended.hint)
+        if server.health == "unhealthy":
+            why = server.detail or "it does not answer"
+            raise SmokeError(f"`{server.name}` runs and does not serve: {why}", hint=AGAIN.format(name=server.name))
 
 
 def status_table(found: Iterable[ServerStatus]) -> str:
@@ -68,6 +89,8 @@ def _status(servers: Fleet, handle: Handle, *, ask: bool) -> ServerStatus:
         url=handle.url,
         plan=handle.plan_digest,
         started_at=state.started_at,
+        ended_at=state.ended_at,
+        age=state.age(),
         restarts=state.restarts,
         exit_code=state.exit_code,
         detail=lost or state.detail,
@@ -82,5 +105,6 @@ def _health(handle: Handle) -> str:
 
 
 def _state(server: ServerStatus) -> str:
-    text = server.status if server.exit_code is None else f"{server.status} ({server.exit_code})"
-    return text + (f", restarted {server.restarts}x" if server.restarts else "")
+    code = f" ({server.exit_code})" if server.exit_code is not None else ""
+    age = server.age and (f" for {server.age}" if server.status == Status.RUNNING else f" {server.age} ago")
+    return f"{server.status}{code}{age}" + (f", restarted {server.restarts}x" if server.restarts else "")

@@ -121,7 +121,7 @@ def up(request: UpRequest, home: Home) -> Up:
             records = {
                 **prepared.records,
                 "host.json": machine.to_dict(),
-                "up.json": {"command": request.command(name)},
+                "up.json": {"command": request.command(name), "request": asdict(request)},
             }
             return _bring_up(
                 Start(name=name, request=request, artifacts=prepared.artifacts, records=records, key=key), servers
@@ -129,18 +129,22 @@ def up(request: UpRequest, home: Home) -> Up:
 
 
 def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) -> Up | None:
-    """The same plan, running and healthy, is up already.
+    """The same plan, running and healthy, is up already; one that has ended is started again.
 
     Raises NameTakenError for another plan and StartError for one that does not answer, unless it is to be replaced.
     """
-    for handle in servers.find(name):
-        if request.replace or servers.runtime(handle).state(handle).status is not Status.RUNNING:
+    for handle in () if request.replace else servers.find(name):
+        state = servers.runtime(handle).state(handle)
+        if state.status is Status.UNKNOWN:
             continue
         hint = f"`{request.command(name)} --replace` stops it first; or take another name with `--name`"
         if handle.plan_digest != plan.digest:
             old = read_plan(latest_run(servers.home, name))
             details = changes(old.to_dict(), plan.to_dict()) if old else ""
-            raise NameTakenError(f"`{name}` runs another plan", details=details, hint=hint)
+            ended = "" if state.status is Status.RUNNING else f", and does not run: {state.ending}"
+            raise NameTakenError(f"`{name}` has another plan{ended}", details=details, hint=hint)
+        if state.status is not Status.RUNNING:
+            continue
         if lost := lost_parts(servers.runtime(handle), handle):
             raise StartError(f"`{name}` runs this plan, and {lost}", hint=f"see `deploy diagnose {name}`; {hint}")
         if not answers(handle):

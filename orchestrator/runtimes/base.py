@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this 
     from orchestrator.render import Artifacts, ContextFile
 
 LOG: Final = "server.log"  # in the run directory
+_UNITS: Final = ((86400, "days"), (3600, "h"), (60, "min"))
 
 
 class Status(StrEnum):
@@ -54,6 +56,22 @@ class ServerState:
     restarts: int
     started_at: str | None  # ISO 8601, UTC
     detail: str  # what else the runtime knows: a reason, a signal
+    ended_at: str | None = None  # ISO 8601, UTC
+
+    @property
+    def ending(self) -> str:
+        """How and when it ended: `killed by SIGKILL, 6 s ago`."""
+        ended = self.detail or (self.status if self.exit_code is None else f"{self.status} with {self.exit_code}")
+        return f"{ended}, {age} ago" if (age := self.age()) else ended
+
+    def age(self, now: datetime | None = None) -> str:
+        """How long it has run, or how long ago it ended: `6 s`, `12 min`; "" where nobody knows."""
+        moment = self.started_at if self.status is Status.RUNNING else self.ended_at
+        if moment is None:
+            return ""
+        seconds = ((now or datetime.now(UTC)) - datetime.fromisoformat(moment)).total_seconds()
+        size, unit = next((each for each in _UNITS if seconds >= 2 * each[0]), (1, "s"))
+        return f"{max(seconds, 0) / size:.0f} {unit}"
 
 
 class Runtime(Protocol):

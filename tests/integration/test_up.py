@@ -195,7 +195,7 @@ def test_a_server_killed_while_serving(deploy: CommandLine) -> None:
     assert (status["status"], status["health"]) == ("exited", "")
     smoke = deploy.run("smoke", "killed")
     assert smoke.returncode == 8
-    assert "`killed` does not run: exited with 137" in smoke.stderr
+    assert "`killed` does not run: " in smoke.stderr
     assert deploy.run("down", "killed").returncode == 0
     is_clean(deploy, "killed", port)
 

@@ -21,6 +21,7 @@ def server_state(inspected: Mapping[str, Any]) -> ServerState:  # Any: JSON of t
         exit_code=state["ExitCode"] if started and not alive else None,
         restarts=inspected["RestartCount"],
         started_at=state["StartedAt"] if started else None,
+        ended_at=state["FinishedAt"] if started and not alive else None,
         detail=_running(inspected) if alive else _ended(inspected),
     )
 

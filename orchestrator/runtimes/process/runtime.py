@@ -82,6 +82,7 @@ class ProcessRuntime:
             exit_code=record.exit_code,
             restarts=0,
             started_at=record.started_at,
+            ended_at=record.ended_at,
             detail="" if running else _how_it_ended(record),
         )
 

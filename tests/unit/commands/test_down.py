@@ -1,6 +1,6 @@
 """`deploy down`: one server that does not end keeps no other one up, and nothing that fails goes unsaid."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -58,14 +58,32 @@ def test_all_goes_on_past_a_failure_names_each_and_fails(tmp_path: Path, capsys:
     assert capsys.readouterr().err.splitlines() == ["`a` is down", "`e` is down"]
 
 
-def test_what_could_not_be_asked_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_could_not_be_asked_is_said(tmp_path: Path) -> None:
     class Silent(Stopping):
         def find(self, _name: str | None = None) -> tuple[Handle, ...]:
             raise HostError("the daemon does not answer")
 
-    command.down_all(fleet(Silent(tmp_path), tmp_path), host=None)
+    servers = replace(fleet(Silent(tmp_path), tmp_path), named=frozenset({"process"}))
 
-    assert "process could not be asked: the daemon does not answer" in capsys.readouterr().err
+    with pytest.raises(HostError) as caught:
+        command.down_all(servers, host=None)
+
+    assert [problem.message for problem in caught.value.problems] == [
+        "process could not be asked: the daemon does not answer"
+    ]
+
+
+def test_what_nobody_misses_is_not_said_to_be_silent(tmp_path: Path) -> None:
+    """A pod has no Docker daemon, and no server in Docker."""
+
+    class Silent(Stopping):
+        def find(self, _name: str | None = None) -> tuple[Handle, ...]:
+            raise HostError("the daemon does not answer")
+
+    servers = fleet(Silent(tmp_path), tmp_path)
+
+    assert servers.find() == ()
+    assert servers.silent == {}
 
 
 def test_every_run_of_a_name_is_stopped(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ def inspected(
     status: str, *, code: int = 0, restarts: int = 0, oom: bool = False, started: str = "T"
 ) -> dict[str, Any]:
     return {
-        "State": {"Status": status, "ExitCode": code, "OOMKilled": oom, "StartedAt": started},
+        "State": {"Status": status, "ExitCode": code, "OOMKilled": oom, "StartedAt": started, "FinishedAt": "E"},
         "RestartCount": restarts,
         "HostConfig": {"RestartPolicy": {"MaximumRetryCount": 3}},
     }
@@ -62,3 +62,9 @@ def test_state(container: dict[str, Any], status: Status, code: int | None, deta
 def test_a_container_that_never_ran_has_no_start() -> None:
     assert server_state(inspected("created", started=NEVER)).started_at is None
     assert server_state(inspected("running")).started_at == "T"
+
+
+def test_when_a_container_ended() -> None:
+    assert server_state(inspected("exited")).ended_at == "E"
+    assert server_state(inspected("running")).ended_at is None  # of its last restart
+    assert server_state(inspected("created", started=NEVER)).ended_at is None

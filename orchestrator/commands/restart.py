@@ -1,0 +1,43 @@
+"""`deploy restart`: what ran under a name, once more."""
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+
+from orchestrator.commands.planning import planned
+from orchestrator.commands.runs import RunDir, known_names, read_plan, require_name, runs_of
+from orchestrator.commands.up import Up, UpRequest, up
+from orchestrator.core.errors import NameTakenError, StartError
+from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.paths import Home
+from orchestrator.plan.changes import changes
+
+
+def restart(name: str, home: Home) -> Up:
+    """Start the server of that name as it came up last, wherever that was; one that still runs is stopped first.
+
+    Raises StartError where none came up under that name, NameTakenError where its profile says something else by now.
+    """
+    require_name(name)
+    run, request = next(_that_came_up(home, name), (None, None))
+    if run is None or request is None:
+        near = did_you_mean(name, known_names(home))
+        raise StartError(
+            f"no server `{name}` has come up from here", hint=near or "`deploy up PROFILE` starts a server"
+        )
+    before, (now, _) = read_plan(run), planned(request.profile, request.overrides, home)
+    if before is not None and before.digest != now.digest:
+        raise NameTakenError(
+            f"profile `{request.profile}` says something else than when `{name}` was started",
+            details=changes(before.to_dict(), now.to_dict()),
+            hint=f"`{request.command(name)} --replace` starts what it says now",
+        )
+    return up(replace(request, replace=True), home)
+
+
+def _that_came_up(home: Home, name: str) -> Iterator[tuple[RunDir, UpRequest]]:
+    """The runs that were asked to prove themselves, newest first, with what was asked for."""
+    known = {field.name for field in fields(UpRequest)}
+    for run in runs_of(home, name):
+        asked = run.read("up.json").get("request")
+        if run.read("smoke.json") and isinstance(asked, dict) and set(asked) == known:
+            yield run, UpRequest(**{**asked, "name": name, "overrides": tuple(asked["overrides"])})

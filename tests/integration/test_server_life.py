@@ -1,0 +1,82 @@
+"""What a user is told of a server of the scripted engine: while it runs, when it was killed, and when it runs again."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+from patience import wait_for
+from ports import free_port
+
+from orchestrator.core.paths import Home
+
+ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
+NAME = "owl"
+
+
+@pytest.fixture(scope="module")
+def deploy(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+    return CommandLine(Home(tmp_path_factory.mktemp("home")), {"DOCKER_HOST": "unix:///nonexistent"})
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    return free_port()
+
+
+def up(port: int, *more: str) -> tuple[str, ...]:
+    settings = (f"server.port={port}", f"engine.python={ENGINE}", "waiting.grace=2")
+    return ("up", "cpu-tiny", "--name", NAME, *(word for each in settings for word in ("--set", each)), *more)
+
+
+@pytest.fixture(scope="module")
+def run_dir(deploy: CommandLine, port: int) -> Iterator[Path]:
+    assert (done := deploy.run(*up(port))).returncode == 0, done.stderr
+    yield Path(json.loads(deploy.run("status", NAME, "--json").stdout)[0]["run_dir"])
+    assert deploy.run("down", "--all").returncode == 0
+
+
+def test_while_it_runs(deploy: CommandLine, run_dir: Path) -> None:
+    status, diagnosis = deploy.run("status", NAME), deploy.run("diagnose", NAME)
+    last = deploy.run("logs", NAME, "-n", "2")
+
+    assert status.returncode == 0
+    assert "running for " in status.stdout
+    assert status.stderr == ""  # nothing was started in Docker: that there is no daemon concerns nobody
+    assert diagnosis.stdout.startswith(f"`{NAME}` runs, answers, and its log of ")
+    assert last.stdout.splitlines() == (run_dir / "server.log").read_text().splitlines()[-2:]
+
+
+def test_when_it_was_killed_and_started_again(deploy: CommandLine, run_dir: Path, port: int) -> None:
+    record = json.loads((run_dir / "process.json").read_text())
+    os.kill(int(record["server"].split("/")[1]), signal.SIGKILL)
+    wait_for(lambda: json.loads(deploy.run("status", "--json").stdout)[0]["status"] == "exited")
+
+    status = deploy.run("status", NAME)
+    changed = deploy.run(*up(port, "--set", "flags.max-total-tokens=32768"))
+    again = deploy.run("restart", NAME, "--json")
+
+    assert status.returncode == 6
+    assert f"`{NAME}` does not run: killed by SIGKILL, " in status.stderr
+    assert f"`deploy restart {NAME}`" in status.stderr
+    assert changed.returncode == 6
+    assert f"`{NAME}` has another plan, and does not run: killed by SIGKILL" in changed.stderr
+    assert "+ flags.max-total-tokens: 32768" in changed.stderr
+    assert again.returncode == 0, again.stderr
+    server = json.loads(again.stdout)
+    assert server["plan_digest"] == record["plan_digest"]
+    assert server["url"].endswith(f":{port}")
+    assert json.loads(deploy.run("status", NAME, "--json").stdout)[0]["health"] == "healthy"
+    assert deploy.run("down", NAME).returncode == 0
+
+
+def test_what_never_came_up_is_not_started_again(deploy: CommandLine, run_dir: Path) -> None:
+    missing = deploy.run("restart", "own")
+
+    assert missing.returncode == 6
+    assert "no server `own` has come up from here" in missing.stderr
+    assert "did you mean `owl`?" in missing.stderr
+    assert run_dir.exists()

@@ -1,0 +1,69 @@
+"""`deploy restart`: which start is repeated, and which is not."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.commands import restart as command
+from orchestrator.commands.planning import load
+from orchestrator.commands.runs import open_run
+from orchestrator.commands.up import UpRequest
+from orchestrator.core.errors import NameTakenError, StartError
+from orchestrator.core.paths import Home
+
+
+def request_of(*overrides: str) -> UpRequest:
+    choices: dict[str, Any] = {"keep": False, "stage": True, "accept_untuned": False, "strict_kernels": False}
+    choices |= {field: None for field in UpRequest.__dataclass_fields__ if field not in choices}
+    return UpRequest(**{**choices, "profile": "cpu-tiny", "overrides": overrides, "replace": False})
+
+
+def ran(home: Home, request: UpRequest, *, came_up: bool, planned: tuple[str, ...] | None = None) -> None:
+    plan = load("cpu-tiny", overrides=request.overrides if planned is None else planned).plan
+    run = open_run(home, "owl", plan)
+    run.save("plan.json", plan.to_dict())
+    run.save("up.json", {"request": asdict(request)})
+    if came_up:
+        run.save("smoke.json", {"checks": []})
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
+    found: list[UpRequest] = []
+    monkeypatch.setattr(command, "up", lambda request, _home: found.append(request))
+    return found
+
+
+def test_the_last_that_came_up_is_repeated(tmp_path: Path, asked: list[UpRequest]) -> None:
+    home = Home(tmp_path)
+    for port, came_up in ((1, True), (2, True), (3, False)):
+        ran(home, request_of(f"server.port={port}"), came_up=came_up)
+
+    command.restart("owl", home)
+
+    assert [(each.name, each.overrides, each.replace) for each in asked] == [("owl", ("server.port=2",), True)]
+
+
+def test_a_profile_that_has_changed_is_shown_and_not_started(tmp_path: Path, asked: list[UpRequest]) -> None:
+    ran(Home(tmp_path), request_of(), came_up=True, planned=("flags.max-total-tokens=32768",))
+
+    with pytest.raises(NameTakenError, match="says something else") as raised:
+        command.restart("owl", Home(tmp_path))
+
+    assert "- flags.max-total-tokens: 32768" in raised.value.details
+    assert raised.value.hint.startswith("`deploy up --profile cpu-tiny --name owl --replace`")
+    assert asked == []
+
+
+@pytest.mark.parametrize("record", [{}, {"request": 7}, {"request": {"profile": "cpu-tiny"}}])
+def test_a_start_of_another_version_is_none(tmp_path: Path, asked: list[UpRequest], record: dict[str, object]) -> None:
+    run = open_run(Home(tmp_path), "owl", load("cpu-tiny").plan)
+    run.save("up.json", record)
+    run.save("smoke.json", {"checks": []})
+
+    with pytest.raises(StartError, match="no server `owl` has come up from here"):
+        command.restart("owl", Home(tmp_path))
+
+    assert asked == []
