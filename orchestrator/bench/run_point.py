@@ -151,7 +151,7 @@ def _hint(sample: Sample) -> str:
         return "raise `timeout_s` of the workload, or look at the server's log"
     if (sample.failure or "").startswith("http-4"):
         return "the endpoint refused the request: do `token_ids` and lengths of the workload fit the model?"
-    return "look at the server's log: `deploy logs NAME`"
+    return "look at the server's log; `deploy logs` shows it for one that `deploy up` started"
 
 
 async def _watch(endpoint: Endpoint, gauges: list[Metrics]) -> None:

@@ -30,6 +30,7 @@ def diagnose(
     json: Json = False,
 ) -> None:
     """Name the first known cause of a failure, with its log lines. What is not known is not guessed at."""
+    from orchestrator.commands.runs import latest_run, read_plan
     from orchestrator.core.paths import Home
     from orchestrator.diagnose import diagnose
 
@@ -40,6 +41,8 @@ def diagnose(
             diagnosis = diagnose(lines)
     except OSError as error:
         raise UsageError(f"cannot read the log of `{subject}`: {error.strerror}") from error
+    if (plan := read_plan(latest_run(home, subject))) is not None:
+        diagnosis = diagnosis.of_profile(plan.profile)
     well = not diagnosis.matches and _is_well(subject, home, host)
     if json:
         out_json({**diagnosis.to_dict(), "well": well})

@@ -31,7 +31,8 @@ def preflight(*, profile: ProfileArgument, set_: SetOption = None, host: HostOpt
     else:
         out(report.to_text())
     if not report.ready:
-        raise HostError(f"this machine is not ready for `{report.profile}`: {len(report.failed)} checks failed")
+        failed = "1 check" if len(report.failed) == 1 else f"{len(report.failed)} checks"
+        raise HostError(f"this machine is not ready for `{report.profile}`: {failed} failed")
 
 
 def stage(

@@ -23,7 +23,8 @@ def ask(url: str, prompt: str, *, tokens: int, key: Secret | None) -> Iterator[s
             yield from _pieces(server.events(endpoints.COMPLETIONS, body), tokens=tokens)
     except (NoAnswerError, OddAnswerError) as error:
         raise StartError(
-            f"no whole answer from {url}: {error}", hint="`deploy status NAME` asks for its health"
+            f"no whole answer from {url}: {error}",
+            hint="`deploy status --health` asks every server whether it generates",
         ) from error
 
 

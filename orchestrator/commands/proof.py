@@ -101,7 +101,8 @@ def faults(log: Iterable[str]) -> tuple[str, ...]:
 def explain_failure(runtime: Runtime, handle: Handle, detail: str) -> str:
     """What the log, and the runtime's word of the end, give away about a failure; nothing known is said to be so."""
     try:
-        matches = diagnose(chain(runtime.logs(handle, follow=False), filter(None, [detail]))).matches
+        log = chain(runtime.logs(handle, follow=False), filter(None, [detail]))
+        matches = diagnose(log).of_profile(handle.profile).matches
     except (DeployError, OSError, KeyboardInterrupt) as error:
         return f"diagnosis: the log was not read: {str(error) or 'interrupted'}"
     return "\n\n".join(found.to_text() for found in matches) or "diagnosis: no known signature in the log"

@@ -29,7 +29,9 @@ def find_results(paths: Sequence[Path]) -> tuple[Path, ...]:
         here = sorted(path.rglob(RESULT_FILE)) if path.is_dir() else [path]
         if not here:
             raise UsageError(
-                "no result of `deploy bench` here", where=str(path), hint="`deploy bench NAME --output DIR`"
+                "no result of `deploy bench` here",
+                where=str(path),
+                hint=f"`deploy bench` with `--output {path}` puts one there",
             )
         found += here
     return tuple(dict.fromkeys(found))

@@ -52,7 +52,7 @@ class Fleet:
             raise HostError(f"no server `{name}` was found, and {unasked}", hint=near)
         raise StartError(
             f"there is no server `{name}`",
-            hint=near or "`deploy status` lists what runs, `deploy up --profile PROFILE` starts a server",
+            hint=near or "`deploy status` lists what runs, `deploy profiles` what `deploy up` can start",
         )
 
     def runtime(self, handle: Handle) -> Runtime:

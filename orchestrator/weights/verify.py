@@ -108,7 +108,7 @@ def _stamps(directory: Path, model: Model) -> Stamps:
 
 def _stage(model: Model) -> str:
     if model.source.kind == "generated":
-        return "`deploy up --profile P` makes it"
+        return "`deploy up PROFILE` makes it"
     if model.source.kind == "directory":
-        return "copy the files again; if the change was meant, `deploy stage --profile P` takes note of it"
-    return "`deploy stage --profile P` fetches what is missing"
+        return "copy the files again; if the change was meant, `deploy stage PROFILE` takes note of it"
+    return "`deploy stage PROFILE` fetches what is missing"

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.diagnose import Signature, load_catalogue
+from orchestrator.diagnose import Match, Signature, load_catalogue
 
 COMMAND = re.compile(r"`deploy ([a-z]+(?: [a-z]+)?)")
 
@@ -15,3 +15,13 @@ COMMAND = re.compile(r"`deploy ([a-z]+(?: [a-z]+)?)")
 def test_every_command_of_a_hint_can_be_asked_for_help(signature: Signature) -> None:
     for command in COMMAND.findall(signature.hint):
         assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0, f"no `deploy {command}`"
+
+
+@pytest.mark.parametrize("signature", load_catalogue(), ids=lambda signature: signature.id)
+def test_a_hint_for_a_profile_has_commands_as_they_work(signature: Signature) -> None:
+    match = Match(signature=signature, count=1, evidence=())
+
+    hint = match.of_profile("night-owl").signature.hint
+
+    assert not re.search(r"\b(PROFILE|P|NAME)\b", hint)
+    assert hint.count("night-owl") == signature.hint.count("PROFILE") - signature.hint.count("PROFILER")
