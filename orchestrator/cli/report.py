@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from orchestrator.cli.completion import names_of
 from orchestrator.cli.grammar import MEASURE, add
 from orchestrator.cli.options import Json
 from orchestrator.core.console import note, out, warn
@@ -13,7 +14,13 @@ if TYPE_CHECKING:
     from orchestrator.report import Report
 
 PublishedOption: TypeAlias = Annotated[
-    str, typer.Option("--published", metavar="NAME", help="a name below profiles/published, or a file")
+    str | None,
+    typer.Option(
+        "--published",
+        metavar="NAME|FILE|none",
+        help="published figures to set beside; default: those of the same workload and machine",
+        autocompletion=names_of("PUBLISHED"),
+    ),
 ]
 PriceOption: TypeAlias = Annotated[
     list[str] | None,
@@ -29,11 +36,11 @@ def register(app: typer.Typer) -> None:
 def compare(
     results: Annotated[list[Path], typer.Argument(metavar="RESULT", help="result files, or directories of results")],
     *,
-    published: PublishedOption = "wafer-glm52",
+    published: PublishedOption = None,
     price: PriceOption = None,
     json: Json = False,
 ) -> None:
-    """Set measurements side by side, and beside the published one."""
+    """Set measurements side by side, and beside what was published of the same."""
     from orchestrator.commands.report import find_results, make_report
     from orchestrator.report import comparison_text, render_json
 
@@ -45,11 +52,12 @@ def compare(
 def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="holds the results of `deploy bench` and `eval`")],
     *,
-    published: PublishedOption = "wafer-glm52",
+    published: PublishedOption = None,
     price: PriceOption = None,
     baseline: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="an outcome of `deploy eval` to compare its suite with")
     ] = None,
+    title: Annotated[str, typer.Option(metavar="TEXT", help="of the page; default: what was measured")] = "",
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="write there instead of into DIR")] = None,
     json: Json = False,
 ) -> None:
@@ -59,7 +67,7 @@ def report(
     from orchestrator.report import render_json
 
     evals = find_evals(directory, baseline or ())
-    made = make_report(find_results([directory]), published=published, prices=price or (), evals=evals)
+    made = make_report(find_results([directory]), published=published, prices=price or (), evals=evals, title=title)
     try:
         written = write_report(made, output or directory)
     except OSError as error:

@@ -9,8 +9,10 @@ from orchestrator.core.files import write_whole
 from orchestrator.report import (
     PriceBook,
     Prices,
+    Published,
     Report,
     build_report,
+    foreign,
     load_all_published,
     load_published,
     of_kind,
@@ -19,7 +21,7 @@ from orchestrator.report import (
     render_json,
     render_markdown,
 )
-from orchestrator.results import RESULT_FILE, Outcome
+from orchestrator.results import RESULT_FILE, BenchResult, Outcome
 
 
 def find_results(paths: Sequence[Path]) -> tuple[Path, ...]:
@@ -48,19 +50,33 @@ def find_evals(directory: Path, baselines: Sequence[Path]) -> tuple[tuple[Outcom
 def make_report(
     results: Sequence[Path],
     *,
-    published: str,
+    published: str | None,
     prices: Sequence[str],
     evals: tuple[tuple[Outcome | None, Outcome], ...] = (),
+    title: str = "",
 ) -> Report:
-    """Read the results and set them beside the published figures of that name."""
+    """Read the results and set them beside the published figures of that name, or file.
+
+    `none` is beside nothing, None beside those of the same workload on the same machine, where there are any.
+    """
     measured = tuple(load_result(path) for path in results)
     return build_report(
         measured,
-        published=load_published(published),
+        published=_of_the_same(measured) if published is None else _named(published),
+        title=title,
         everything=load_all_published(),
         prices=price_book(prices),
         evals=evals,
     )
+
+
+def _named(published: str) -> Published | None:
+    return None if published == "none" else load_published(published)
+
+
+def _of_the_same(measured: Sequence[BenchResult]) -> Published | None:
+    known = of_kind(load_all_published(), Published)
+    return next((each for each in known if any(not [*foreign(result, each)] for result in measured)), None)
 
 
 def price_book(prices: Sequence[str]) -> PriceBook:

@@ -5,13 +5,18 @@ from collections.abc import Iterator, Mapping
 
 def changes(old: Mapping[str, object], new: Mapping[str, object]) -> str:
     """The differences of two plans as data, one line a value: `- key: old`, `+ key: new`."""
-    before, after = dict(_flat(old, "")), dict(_flat(new, ""))
+    before, after = flat(old), flat(new)
     lines = []
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) != after.get(key):
             lines += [f"- {key}: {before[key]}"] if key in before else []
             lines += [f"+ {key}: {after[key]}"] if key in after else []
     return "\n".join(lines)
+
+
+def flat(data: Mapping[str, object]) -> dict[str, str]:
+    """Plan data by the dotted key of each value, as a profile would have it."""
+    return dict(_flat(data, ""))
 
 
 def _flat(value: object, key: str) -> Iterator[tuple[str, str]]:

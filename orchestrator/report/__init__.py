@@ -5,6 +5,7 @@
     results (bench) + published (profiles/published) ──compare──▶ Report ──render──▶ report.html  report.md  report.json
 """
 
+from orchestrator.report.compare import foreign
 from orchestrator.report.document import Report, build_report
 from orchestrator.report.published import (
     PriceBook,
@@ -29,6 +30,7 @@ __all__ = [
     "ReproduceRun",
     "build_report",
     "comparison_text",
+    "foreign",
     "load_all_published",
     "load_published",
     "of_kind",

@@ -13,7 +13,7 @@ RATE = "offered rate, requests per second"
 
 def line_charts(report: Report) -> tuple[Chart, ...]:
     """TTFT, throughput, cost and energy, each against the offered rate."""
-    knee = report.published.knee
+    limits = sorted({limit for each in report.comparisons if (limit := each.ttft_limit_s) is not None})
     return (
         Chart(
             id="ttft-p95",
@@ -21,7 +21,7 @@ def line_charts(report: Report) -> tuple[Chart, ...]:
             x_label=RATE,
             y_label="seconds, logarithmic",
             lines=_lines(report, lambda line: line.ttft_p95_s, figures.TTFT_P95),
-            limits=(Limit(label=f"limit {knee.ttft_p95_limit_s:g} s", value=knee.ttft_p95_limit_s),),
+            limits=tuple(Limit(label=f"limit {limit:g} s", value=limit) for limit in limits),
             log=True,
         ),
         Chart(
@@ -76,9 +76,9 @@ def _bar(row: LayoutRow) -> Bar:
 
 def _lines(report: Report, published: Callable[[PublishedRate], float | None], measured: Figure) -> tuple[Line, ...]:
     """The published series and one a result; where none measured the published workload, those of other workloads."""
-    wanted = report.published.workload.name
-    same = [comparison.result.run.workload_name == wanted for comparison in report.comparisons]
-    rates = report.published.rates if any(same) else ()
+    known = report.published
+    same = [known and each.result.run.workload_name == known.workload.name for each in report.comparisons]
+    rates = known.rates if known and any(same) else ()
     table = tuple((line.rate_rps, figure) for line in rates if (figure := published(line)) is not None)
     series = [Line(label="published", points=table, colour=None)]
     for index, comparison in enumerate(report.comparisons):

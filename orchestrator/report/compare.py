@@ -5,7 +5,7 @@ measured is None.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -56,7 +56,7 @@ class RateRow:
     """One offered rate. `load_tok_s` is what that rate emits in a steady state: rate times output length."""
 
     rate_rps: float
-    load_tok_s: float
+    load_tok_s: float | None
     figures: Mapping[str, ComparedFigure]  # by the key of `results.figures`
     sustained: bool | None
     not_sustained_because: tuple[str, ...]
@@ -78,6 +78,8 @@ class Comparison:
     caveats: tuple[str, ...]
     rows: tuple[RateRow, ...]
     knee_rps: ComparedFigure | None
+    knee_reached: bool  # else it lies at the highest measured rate, or above it
+    ttft_limit_s: float | None  # of its own workload
     single_stream_tok_s: ComparedFigure | None
     usd_per_gpu_hour: float | None
     price_source: str
@@ -98,14 +100,19 @@ class Comparison:
         return next((row for row in self.rows if _same_rate(row.rate_rps, self.result.knee_rps)), None)
 
 
-def compare(result: BenchResult, published: Published, prices: PriceBook) -> Comparison:
-    """Set one result beside `published`, with prices from `prices` where the result brings none."""
+def compare(result: BenchResult, published: Published | None, prices: PriceBook) -> Comparison:
+    """Set one result beside `published`, or by itself, with prices from `prices` where the result brings none."""
     reasons, caveats = find_reasons(result, published), _caveats(result, published)
     price, source = _price(result, prices)
-    terms = ComparisonTerms(tolerance=published.tolerance, judged=not reasons)
-    single = result.run.workload_name == published.single_stream.workload
-    beside = () if caveats or result.run.workload_name != published.workload.name else published.rates
-    knee = terms.compare(result.knee_rps, published.knee.rate_rps if beside else None, note=published.knee.caveat)
+    terms = ComparisonTerms(tolerance=published.tolerance if published else 0.0, judged=not reasons)
+    closed = any(point.concurrency is not None for point in result.points)
+    single = any(point.concurrency == 1 for point in result.points)
+    beside = published.rates if published and not caveats and _is_of(result, published.workload.name) else ()
+    knee = terms.compare(
+        result.knee_rps,
+        published.knee.rate_rps if published and beside else None,
+        note=published.knee.caveat if published else "",
+    )
     return Comparison(
         name=layout_name(result),
         system=system_name(result),
@@ -113,8 +120,10 @@ def compare(result: BenchResult, published: Published, prices: PriceBook) -> Com
         result=result,
         reasons=reasons,
         caveats=caveats,
-        rows=() if single else _rows(result, published, beside, price=price, terms=terms),
-        knee_rps=None if single else knee,
+        rows=() if closed else _rows(result, beside, price=price, terms=terms),
+        knee_rps=None if closed else knee,
+        knee_reached=result.knee_reached,
+        ttft_limit_s=_ttft_limit(result),
         single_stream_tok_s=_single_stream(result, published, terms) if single else None,
         usd_per_gpu_hour=price,
         price_source=source,
@@ -129,21 +138,33 @@ def _price(result: BenchResult, prices: PriceBook) -> tuple[float | None, str]:
     return price, source
 
 
-def find_reasons(result: BenchResult, published: Published) -> tuple[Reason, ...]:
+def find_reasons(result: BenchResult, published: Published | None) -> tuple[Reason, ...]:
     """Everything that forbids the comparison: the marks of the measurement, another workload, another machine."""
-    reasons = [Reason(kind=mark.kind.value, detail=mark.detail, point=mark.point) for mark in result.marks]
-    wanted = (published.workload.name, published.single_stream.workload)
-    if result.run.workload_name not in wanted:
+    marks = (Reason(kind=mark.kind.value, detail=mark.detail, point=mark.point) for mark in result.marks)
+    return (*marks, *(foreign(result, published) if published else ()))
+
+
+def foreign(result: BenchResult, published: Published) -> Iterator[Reason]:
+    """What makes a result another matter than what was published: another workload, another machine."""
+    if not _is_of(result, published.workload.name, published.single_stream.workload):
         detail = f"measured {result.run.workload_name}, published {published.workload.name}"
-        reasons.append(Reason(kind="another-workload", detail=detail))
-    where = result.run.provenance
+        yield Reason(kind="another-workload", detail=detail)
     systems = {layout.system for layout in published.layouts}
-    if where.gpu is None:
-        reasons.append(Reason(kind="unknown-hardware", detail="the result does not say what it ran on"))
+    if result.run.provenance.gpu is None:
+        yield Reason(kind="unknown-hardware", detail="the result does not say what it ran on")
     elif system_name(result) not in systems:
         detail = f"measured on {system_name(result)}, published for {' and '.join(sorted(systems))}"
-        reasons.append(Reason(kind="another-machine", detail=detail))
-    return tuple(reasons)
+        yield Reason(kind="another-machine", detail=detail)
+
+
+def _is_of(result: BenchResult, *workloads: str) -> bool:
+    return result.run.workload_name in workloads
+
+
+def _ttft_limit(result: BenchResult) -> float | None:
+    limits = result.run.workload.get("limits")
+    limit = limits.get("ttft_p95_s") if isinstance(limits, dict) else None
+    return float(limit) if isinstance(limit, int | float) and 0 < limit < math.inf else None
 
 
 def system_name(result: BenchResult) -> str:
@@ -201,8 +222,10 @@ def agreement_of(
     return Agreement.BETTER if (change > 0) == higher_is_better else Agreement.WORSE
 
 
-def _caveats(result: BenchResult, published: Published) -> tuple[str, ...]:
+def _caveats(result: BenchResult, published: Published | None) -> tuple[str, ...]:
     """Another layout than that of the published table is no fault of the measurement, and nothing to judge it by."""
+    if published is None:
+        return ()
     main = f"{published.rates_layout} on {published.rates_system}"
     label = f"{layout_name(result)} on {system_name(result)}"
     if label == main or result.run.workload_name != published.workload.name:
@@ -212,7 +235,6 @@ def _caveats(result: BenchResult, published: Published) -> tuple[str, ...]:
 
 def _rows(
     result: BenchResult,
-    published: Published,
     beside: tuple[PublishedRate, ...],
     *,
     price: float | None,
@@ -224,9 +246,9 @@ def _rows(
     measured = {point.offered_rps: _priced(point, hourly) for point in result.points if point.offered_rps is not None}
     table = {line.rate_rps: line for line in beside}
     stated = result.run.workload.get("output_tokens")
-    output_tokens = stated if isinstance(stated, int) and 0 < stated < 1 << 53 else published.workload.output_tokens
+    output_tokens = stated if isinstance(stated, int) and 0 < stated < 1 << 53 else None
     return tuple(
-        _row(rate, measured.get(rate), table.get(rate), load_tok_s=rate * output_tokens, terms=terms)
+        _row(rate, measured.get(rate), table.get(rate), load_tok_s=output_tokens and rate * output_tokens, terms=terms)
         for rate in sorted({*measured, *table})
     )
 
@@ -238,7 +260,7 @@ def _priced(point: Point, usd_per_hour: float | None) -> Point:
 
 
 def _row(
-    rate: float, point: Point | None, line: PublishedRate | None, *, load_tok_s: float, terms: ComparisonTerms
+    rate: float, point: Point | None, line: PublishedRate | None, *, load_tok_s: float | None, terms: ComparisonTerms
 ) -> RateRow:
     published = line.model_dump() if line else {}
     found = {
@@ -260,20 +282,22 @@ def _row(
     )
 
 
-def _against_load(figure: ComparedFigure, load_tok_s: float, tolerance: float) -> ComparedFigure:
+def _against_load(figure: ComparedFigure, load_tok_s: float | None, tolerance: float) -> ComparedFigure:
     """A published throughput that is not what its own load emits in a steady state cannot be repeated: say so."""
-    if figure.published is None or abs(figure.published / load_tok_s - 1) <= tolerance:
+    if figure.published is None or load_tok_s is None or abs(figure.published / load_tok_s - 1) <= tolerance:
         return figure
     note = f"published {figure.published:,.0f} is {figure.published / load_tok_s:.2f} times what this rate can emit"
     judged = figure.agreement not in {Agreement.NOT_MEASURED, Agreement.NOT_COMPARABLE}
     return replace(figure, agreement=Agreement.UNTESTABLE if judged else figure.agreement, note=note)
 
 
-def _single_stream(result: BenchResult, published: Published, terms: ComparisonTerms) -> ComparedFigure:
+def _single_stream(result: BenchResult, published: Published | None, terms: ComparisonTerms) -> ComparedFigure:
     """Output tok/s of one stream while it emits: the inverse of the median TPOT."""
-    target = published.single_stream
+    target = published.single_stream if published and _is_of(result, published.single_stream.workload) else None
     tpot = next((point.latency.tpot_s for point in result.points if point.concurrency == 1 and point.latency), None)
     measured = 1 / tpot.p50 if tpot and tpot.p50 > 0 else None
+    if target is None:
+        return terms.compare(measured, None)
     allowed = replace(terms, judged=terms.judged and layout_name(result) == target.layout)
     return allowed.compare(measured, target.output_tok_s, note=target.caveat)
 

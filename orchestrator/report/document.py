@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator.core.errors import UsageError
+from orchestrator.plan.changes import flat
 from orchestrator.report.compare import Comparison, compare
 from orchestrator.report.published import (
     PriceBook,
@@ -47,12 +48,21 @@ class EvalRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One value of the configuration that is not the same in all results: of each its own, "" where it has none."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
-    """A whole report."""
+    """A whole report; `published` is None where nothing that was published is of the same kind."""
 
     title: str
-    published: Published
+    published: Published | None
     comparisons: tuple[Comparison, ...]
+    differences: tuple[Difference, ...]
     layouts: tuple[LayoutRow, ...]
     evals: tuple[EvalRow, ...]
     published_usd_per_hour: float | None  # of the whole node that the published rates were measured on
@@ -62,6 +72,8 @@ class Report:
     @property
     def headline(self) -> tuple[str, ...]:
         """The outcome, a sentence a result, after how many of them must not be compared."""
+        if self.published is None:
+            return tuple(_own_sentence(comparison) for comparison in self.comparisons)
         judged = [comparison for comparison in self.comparisons if comparison.comparable]
         forbidden = len(self.comparisons) - len(judged)
         sentences = tuple(_sentence(comparison) for comparison in judged)
@@ -76,22 +88,43 @@ class Report:
 def build_report(
     results: tuple[BenchResult, ...],
     *,
-    published: Published,
+    published: Published | None,
     everything: tuple[Published | Reference | Prices, ...],
     prices: PriceBook,
     evals: tuple[tuple[Outcome | None, Outcome], ...] = (),
+    title: str = "",
 ) -> Report:
     """Put a report together. `evals` are pairs of baseline and candidate; without one, the published baseline is it."""
     comparisons = _numbered(tuple(compare(result, published, prices) for result in results))
+    said = published.evals if published else ()
     return Report(
-        title=published.title,
+        title=title or (published.title if published else _own_title(comparisons)),
         published=published,
         comparisons=comparisons,
+        differences=_differences(comparisons),
         layouts=_layouts(published, comparisons, prices),
-        evals=(*map(_published_eval, published.evals), *(_measured_eval(published, *pair) for pair in evals)),
-        published_usd_per_hour=_hourly(published.rates_system, prices),
-        references=of_kind(everything, Reference),
+        evals=(*map(_published_eval, said), *(_measured_eval(said, *pair) for pair in evals)),
+        published_usd_per_hour=_hourly(published.rates_system, prices) if published else None,
+        references=of_kind(everything, Reference) if published else (),
         price_notes=_price_notes(published, comparisons, prices),
+    )
+
+
+def _own_title(comparisons: tuple[Comparison, ...]) -> str:
+    models = dict.fromkeys(comparison.result.run.endpoint.served_model for comparison in comparisons)
+    systems = dict.fromkeys(comparison.system for comparison in comparisons)
+    return f"{', '.join(models)} on {', '.join(systems)}"
+
+
+def _differences(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
+    """What the plans and the workloads of the results do not have in common."""
+    runs = [comparison.result.run for comparison in comparisons]
+    sides = [flat({"workload": run.workload, **(run.provenance.plan or {})}) for run in runs]
+    keys = sorted({key for side in sides for key in side})
+    return tuple(
+        Difference(key=key, values=tuple(side.get(key, "") for side in sides))
+        for key in keys
+        if len({side.get(key) for side in sides}) > 1
     )
 
 
@@ -117,10 +150,28 @@ def _sentence(comparison: Comparison) -> str:
     return f"{comparison.label}: {figure.measured:.4g} {unit}{beside}."
 
 
-def _layouts(published: Published, comparisons: tuple[Comparison, ...], prices: PriceBook) -> tuple[LayoutRow, ...]:
+def _own_sentence(comparison: Comparison) -> str:
+    """What was found of one result, without anything beside it."""
+    of, best = f"{comparison.label}, {comparison.result.run.workload_name}", comparison.best
+    if (single := comparison.single_stream_tok_s) is not None:
+        return f"{of}: {figures.OUTPUT.text(single.measured)} tok/s in a single stream."
+    if best is None:
+        return f"{of}: no sustained rate was found."
+    rate = f"{best.rate_rps:g} requests a second"
+    sustained = f"sustains {rate}" if comparison.knee_reached else f"sustains at least {rate}, the highest measured"
+    limit = f", with a limit of {comparison.ttft_limit_s:g} s" if comparison.ttft_limit_s is not None else ""
+    ttft, tok_s = (figure.text(best.of(figure).measured) for figure in (figures.TTFT_P95, figures.OUTPUT))
+    return f"{of}: {sustained}; there {tok_s} output tok/s per node, TTFT p95 {ttft} s{limit}."
+
+
+def _layouts(
+    published: Published | None, comparisons: tuple[Comparison, ...], prices: PriceBook
+) -> tuple[LayoutRow, ...]:
     """Published layouts in their own order, each followed by what was measured on it; then what nobody published."""
     candidates = (_measured_layout(index, comparison, published) for index, comparison in enumerate(comparisons))
     measured = [row for row in candidates if row is not None]
+    if published is None:
+        return tuple(measured)
     rows: list[LayoutRow] = []
     last = {(line.system, line.layout): index for index, line in enumerate(published.layouts)}
     for index, line in enumerate(published.layouts):
@@ -166,7 +217,7 @@ def _hourly(system: str, prices: PriceBook) -> float | None:
     return price * int(count) if price else None
 
 
-def _measured_layout(index: int, comparison: Comparison, published: Published) -> LayoutRow | None:
+def _measured_layout(index: int, comparison: Comparison, published: Published | None) -> LayoutRow | None:
     best = comparison.best
     tok_s = best.of(figures.OUTPUT).measured if best is not None else None
     if best is None or tok_s is None:
@@ -182,6 +233,8 @@ def _measured_layout(index: int, comparison: Comparison, published: Published) -
         figures={figure.key: best.of(figure).measured for figure in figures.BY_LAYOUT},
         note="" if comparison.comparable else "not comparable",
     )
+    if published is None:
+        return row
     key = _match(row, published)
     beside = [line.output_tok_s for line in published.layouts if (line.system, line.layout) == key]
     change = tok_s / max(beside) - 1 if beside and comparison.comparable else None
@@ -205,11 +258,11 @@ def _published_eval(line: PublishedEval) -> EvalRow:
     )
 
 
-def _measured_eval(published: Published, baseline: Outcome | None, candidate: Outcome) -> EvalRow:
+def _measured_eval(published: tuple[PublishedEval, ...], baseline: Outcome | None, candidate: Outcome) -> EvalRow:
     if baseline is not None:
         judgement, label = judge_outcomes(baseline, candidate), baseline.model
     else:
-        line = next((line for line in published.evals if line.suite == candidate.suite and line.samples), None)
+        line = next((line for line in published if line.suite == candidate.suite and line.samples), None)
         if line is None or line.samples is None:
             raise UsageError(f"no baseline for `{candidate.suite}`", hint="name one with `--baseline FILE`")
         label = f"{line.baseline.label}, published"
@@ -227,11 +280,13 @@ def _measured_eval(published: Published, baseline: Outcome | None, candidate: Ou
     )
 
 
-def _price_notes(published: Published, comparisons: tuple[Comparison, ...], prices: PriceBook) -> tuple[str, ...]:
+def _price_notes(
+    published: Published | None, comparisons: tuple[Comparison, ...], prices: PriceBook
+) -> tuple[str, ...]:
     """Every price that a cost rests on, and what the published throughputs cost at those prices."""
     notes: dict[str, str] = {}
     costs: dict[str, float] = {}
-    for line in published.layouts:
+    for line in published.layouts if published else ():
         gpu = line.system.partition("×")[2]
         price, source = prices.of(gpu)
         cost = figures.usd_per_million_tokens(_hourly(line.system, prices), line.output_tok_s)
@@ -244,7 +299,7 @@ def _price_notes(published: Published, comparisons: tuple[Comparison, ...], pric
             price_text = f"${comparison.usd_per_gpu_hour:.2f} per GPU-hour, {comparison.price_source}"
             notes.setdefault(price_text, comparison.label)
     said = tuple(f"{whose}: {price_text}" for price_text, whose in notes.items())
-    return (*said, *_cost_claim(published, costs))
+    return (*said, *(_cost_claim(published, costs) if published else ()))
 
 
 def _cost_claim(published: Published, costs: dict[str, float]) -> tuple[str, ...]:

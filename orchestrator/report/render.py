@@ -27,7 +27,7 @@ def render_html(report: Report) -> str:
     """One self-contained page."""
     template = _environment().get_template("report.html.j2")
     charts = [(chart, line_chart(chart) if chart.lines else None) for chart in line_charts(report)]
-    bars = bar_chart("layouts", "Best output throughput by layout", layout_bars(report))
+    bars = bar_chart("layouts", "Best output throughput by layout", layout_bars(report)) if report.layouts else ""
     return template.render(report=report, charts=charts, bars=bars)
 
 
@@ -71,6 +71,7 @@ def _environment() -> Environment:
         "plain": figures.plain,
         "change": change,
         "pretty": pretty,
+        "load": load,
         "agreement_class": agreement_class,
         "signed": signed,
         "remarks": remarks,
@@ -93,8 +94,21 @@ def remarks(comparison: Comparison) -> list[str]:
     found = []
     for row in comparison.rows:
         found += [f"{row.rate_rps:g} rps: {figure.note}" for figure in row.figures.values() if figure.note]
-        found += [f"{row.rate_rps:g} rps was not sustained: {reason}" for reason in row.not_sustained_because]
+        verdict = "was not sustained" if row.sustained is False else "was not judged"
+        found += [f"{row.rate_rps:g} rps {verdict}: {reason}" for reason in row.not_sustained_because]
     return found
+
+
+def load(comparison: Comparison) -> str:
+    """What was sent, from the result's own workload, as far as it says so."""
+    workload = comparison.result.run.workload
+    tokens_in, tokens_out, cached = (workload.get(key) for key in ("input_tokens", "output_tokens", "cached_share"))
+    if not (isinstance(tokens_in, int) and isinstance(tokens_out, int)):
+        return ""
+    shared = (
+        f", {figures.share(cached)} of each prompt shared with others" if isinstance(cached, float) and cached else ""
+    )
+    return f"{tokens_in:,} tokens in, {tokens_out:,} out{shared}"
 
 
 def agreement_class(agreement: Agreement) -> str:

@@ -1,18 +1,22 @@
 """Results side by side as plain text, for a terminal. Pure."""
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from orchestrator.core.console import table
 from orchestrator.report.compare import Comparison, RateRow
 from orchestrator.report.document import LayoutRow, Report
 from orchestrator.results import Figure, figures
 
+_WIDEST: Final = 40  # characters of a value that differs
+
 
 def comparison_text(report: Report) -> str:
     """What is compared, each figure against the offered rate, the layouts, then what each evaluation can tell."""
-    parts = [f"published: {report.published.title} ({report.published.source}, {report.published.date})", ""]
+    known = report.published
+    parts = [f"published: {known.title} ({known.source}, {known.date})", ""] if known else []
     parts += [_header(index, comparison) for index, comparison in enumerate(report.comparisons)]
-    parts += ["", *_rates(report), _layouts(report.layouts)]
+    parts += ["", *_rates(report), *([_layouts(report.layouts)] if report.layouts else []), *_differences(report)]
     measured = [row for row in report.evals if row.measured and row.judgement is not None]
     parts += [f"{row.title}: {row.judgement.sentence}" for row in measured if row.judgement is not None]
     return "\n".join(parts) + "\n"
@@ -25,12 +29,16 @@ def _letter(index: int) -> str:
 def _header(index: int, comparison: Comparison) -> str:
     lines = [f"{_letter(index)}: {comparison.label}, {comparison.result.run.workload_name}"]
     if not comparison.comparable:
-        lines.append("   NOT COMPARABLE with the published figures:")
+        lines.append("   NOT COMPARABLE:")
     lines += [f"   - {r.kind}{f' at {r.point}' if r.point else ''}: {r.detail}" for r in comparison.reasons]
     lines += [f"   {caveat}" for caveat in comparison.caveats]
     if (single := comparison.single_stream_tok_s) is not None:
         measured, published = figures.OUTPUT.text(single.measured), figures.OUTPUT.text(single.published)
-        lines.append(f"   {measured} tok/s in a single stream, {published} published")
+        beside = f", {published} published" if single.published is not None else ""
+        lines.append(f"   {measured} tok/s in a single stream{beside}")
+    if (knee := comparison.knee_rps) is not None and knee.measured is not None:
+        least = "" if comparison.knee_reached else "at least "
+        lines.append(f"   knee: {least}{figures.plain(knee.measured)} rps")
     return "\n".join(lines)
 
 
@@ -44,6 +52,19 @@ def _rates(report: Report) -> Iterator[str]:
     for figure in figures.BY_RATE:
         if any(row.of(figure).measured is not None for rows in sides.values() for row in rows.values()):
             yield _rate_table(figure, sides) + "\n"
+
+
+def _differences(report: Report) -> Iterator[str]:
+    """What the results do not have in common, but for digests and names that follow from it."""
+    if report.differences:
+        letters = [_letter(index) for index in range(len(report.comparisons))]
+        yield "\n" + table(
+            ("differs", *letters), [(each.key, *map(_short, each.values)) for each in report.differences]
+        )
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _WIDEST else f"{value[: _WIDEST - 1]}…"
 
 
 def _rate_table(figure: Figure, sides: Mapping[str, Mapping[float, RateRow]]) -> str:

@@ -175,12 +175,20 @@ def result_text(result: BenchResult) -> str:
     )
 
 
+def _knee(result: BenchResult) -> str:
+    if result.knee_rps is None:
+        return "knee: none found"
+    if result.knee_reached:
+        return f"knee: {result.knee_rps:g} rps"
+    return f"knee: at least {result.knee_rps:g} rps, not reached: measure higher rates with --rates"
+
+
 def _remarks(result: BenchResult) -> Iterator[str]:
     yield ""
     for point in result.points:
         yield from (f"{point.label}: {reason}" for reason in point.not_sustained_because)
         yield from (f"{point.label}: {each.count} x {each.kind}: {each.example}" for each in point.failures)
-    yield f"knee: {result.knee_rps:g} rps" if result.knee_rps is not None else "knee: none found"
+    yield _knee(result)
     for mark in result.marks:
         where = f" at {mark.point}" if mark.point else ""
         yield f"NOT COMPARABLE ({mark.kind.value}{where}): {mark.detail}"

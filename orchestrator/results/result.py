@@ -246,6 +246,11 @@ class BenchResult:
     knee_rps: Rate | None = None  # the highest sustained rate, where one was found
 
     @property
+    def knee_reached(self) -> bool:
+        """Whether a rate was not sustained: else the knee lies at the highest rate that was measured, or above it."""
+        return any(point.sustained is False for point in self.points)
+
+    @property
     def comparable(self) -> bool:
         """Whether nothing speaks against laying this beside a published figure."""
         return not self.marks

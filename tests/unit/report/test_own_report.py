@@ -1,0 +1,142 @@
+"""A report about one's own server: nothing published in it that is not of the same kind, and its own limits."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measured_samples import marked, point, save, single_stream, tp4dp2, tp8
+
+from orchestrator.cli.report import report as report_command
+from orchestrator.commands.report import make_report
+from orchestrator.report import Report, comparison_text, render_html, render_json, render_markdown
+from orchestrator.report.charts import line_charts
+from orchestrator.results import BenchResult, MarkKind, result_text
+
+WORKLOAD = {"input_tokens": 800, "output_tokens": 64, "cached_share": 0.5, "limits": {"ttft_p95_s": 1.0}}
+
+
+def own(*rates: float, sustained: int | None = None) -> BenchResult:
+    """A measurement of a workload of one's own on one GPU; the first so many rates are sustained, by default all."""
+    result = tp4dp2()
+    kept = len(rates) if sustained is None else sustained
+    points = tuple(point(rate, 0.2, 0.4, sustained=place < kept) for place, rate in enumerate(rates))
+    run = replace(
+        result.run,
+        workload_name="owl-burst",
+        workload=WORKLOAD,
+        endpoint=replace(result.run.endpoint, served_model="owl"),
+        provenance=replace(result.run.provenance, gpu="l40s", gpus=1, plan={"layout": {"tp": 1, "dp": 1}}),
+    )
+    return replace(result, run=run, points=points, knee_rps=rates[kept - 1] if kept else None)
+
+
+def made(tmp_path: Path, *results: BenchResult, published: str | None = None, title: str = "") -> Report:
+    for place, result in enumerate(results):
+        save(result, tmp_path / str(place))
+    files = [tmp_path / str(place) / "result.json" for place in range(len(results))]
+    return make_report(files, published=published, prices=(), title=title)
+
+
+def texts(report: Report) -> tuple[str, str, str]:
+    return comparison_text(report), render_markdown(report), render_html(report)
+
+
+def test_it_is_about_what_was_measured(tmp_path: Path) -> None:
+    report = made(tmp_path, own(1.0, 2.0, 4.0, sustained=2))
+
+    assert report.published is None
+    assert report.title == "owl on 1×L40S"
+    assert " ".join(report.headline) == (
+        "TP1 on 1×L40S, owl-burst: sustains 2 requests a second; there 1,970 output tok/s per node, "
+        "TTFT p95 0.40 s, with a limit of 1 s."
+    )
+    for text in (whole.partition("To judge and repeat it")[0] for whole in texts(report)):
+        assert not any(word in text for word in ("GLM-5.2", "MI355X", "wafer", "Published", "NOT COMPARABLE"))
+    assert "800 tokens in, 64 out, 50 % of each prompt shared with others" in render_markdown(report)
+
+
+def test_the_limit_is_that_of_its_own_workload(tmp_path: Path) -> None:
+    report = made(tmp_path, own(1.0))
+
+    assert [limit.value for limit in line_charts(report)[0].limits] == [1.0]
+    assert "limit 1 s" in render_html(report)
+    assert "limit 5 s" not in render_html(report)
+
+
+@pytest.mark.parametrize(("sustained", "terminal"), [(3, "at least 4 rps"), (2, "2 rps")])
+def test_a_knee_that_was_not_reached_is_a_lower_bound(tmp_path: Path, sustained: int, terminal: str) -> None:
+    result = own(1.0, 2.0, 4.0, sustained=sustained)
+    report = made(tmp_path, result)
+    shown, markdown, page = texts(report)
+
+    assert f"knee: {terminal}" in shown
+    assert f"knee: {terminal}" in result_text(result)
+    assert ("at least 4 requests a second, the highest measured" in report.headline[0]) == (sustained == 3)
+    assert ("Knee: at least 4 rps; no rate was too high" in markdown) == (sustained == 3)
+    assert ("≥ 4 rps" in page) == (sustained == 3)
+
+
+def test_nothing_sustained_is_said(tmp_path: Path) -> None:
+    report = made(tmp_path, own(1.0, sustained=0))
+
+    assert report.headline == ("TP1 on 1×L40S, owl-burst: no sustained rate was found.",)
+    assert "knee: none found" in result_text(own(1.0, sustained=0))
+    assert all("owl-burst" in text for text in texts(report))
+
+
+def test_a_rate_with_too_few_requests_was_not_judged(tmp_path: Path) -> None:
+    result = own(1.0)
+    few = replace(result.points[0], sustained=None, not_sustained_because=("too few requests between ramp and drain",))
+
+    assert "1 rps was not judged: too few requests" in render_markdown(
+        made(tmp_path, replace(result, points=(few,), knee_rps=None))
+    )
+
+
+def test_published_figures_stand_beside_the_same_kind_only(tmp_path: Path) -> None:
+    for name, result, wanted in (
+        ("same", tp4dp2(), "wafer-glm52"),
+        ("marked", marked(tp8(), MarkKind.KERNEL_MISS), "wafer-glm52"),
+        ("single", single_stream(), "wafer-glm52"),
+        ("own", own(1.0), None),
+    ):
+        report = made(tmp_path / name, result)
+        assert (report.published.name if report.published else None) == wanted, name
+    assert made(tmp_path / "none", tp4dp2(), published="none").published is None
+    asked = made(tmp_path / "asked", own(1.0), published="wafer-glm52")
+    assert asked.published is not None
+    assert [reason.kind for reason in asked.comparisons[0].reasons] == ["another-workload", "another-machine"]
+
+
+def test_marks_are_loud_beside_nothing_too(tmp_path: Path) -> None:
+    report = made(tmp_path, marked(own(1.0), MarkKind.SIMULATED_ACCEPTANCE))
+
+    assert "NOT COMPARABLE" in comparison_text(report)
+    assert "must not be set beside other measurements" in render_html(report)
+
+
+def test_what_differs_between_two_runs_is_a_table(tmp_path: Path) -> None:
+    one, two = own(1.0), own(1.0)
+    plan = {"layout": {"tp": 1, "dp": 1}, "flags": [{"name": "mem-fraction-static", "values": ["0.85"]}]}
+    two = replace(two, run=replace(two.run, provenance=replace(two.run.provenance, plan=plan)))
+    report = made(tmp_path, one, two)
+
+    assert [(each.key, each.values) for each in report.differences] == [("flags.mem-fraction-static", ("", "0.85"))]
+    shown, markdown, page = texts(report)
+    assert "flags.mem-fraction-static     0.85" in shown
+    assert "| flags.mem-fraction-static |  | 0.85 |" in markdown
+    assert "<th>flags.mem-fraction-static</th>" in page
+    assert made(tmp_path / "same", one, one).differences == ()
+
+
+def test_a_title_of_ones_own(tmp_path: Path) -> None:
+    save(own(1.0), tmp_path / "one")
+    report_command(tmp_path, title="Owls <at> night")
+
+    assert "<h1>Owls &lt;at&gt; night</h1>" in (tmp_path / "report.html").read_text()
+    assert json.loads((tmp_path / "report.json").read_text())["title"] == "Owls <at> night"
+
+
+def test_it_is_whole_json(tmp_path: Path) -> None:
+    assert "published" not in json.loads(render_json(made(tmp_path, own(1.0))))
