@@ -11,10 +11,13 @@ from ports import free_port
 
 from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.commands.runs import open_run
+from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import Process, family
 from orchestrator.core.secret import Secret
+from orchestrator.engine import StageReader
 from orchestrator.plan import Plan
+from orchestrator.prove import Starting, wait
 from orchestrator.render import Artifacts
 from orchestrator.runtimes import Handle, Runtime, Status
 from orchestrator.runtimes.process.record import read_record
@@ -83,8 +86,29 @@ class CpuEngine:
 
 def processes_of(handle: Handle) -> tuple[Process, ...]:
     """All that runs of a server of the process runtime."""
-    record = read_record(Path(handle.run_dir))
+    return processes_in(Path(handle.run_dir))
+
+
+def processes_in(run_dir: Path) -> tuple[Process, ...]:
+    """The same, by the folder of its run."""
+    record = read_record(run_dir)
     return family(record.marks) if record else ()
+
+
+def wait_by_its_log(server: CpuServer) -> list[str]:
+    """Wait as `up` does until it serves; returns the stages its log showed."""
+    starting = Starting(
+        url=server.url,
+        served_name=server.plan.model.served_name,
+        api_key=None,
+        log=LogTail(server.log),
+        state=lambda: server.runtime.state(server.handle),
+    )
+    wait(starting, silence=240)
+    reader = StageReader()
+    for line in LogTail(server.log)():
+        reader.feed(line)
+    return reader.names
 
 
 def healthy(url: str) -> bool:

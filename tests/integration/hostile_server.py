@@ -24,11 +24,13 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 PAGE = 1
+DRIP = 0.05  # seconds between two drops
 CONTEXT = 32768
 MARK = "\N{PILE OF POO}"  # stands in a polite answer where raw text is to go
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -57,8 +59,9 @@ def events(*texts: str) -> Behaviour:
     return once(SSE, "".join(f"data: {text}\n\n" for text in texts).encode())
 
 
+@cache
 def bomb() -> Iterable[Step]:
-    """A gigabyte in a megabyte."""
+    """A gigabyte in a megabyte; packing it takes two seconds."""
     packer = zlib.compressobj(wbits=31)
     packed = b"".join(packer.compress(bytes(1 << 20)) for _ in range(1024)) + packer.flush()
     return body(packed, b"Content-Encoding: gzip\r\n")()
@@ -79,11 +82,11 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
     "cut-head": once(b"HTTP/1.1 20"),
     "cut-body": once(OK + b"Content-Length: 100\r\n\r\n{"),
     "ssh": once(b"SSH-2.0-OpenSSH_9.2\r\n"),
-    "drip-head": then(OK + b"X: ", b"a", 0.2),
-    "drip-body": then(OK + b"Content-Length: 1000000\r\n\r\n", b" ", 0.2),
-    "drip-chunks": then(CHUNKED, b"1\r\n \r\n", 0.2),
-    "drip-stream": then(SSE, b":", 0.2),
-    "drip-events": then(SSE, TOKEN, 0.2),
+    "drip-head": then(OK + b"X: ", b"a", DRIP),
+    "drip-body": then(OK + b"Content-Length: 1000000\r\n\r\n", b" ", DRIP),
+    "drip-chunks": then(CHUNKED, b"1\r\n \r\n", DRIP),
+    "drip-stream": then(SSE, b":", DRIP),
+    "drip-events": then(SSE, TOKEN, DRIP),
     "100-for-ever": then(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
     "head-for-ever": then(OK, b"Name: " + b"x" * 1000 + b"\r\n"),
     "header-for-ever": then(OK + b"Name: ", b"x" * 1000),

@@ -21,12 +21,23 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def daemon(request: pytest.FixtureRequest, docker_image: str) -> Iterator[OwnDaemon]:
-    with own_daemon(*request.param) as daemon:
+@pytest.fixture(scope="module")
+def with_image(docker_image: str) -> Iterator[OwnDaemon]:
+    """A daemon that has the image, and does not run."""
+    with own_daemon() as daemon:
         copied = f"docker save {docker_image} | docker --host {daemon.url} load"
         assert not subprocess.run(["sh", "-c", copied], capture_output=True, check=False).returncode
+        daemon.stop()
         yield daemon
+
+
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest, with_image: OwnDaemon) -> Iterator[OwnDaemon]:
+    """It runs with these options."""
+    with_image.options = request.param
+    with_image.start()
+    yield with_image
+    with_image.end()
 
 
 def serves(url: str) -> bool:

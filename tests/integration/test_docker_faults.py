@@ -183,9 +183,9 @@ def test_a_stop_by_hand_is_not_a_failure(docker_engine: DockerEngine) -> None:
 
 
 def test_a_server_that_exits_while_loading_is_started_again_up_to_the_limit(docker_engine: DockerEngine) -> None:
-    artifacts = docker_engine.artifacts()
-    argv = (*artifacts.command.argv, "--no-such-option")
-    server = docker_engine.start("bad-flag", replace(artifacts, command=replace(artifacts.command, argv=argv)))
+    """A program with argparse like sglang's; that takes six seconds to come to its options, four times over."""
+    refuses = ("python3", "-m", "http.server", "--no-such-option")
+    server = docker_engine.start("bad-flag", docker_engine.artifacts(argv=refuses))
     lines = list(server.runtime.logs(server.handle, follow=True))
     assert sum("unrecognized arguments: --no-such-option" in line for line in lines) == 4
     state = server.runtime.state(server.handle)

@@ -5,10 +5,12 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from together import together
 
 from orchestrator.commands.bench import MeasuredTarget, url_target
 from orchestrator.commands.evals import run_eval
@@ -81,8 +83,12 @@ def ask(engine_home: Home, questions: Path) -> Callable[..., Outcome]:
 
 
 def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(ask: Callable[..., Outcome]) -> None:
-    with adding_model(3) as good, adding_model(3, 5, 8) as worse:
-        before, after = ask(good), ask(worse)
+    with (
+        adding_model(3) as good,
+        adding_model(3, 5, 8) as worse,
+        together({"good": partial(ask, good), "worse": partial(ask, worse)}) as asked,
+    ):
+        before, after = asked("good"), asked("worse")
     assert before.score == pytest.approx(11 / 12)
     assert after.score == pytest.approx(9 / 12)
     assert before.model == "adder"

@@ -1,13 +1,15 @@
 """The flag tables and the rendered commands, against the argument parsers of the very versions they name."""
 
 import json
+import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 import pytest
+from together import together
 from wheels import unpack, wheel
 
 from orchestrator.commands import flag_tables
@@ -68,9 +70,10 @@ def command(profile: str, overrides: Sequence[str]) -> tuple[str, tuple[str, ...
     return plan.engine.version, argv[argv.index("sglang.launch_server") + 1 :]
 
 
-@pytest.fixture(scope="session")
-def ask(cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Answers]:
-    @cache
+@pytest.fixture(scope="module")
+def ask(cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Answers]]:
+    environ = dict(os.environ)  # none of the test's that happens to run when one is started
+
     def answers(version: str) -> Answers:
         commands = [
             OLD_OPTION,
@@ -80,6 +83,7 @@ def ask(cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory) 
         asked = subprocess.run(
             [str(cpu_environment.python), "-c", ASK, str(FLAGS), str(root), version],
             input=json.dumps(commands),
+            env=environ,
             capture_output=True,
             text=True,
             check=False,
@@ -88,7 +92,8 @@ def ask(cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory) 
         answer = json.loads(asked.stdout.splitlines()[-1])
         return Answers(answer["table"], dict(zip(commands, answer["verdicts"], strict=True)))
 
-    return answers
+    with together({version: partial(answers, version) for version in VERSIONS}) as answered:
+        yield answered
 
 
 @pytest.mark.parametrize("version", VERSIONS)

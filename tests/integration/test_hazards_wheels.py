@@ -1,12 +1,16 @@
 """What the hazards say of sglang, on the wheels' own code: a fused all-reduce without communicator, and sampling."""
 
 import json
+import os
 import re
 import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from packaging.version import Version
+from together import together
 from wheels import CACHE, read, unpack
 
 from orchestrator.environments import Environment
@@ -44,19 +48,35 @@ print(json.dumps({"without": without, "with": fused()}))
 """
 
 
-@pytest.mark.parametrize("version", ["0.5.14", "0.5.18", "0.5.23"])
+FUSING = ["0.5.14", "0.5.18", "0.5.23"]
+
+
+@pytest.fixture(scope="module")
+def fused(
+    cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], "subprocess.CompletedProcess[str]"]]:
+    """`FUSED` as each version runs it."""
+    flags, environ = Path(__file__).parents[2] / "profiles/engines/flags", dict(os.environ)
+
+    def run(version: str) -> "subprocess.CompletedProcess[str]":
+        argv = [
+            str(cpu_environment.python),
+            "-c",
+            FUSED,
+            str(flags),
+            str(unpack(version, tmp_path_factory.mktemp("w"))),
+        ]
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=180)
+
+    with together({version: partial(run, version) for version in FUSING}) as ran:
+        yield ran
+
+
+@pytest.mark.parametrize("version", FUSING)
 def test_without_custom_all_reduce_the_fusion_does_nothing(
-    version: str, cpu_environment: Environment, tmp_path: Path
+    version: str, fused: Callable[[str], "subprocess.CompletedProcess[str]"]
 ) -> None:
-    flags = Path(__file__).parents[2] / "profiles/engines/flags"
-    root = unpack(version, tmp_path)
-    asked = subprocess.run(
-        [str(cpu_environment.python), "-c", FUSED, str(flags), str(root)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=180,
-    )
+    asked = fused(version)
     assert asked.returncode == 0, asked.stderr[-2000:]
     assert json.loads(asked.stdout.splitlines()[-1]) == {
         "without": {"communicator": None, "answer": None},

@@ -3,6 +3,7 @@
 import difflib
 import json
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,7 +161,8 @@ def marked(home: Home, package: Path) -> Iterator[CommandLine]:
 
 def test_every_process_of_a_server_runs_the_patched_copy(marked: CommandLine, package: Path) -> None:
     before = (package / MARKED).read_bytes()
-    argv = ["up", "--profile", "cpu-tiny", "--name", "marked", "--set", f"server.port={free_port()}", "--json"]
+    argv = ["up", "--profile", "cpu-tiny", "--name", "marked", "--set", f"server.port={free_port()}"]
+    argv += ["--set", "waiting.grace=2", "--json"]
     shown = marked.run(*argv[:-1], "--dry-run")
     assert "#   marked" in shown.stdout
 
@@ -183,6 +185,8 @@ def test_every_process_of_a_server_runs_the_patched_copy(marked: CommandLine, pa
 
     again = marked.run(*argv)
     assert json.loads(again.stdout)["already_up"], again.stderr
-    replaced = marked.run(*argv, "--replace")
-    assert replaced.returncode == 0, replaced.stderr
-    assert f"patched sglang found at {copy}" in replaced.stderr
+    with marked.running(*argv, "--replace") as replacing:
+        replacing.wait_for(f"patched sglang found at {copy}")
+        replacing.wait_for("started `")  # from here on it is as the first time
+        code, said = replacing.end(signal.SIGINT)
+    assert code == 130, said

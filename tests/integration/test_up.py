@@ -11,12 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
-from command_line import CommandLine, processes_with
-from cpu_server import CpuEngine
+from command_line import CommandLine, Running, processes_with
+from cpu_server import CpuEngine, processes_in
 from patience import wait_for
 from ports import free_port
 
 from orchestrator.core.paths import Home
+from orchestrator.runtimes.process.record import read_record
 
 pytestmark = pytest.mark.engine
 
@@ -44,13 +45,20 @@ def is_clean(deploy: CommandLine, name: str, port: int) -> None:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+def status(deploy: CommandLine, name: str) -> dict[str, Any]:
+    """What `deploy status NAME` says."""
+    [server] = json.loads(deploy.run("status", name, "--json").stdout)
+    assert isinstance(server, dict)
+    return server
+
+
 def verdicts(smoke: dict[str, Any]) -> dict[str, str]:
     """What a smoke test found, by the name of each check."""
     return {check["name"]: check["verdict"] for check in smoke["checks"]}
 
 
 def test_the_whole_line(deploy: CommandLine) -> None:
-    """Up, again, with another plan, asked, replaced by that other plan with an API key, proven once more, down."""
+    """Up, again, with another plan, asked, replaced by that other one with an API key, proven again, killed, down."""
     port, key = free_port(), "wJ4-an-API-key-of-the-test"
     first = deploy.run(*up("line", port, "--json"))
     assert first.returncode == 0, first.stderr
@@ -89,16 +97,42 @@ def test_the_whole_line(deploy: CommandLine) -> None:
     proven = json.loads(smoke.stdout)
     assert (smoke.returncode, proven["ok"], verdicts(proven)["key required"]) == (0, True, "passed")
 
-    run = Path(json.loads(deploy.run("status", "line", "--json").stdout)[0]["run_dir"])
+    run = Path(status(deploy, "line")["run_dir"])
     assert {"plan.json", "server.sh", "server.log", "smoke.json", "up.json"} <= {path.name for path in run.iterdir()}
     said = (replaced.stdout, replaced.stderr, smoke.stdout, smoke.stderr, deploy.run("logs", "line").stdout)
-    shown = (*said, *processes_with("sglang"))
+    shown = (*said, *processes_with("sglang"), *environments(run))
     written = [path.read_text(errors="replace") for path in run.rglob("*") if path.is_file()]
     assert not any(key in text for text in (*shown, *written))
     assert any("api_key='[REDACTED]'" in text for text in written), "the log shows that there was one"
 
+    its_death_is_told(deploy, "line", run)
     assert deploy.run("down", "line").returncode == 0
     is_clean(deploy, "line", port)
+
+
+def environments(run: Path) -> list[str]:
+    """The environment of each process of a server, as its user can read it."""
+    found = [Path("/proc", str(process.pid), "environ").read_text(errors="replace") for process in processes_in(run)]
+    assert len(found) >= 3, "a supervisor, a server and its scheduler"
+    return found
+
+
+def its_death_is_told(deploy: CommandLine, name: str, run: Path) -> None:
+    """SIGKILL to a server that serves, as by the kernel's OOM killer: its schedulers go too, and who asks is told."""
+    assert "fired up" in deploy.run("logs", name).stdout
+    assert len(processes_in(run)) >= 3
+    record = read_record(run)
+    assert record is not None
+    assert record.server is not None
+    os.kill(int(record.server.split("/")[1]), signal.SIGKILL)
+    wait_for(lambda: status(deploy, name)["status"] != "running")
+    told = status(deploy, name)
+    assert (told["status"], told["exit_code"], told["health"]) == ("exited", 137, "")
+    assert told["detail"] == "killed by SIGKILL"
+    wait_for(lambda: not processes_in(run))  # the supervisor goes last, a moment after it has recorded the end
+    smoke = deploy.run("smoke", name)
+    assert smoke.returncode == 8
+    assert f"`{name}` does not run: killed by SIGKILL" in smoke.stderr
 
 
 def test_a_replacement_that_dies_while_loading_says_how_to_bring_the_old_one_back(deploy: CommandLine) -> None:
@@ -109,8 +143,7 @@ def test_a_replacement_that_dies_while_loading_says_how_to_bring_the_old_one_bac
         command.process.wait()
     failed = deploy.run(*up("old", port, "--set", "flags.dtype=float8", "--replace"))
     assert failed.returncode == 3  # refused by the plan: the old one still runs
-    [server] = json.loads(deploy.run("status", "old", "--json").stdout)
-    assert server["status"] == "running"
+    assert status(deploy, "old")["status"] == "running"
     failed = deploy.run(*up("old", port, "--set", "env.SGLANG_USE_CPU_ENGINE=0", "--replace"))
     assert failed.returncode == 7, failed.stderr
     assert "exited" in failed.stderr
@@ -124,23 +157,45 @@ def test_keep_leaves_a_failed_server_to_be_looked_at(deploy: CommandLine) -> Non
     failed = deploy.run(*up("kept", port, "--set", "env.SGLANG_USE_CPU_ENGINE=0", "--keep"))
     assert failed.returncode == 7
     assert "deploy logs kept" in failed.stderr
-    [server] = json.loads(deploy.run("status", "kept", "--json").stdout)
-    assert server["status"] == "exited"
+    assert status(deploy, "kept")["status"] == "exited"
     assert deploy.run("logs", "kept").stdout
     assert deploy.run("down", "kept").returncode == 0
     is_clean(deploy, "kept", port)
 
 
-@pytest.mark.parametrize("stage", ["started `", "connecting ranks", "smoke test"])
-def test_ctrl_c_at_every_stage(deploy: CommandLine, stage: str) -> None:
-    port = free_port()
-    with deploy.running(*up("stopped", port)) as command:
-        command.wait_for(stage)
-        code, said = command.end(signal.SIGINT)
+def ctrl_c(command: Running, deploy: CommandLine, name: str, port: int) -> None:
+    """It ends the command, which leaves nothing."""
+    code, said = command.end(signal.SIGINT)
     assert code == 130, said
     assert "interrupted" in said
     assert "Traceback" not in said
-    is_clean(deploy, "stopped", port)
+    is_clean(deploy, name, port)
+
+
+def test_ctrl_c_as_soon_as_it_has_started(deploy: CommandLine) -> None:
+    port = free_port()
+    with deploy.running(*up("stopped", port)) as command:
+        command.wait_for("started `")
+        ctrl_c(command, deploy, "stopped", port)
+
+
+def test_ctrl_c_while_it_loads_and_another_up_is_refused(deploy: CommandLine) -> None:
+    port = free_port()
+    with deploy.running(*up("twin", port)) as first:
+        first.wait_for("connecting ranks")
+        second = deploy.run(*up("twin", port))
+        assert second.returncode == 6
+        assert f"pid {first.process.pid}" in second.stderr
+        ctrl_c(first, deploy, "twin", port)
+
+
+def test_ctrl_c_in_the_smoke_test_and_a_closed_terminal_that_ends_nothing_under_nohup(deploy: CommandLine) -> None:
+    port = free_port()
+    with deploy.running(*up("nohup", port, "--set", "waiting.grace=2"), ignores=["HUP"]) as command:
+        command.wait_for("started `")
+        command.process.send_signal(signal.SIGHUP)
+        command.wait_for("smoke test")
+        ctrl_c(command, deploy, "nohup", port)
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.05, 0.3])
@@ -151,61 +206,19 @@ def test_a_second_ctrl_c_while_it_gives_up(deploy: CommandLine, pause: float) ->
         command.process.send_signal(signal.SIGINT)
         time.sleep(pause)
         code, said = command.end(signal.SIGINT)
-    assert code == 130, said
+    assert code == 130 or (code == -signal.SIGINT and "error: interrupted" in said), said  # it had given up by then
     is_clean(deploy, "impatient", port)
 
 
-def test_a_closed_terminal_does_not_end_what_runs_under_nohup(deploy: CommandLine) -> None:
+def test_a_server_whose_command_was_killed_is_found_again(deploy: CommandLine) -> None:
     port = free_port()
-    with deploy.running(*up("nohup", port), ignores=["HUP"]) as command:
+    with deploy.running(*up("orphan", port)) as command:
         command.wait_for("started `")
-        command.process.send_signal(signal.SIGHUP)
-        command.wait_for("smoke test")
-        code, said = command.end(signal.SIGINT)
-    assert code == 130, said
-    is_clean(deploy, "nohup", port)
-
-
-def test_two_at_once_and_a_killed_command_line(deploy: CommandLine) -> None:
-    """The second is refused; a server whose command was killed is found again, and taken down by its name."""
-    port = free_port()
-    with deploy.running(*up("twin", port)) as first:
-        first.wait_for("connecting ranks")
-        second = deploy.run(*up("twin", port))
-        assert second.returncode == 6
-        assert f"pid {first.process.pid}" in second.stderr
-        first.process.send_signal(signal.SIGKILL)
-        first.process.wait()
-    [server] = json.loads(deploy.run("status", "twin", "--json").stdout)
-    assert server["status"] == "running"
-    assert deploy.run("down", "twin").returncode == 0
-    is_clean(deploy, "twin", port)
-
-
-def test_a_server_killed_while_serving(deploy: CommandLine) -> None:
-    port = free_port()
-    assert deploy.run(*up("killed", port)).returncode == 0
-    log = deploy.run("logs", "killed").stdout
-    assert "fired up" in log
-    [server] = [line for line in processes_with(f"--port {port}") if "launch_server" in line][:1]
-    assert server
-    deploy_kill(port)
-    wait_for(lambda: json.loads(deploy.run("status", "killed", "--json").stdout)[0]["status"] != "running")
-    [status] = json.loads(deploy.run("status", "killed", "--json").stdout)
-    assert (status["status"], status["health"]) == ("exited", "")
-    smoke = deploy.run("smoke", "killed")
-    assert smoke.returncode == 8
-    assert "`killed` does not run: " in smoke.stderr
-    assert deploy.run("down", "killed").returncode == 0
-    is_clean(deploy, "killed", port)
-
-
-def deploy_kill(port: int) -> None:
-    """SIGKILL to the server's main process, as the kernel's OOM killer would."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        words = path.read_bytes().split(b"\0")
-        if b"sglang.launch_server" in words and str(port).encode() in words:
-            os.kill(int(path.parent.name), signal.SIGKILL)
+        command.process.send_signal(signal.SIGKILL)
+        command.process.wait()
+    assert status(deploy, "orphan")["status"] == "running"
+    assert deploy.run("down", "orphan").returncode == 0
+    is_clean(deploy, "orphan", port)
 
 
 def test_a_taken_port_names_its_holder(deploy: CommandLine) -> None:

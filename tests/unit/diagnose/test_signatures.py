@@ -6,6 +6,7 @@ the others repeat wordings of public reports.
 """
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,14 @@ BY_ID = {signature.id: signature for signature in load_catalogue()}
 FILES = sorted(LOGS.glob("*/*.log"))
 
 
-def found_in(path: Path) -> set[str]:
+@cache
+def found_in(path: Path) -> frozenset[str]:
     diagnosis = diagnose(path.read_text(encoding="utf-8").splitlines())
-    return {match.signature.id for match in diagnosis.matches}
+    return frozenset(match.signature.id for match in diagnosis.matches)
 
 
-def causes_in(path: Path) -> set[str]:
-    return {name for name in found_in(path) if BY_ID[name].effect is not Effect.CONSEQUENCE}
+def causes_in(path: Path) -> frozenset[str]:
+    return frozenset(name for name in found_in(path) if BY_ID[name].effect is not Effect.CONSEQUENCE)
 
 
 def name_of(path: Path) -> str:

@@ -1,18 +1,26 @@
-"""The table reaches every rank: a real server with two replicas, each scheduler asked through /proc as it loads."""
+"""Two replicas of real sglang: each scheduler reads the table, each rank answers, and the death of one is told.
+
+The schedulers are asked through /proc.
+"""
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cpu_server import CpuEngine, CpuServer, processes_of
+from cpu_server import CpuEngine, CpuServer, healthy, processes_of, wait_by_its_log
 from docker_server import DockerEngine
 from kernel_samples import FUSED_TP8, every_bucket, glm_plan
 from patience import wait_for
 
+from orchestrator.commands.parts import lost_parts, note_parts
+from orchestrator.core.procfs import read_process
 from orchestrator.kernels.disk.store import Store
+from orchestrator.prove import smoke_test, target_of
+from orchestrator.runtimes import Status
 
 pytestmark = pytest.mark.engine
 VARIABLE = "AITER_CONFIG_FMOE"
@@ -30,23 +38,41 @@ def replicas(cpu_engine: CpuEngine, table: Path) -> Iterator[CpuServer]:
     environment = (f"env.{VARIABLE}={table}", 'env.SPT_NOENV="1"')
     server = cpu_engine.start("replicas", "hardware.gpus=2", "layout.dp=2", *environment)
     try:
-        wait_for(lambda: len(schedulers(server)) == 2)
+        assert wait_by_its_log(server)[-2:] == ["warming up", "answering"]
         yield server
     finally:
         server.runtime.stop(server.handle, grace=0)
 
 
 def schedulers(server: CpuServer) -> list[int]:
-    """The pids of the server's schedulers: one a rank, by the title each gives itself."""
-    return [pid for pid in pids(server) if b"scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
-def pids(server: CpuServer) -> list[int]:
-    return sorted(process.pid for process in processes_of(server.handle))
+    """The pids of the server's schedulers in the order of their ranks, by the title each gives itself."""
+    titles = {process.pid: Path(f"/proc/{process.pid}/cmdline").read_text() for process in processes_of(server.handle)}
+    return sorted((pid for pid in titles if "sglang::scheduler_DP" in titles[pid]), key=lambda pid: titles[pid])
 
 
 def test_each_scheduler_has_the_variable_and_reads_the_same_file(replicas: CpuServer, table: Path) -> None:
     check(schedulers(replicas), table, str(table))
+
+
+def test_each_rank_answers_for_itself_and_the_death_of_one_is_told(replicas: CpuServer) -> None:
+    """It ends the server: the last test that asks it."""
+    target = target_of(replicas.plan, url=replicas.url, api_key=None)
+    report = smoke_test(target, faults=None)
+    assert report.failures == ()
+    assert "each of 2 ranks answered for itself" in report.to_table()
+
+    note_parts(replicas.runtime, replicas.handle)
+    first, second = schedulers(replicas)
+    os.kill(second, signal.SIGKILL)  # sglang 0.5.14 notices nothing: no line in its log, and its process lives on
+    wait_for(lambda: lost_parts(replicas.runtime, replicas.handle) == "rank DP1 has ended while the server runs")
+    dead = smoke_test(target, faults=None, timeout=4).failures
+    assert any("answer within 4 s" in check.evidence for check in dead), dead
+    assert replicas.runtime.state(replicas.handle).status is Status.RUNNING
+
+    replicas.runtime.stop(replicas.handle, grace=2)  # without a bound it would not come back: the server hangs
+    assert read_process(first) is None
+    wait_for(lambda: not processes_of(replicas.handle))
+    assert not healthy(replicas.url)
 
 
 def check(found: list[int], table: Path, place: str) -> None:
