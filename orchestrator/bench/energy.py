@@ -4,7 +4,6 @@ nvidia-smi 580 has no query for the counter, so NVML is asked through nvidia-ml-
 difference of two counter readings needs no sampling and cannot miss a peak.
 """
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from importlib import import_module
 from typing import Final
 
 from orchestrator.core import shell
+from orchestrator.core.text import parse_json
 from orchestrator.results import Energy
 
 _AMD_SMI: Final = ("amd-smi", "metric", "--energy", "--json")
@@ -49,7 +49,7 @@ def read_energy(gpus: Sequence[int] | None = None) -> EnergyReading:
 def parse_amd_smi(done: shell.ProgramResult) -> tuple[float, ...]:
     """The counters in amd-smi's JSON: a list of GPUs, from ROCm 6.4 on inside `gpu_data`."""
     try:
-        data = json.loads(done.stdout)
+        data = parse_json(done.stdout)
         gpus = data["gpu_data"] if isinstance(data, dict) else data
         readings = tuple(gpu["energy"]["total_energy_consumption"] for gpu in gpus)
         if not readings or any(reading["unit"] != "J" for reading in readings):

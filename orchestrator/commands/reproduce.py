@@ -19,7 +19,8 @@ from orchestrator.commands.runs import latest_run, read_plan
 from orchestrator.commands.servers import Fleet
 from orchestrator.core.console import say
 from orchestrator.core.errors import DeployError, Interrupted, UsageError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import read_file, write_whole
+from orchestrator.core.text import parse_json
 from orchestrator.kernels import applies_to
 from orchestrator.plan import Plan
 from orchestrator.report import Published, ReproduceRun
@@ -30,6 +31,7 @@ STATE_FILE: Final = "reproduce.json"
 _BEFORE: Final = ("preflight", "stage", "kernels", "build")  # what may fail before anything is measured
 _COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {"kernels": ("kernels", "table")}  # else the stage's own name
 
+_MOST_BYTES: Final = 1 << 20  # of the state
 _DRAIN: Final = 30.0  # until the last answer of a rate has come
 _CLIMB: Final = 2  # rates beyond the listed ones until the knee is found
 
@@ -151,7 +153,7 @@ class FinishedSteps:
         if not self._file.exists():
             return {}
         try:
-            found = json.loads(self._file.read_text(encoding="utf-8"))
+            found = parse_json(read_file(self._file, most=_MOST_BYTES))
             digest, done = found["steps"], dict(found["done"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UsageError(

@@ -20,7 +20,7 @@ from orchestrator.core.errors import BenchError, HostError, NameTakenError, Usag
 from orchestrator.core.files import open_lock, read_file, read_own, write_whole
 from orchestrator.core.paths import Home
 from orchestrator.core.redaction import redact_data
-from orchestrator.core.text import printable_json
+from orchestrator.core.text import parse_json, printable_json
 from orchestrator.plan import NAME, Plan
 from orchestrator.render import ContextFile
 from orchestrator.results import RESULT_FILE, BenchResult, Outcome, outcome_from_json
@@ -47,8 +47,8 @@ class RunDir:
     def read(self, name: str) -> dict[str, object]:
         """A JSON file of this run; empty where it was never written."""
         try:
-            data = json.loads(read_own(self.path / name))
-        except (OSError, ValueError, RecursionError):
+            data = parse_json(read_own(self.path / name))
+        except (OSError, ValueError):
             return {}
         return data if isinstance(data, dict) else {}
 

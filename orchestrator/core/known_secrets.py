@@ -113,7 +113,8 @@ def known_spans(text: str) -> Iterator[tuple[int, int]]:
     """Where known secrets stand in `text`. Most texts hold none, which costs a search a form and nothing else."""
     if _known.words is not None:
         yield from (word.span() for word in _known.words.finditer(text))
-    yield from _in_windows(text, _WINDOW)
+    if _known.forms:
+        yield from _in_windows(text, _WINDOW)
 
 
 def _in_windows(text: str, size: int) -> Iterator[tuple[int, int]]:

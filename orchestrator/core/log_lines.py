@@ -20,6 +20,7 @@ LONGEST_LINE: Final = 1 << 20  # bytes; a longer one is cut, so that a server th
 _BATCH: Final = 256 * 1024  # characters
 _CUT_BACK: Final = 4096  # characters before its end at which a line without end is cut
 _EMPTY_LINES: Final = re.compile(r"\n{2,}")
+_NO_DIGITS: Final = dict.fromkeys(range(ord("0"), ord("9") + 1))
 
 
 class LogTail:
@@ -121,6 +122,16 @@ def batches(lines: Iterable[str]) -> Iterator[list[str]]:
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def without_digits(text: str) -> str:
+    """`text` without its digits."""
+    return text.translate(_NO_DIGITS)
+
+
+def different_lines(text: str) -> str:
+    """The lines of `text` that differ in more than digits, without these: a search for words needs no more of a log."""
+    return "\n".join(set(without_digits(text).split("\n")))
 
 
 def _tidy(block: str) -> str:

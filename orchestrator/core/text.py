@@ -1,7 +1,8 @@
 """Text that others wrote: what of it is more than text to a terminal, to a file or to who reads it."""
 
+import json
 import re
-from typing import Final
+from typing import Any, Final
 
 # Control characters (C0, DEL, C1), the line ends and the changes of direction that Unicode adds (CVE-2021-42574), and
 # bytes of an argument that are no UTF-8.
@@ -16,6 +17,14 @@ def hidden_in(text: str, *, lines: bool = False) -> str | None:
     """The first character of it that is no text, None where all are; with `lines` it may have several of them."""
     found = (_IN_LINES if lines else _IN_A_LINE).search(text)
     return found[0] if found else None
+
+
+def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - of any shape
+    """A JSON document of others. Raises ValueError, for one that is nested too deep as well."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
 
 
 def printable(text: str, *, colours: bool = False) -> str:

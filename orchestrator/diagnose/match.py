@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Final
 
-from orchestrator.core.log_lines import batches
+from orchestrator.core.log_lines import batches, different_lines, without_digits
 from orchestrator.core.redaction import excerpt
 from orchestrator.diagnose.catalogue import Clause, Signature, load_catalogue
 from orchestrator.diagnose.report import TAIL_LINES, Diagnosis, Evidence, Match
@@ -44,7 +44,7 @@ class _Watch:
 class _Search:
     """The search for the literals of all signatures: a text without the pieces that they share holds none of them.
 
-    What a search costs goes by the length of what is searched for, inversely.
+    What a search costs goes by the length of what is searched for, inversely, and a log repeats itself but for digits.
     """
 
     def __init__(self, watches: Sequence[_Watch]) -> None:
@@ -56,10 +56,10 @@ class _Search:
     def hits(self, lines: Sequence[str]) -> Iterator[tuple[int, list[_Watch]]]:
         """The index of each line with a literal in it, in order, with the signatures it may be a line of."""
         text = "\n".join(lines)
+        different = different_lines(text)
         found: dict[int, dict[int, _Watch]] = {}
-        for literal in [
-            each for piece, all_of in _by_piece(frozenset(self._watches)).items() if piece in text for each in all_of
-        ]:
+        by_piece = _by_piece(frozenset(self._watches))
+        for literal in [each for piece, all_of in by_piece.items() if piece in different for each in all_of]:
             for index in _lines_with(literal, text):
                 found.setdefault(index, {}).update((id(watch), watch) for watch in self._watches[literal])
         for index in sorted(found):
@@ -102,16 +102,16 @@ def _lines_with(literal: str, text: str) -> Iterator[int]:
 
 
 @cache
-def _by_piece(literals: frozenset[str]) -> Mapping[str, Sequence[str]]:
-    """The literals by a piece of each, so that all pieces together cost little; found once a catalogue, in 0.1 s."""
-    left, by_piece = set(literals), dict[str, list[str]]()
+def _by_piece(literals: frozenset[str]) -> Mapping[str, list[str]]:
+    """The literals by a piece of each without its digits, so that all pieces together cost little."""
+    left, by_piece = {literal: without_digits(literal) for literal in literals}, dict[str, list[str]]()
     while left:
         gain = Counter[str]()
-        for literal in sorted(left):
-            gain.update(dict.fromkeys(_pieces(literal), 1 / len(literal)))
+        for _, text in sorted(left.items()):
+            gain.update(dict.fromkeys(_pieces(text), 1 / len(text)))
         piece = max(gain, key=lambda each: gain[each] - 1 / len(each))
-        by_piece[piece] = sorted(literal for literal in left if piece in literal)
-        left.difference_update(by_piece[piece])
+        by_piece[piece] = sorted(literal for literal, text in left.items() if piece in text)
+        left = {literal: text for literal, text in left.items() if piece not in text}
     return by_piece
 
 

@@ -4,6 +4,7 @@ One place reads JSON of others (`read_json`), and a handful of accessors take fr
 no answer, whatever it holds, raises anything but OddAnswerError.
 """
 
+import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -206,19 +207,21 @@ def read_chat(data: Json) -> Chat:
 
 def read_chat_events(events: Iterable[bytes]) -> Chat:
     """A chat answer put together from its events. Raises OddAnswerError."""
-    texts: list[str] = []
+    text, pieces = io.StringIO(), 0
     reason = tokens = None
     for event in events:
         chunk = read_object(event, path=CHAT_COMPLETIONS)
         for choice in objects(chunk, "choices"):
-            texts += filter(None, [_said(inner(choice, "delta"))])
+            pieces += text.write(_said(inner(choice, "delta"))) > 0
             reason = _ending(choice) or reason
         if chunk.get("usage") is not None:
             tokens = number(inner(chunk, "usage"), "completion_tokens")
+        if text.tell() > MOST_BYTES:
+            raise OddAnswerError(f"the stream of `{CHAT_COMPLETIONS}` brings more than {MOST_BYTES >> 20} MiB of text")
     if reason is None or tokens is None:
         missing = "how it ended" if reason is None else "how many tokens it has"
         raise OddAnswerError(f"the stream of `{CHAT_COMPLETIONS}` does not say {missing}")
-    return Chat(text="".join(texts), finish_reason=reason, completion_tokens=tokens, pieces=len(texts))
+    return Chat(text=text.getvalue(), finish_reason=reason, completion_tokens=tokens, pieces=pieces)
 
 
 def read_completion_event(event: bytes) -> tuple[str, str | None]:

@@ -5,7 +5,6 @@ refused before it can; where it goes on with something else than what is written
 profile says what runs. tests/integration/test_server_args.py asks the real `ServerArgs` of three versions.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Final, TypeAlias
 
 from packaging.version import Version
 
+from orchestrator.core.text import parse_json
 from orchestrator.engine.flags import FlagTable, FlagValue, flag_words
 
 _DSA_PAGE: Final = 64  # tokens; server_args.py:3622
@@ -287,7 +287,7 @@ def _model_overrides(given: Arguments) -> Iterator[ArgumentProblem]:
 
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
+        return isinstance(parse_json(text), dict)
     except ValueError:
         return False
 

@@ -1,6 +1,5 @@
 """The options one version of sglang knows, and what is wrong with a setting of one."""
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.nearest import nearest
+from orchestrator.core.text import parse_json
 
 # Decided by other parts of a profile, so that one fact is written once.
 RESERVED: Mapping[str, str] = {
@@ -103,7 +103,7 @@ def read_flags(version: str, catalogue: Catalogue, *, place: str = "") -> FlagTa
 
 def parse_flags(version: str, text: str) -> FlagTable:
     """A table from what the generator printed. Raises ValueError, KeyError or TypeError for anything else."""
-    table = json.loads(text)
+    table = parse_json(text)
     if table["sglang"] != version:
         raise ValueError(f"the table is for sglang {table['sglang']}")
     return FlagTable(version=version, flags={name: _spec(entry) for name, entry in table["flags"].items()})
@@ -184,7 +184,7 @@ def _is_read(word: str, kind: str | None) -> bool:
             case "float":
                 return math.isfinite(float(word))
             case "json":
-                json.loads(word)
+                parse_json(word)
     except ValueError:
         return False
     return True

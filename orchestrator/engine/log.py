@@ -5,10 +5,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from orchestrator.core.known_secrets import MOST_APART
+from orchestrator.core.log_lines import different_lines
 from orchestrator.core.redaction import excerpt
 
 KEPT_LINES: Final = 40
 KEPT_CHARACTERS: Final = 2000  # of each of them
+_HELD_CHARACTERS: Final = KEPT_CHARACTERS + MOST_APART  # enough to tell a secret that stands where it is cut
 
 # In order of appearance; wordings of sglang 0.5.10 to 0.5.23. A stage begins at its first line and never comes back,
 # although every rank of a tp x dp layout writes its own lines.
@@ -55,7 +58,7 @@ def quotes_a_user(line: str) -> bool:
 
 def says_nothing(lines: Sequence[str]) -> bool:
     """Whether no line says more than that the server lives."""
-    text = "\n".join(lines).lower()
+    text = different_lines("\n".join(lines)).lower()
     return not any(telltale in text for telltale in _TELLTALES)
 
 
@@ -65,7 +68,7 @@ class StageReader:
     def __init__(self) -> None:
         """Nothing has been read."""
         self.names: list[str] = []
-        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._last_lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.count = ""
         self._loads: dict[str, int] = {}
 
@@ -76,16 +79,24 @@ class StageReader:
         return f"{name} {self.count}".rstrip()
 
     @property
+    def last_lines(self) -> list[str]:
+        """The last lines, secrets removed."""
+        return [excerpt(line, KEPT_CHARACTERS) for line in self._last_lines]
+
+    @property
     def says_ready(self) -> bool:
         """Whether the server's own log has said that it is ready."""
         return _LAST in self.names
 
     def feed(self, line: str) -> bool:
         """Take a line in; returns whether it is a sign of life."""
+        if says_nothing([line]):
+            self.keep([line])
+            return True
         if _ACCESS.search(line):
             return False
-        if self.last_lines and _COUNT.search(line) and _COUNT.search(self.last_lines[-1]):
-            self.last_lines.pop()  # of a progress bar the newest state is enough
+        if self._last_lines and _COUNT.search(line) and _COUNT.search(self._last_lines[-1]):
+            self._last_lines.pop()  # of a progress bar the newest state is enough
         self.keep([line])
         begun = self._stage_of(line)
         if begun is not None and begun not in self.names:
@@ -96,7 +107,7 @@ class StageReader:
 
     def keep(self, lines: Sequence[str]) -> None:
         """Take in lines that say nothing: the last ones are shown where the start fails."""
-        self.last_lines.extend(excerpt(line, KEPT_CHARACTERS) for line in lines[-KEPT_LINES:])
+        self._last_lines.extend(line[:_HELD_CHARACTERS] for line in lines[-KEPT_LINES:])
 
     def _stage_of(self, line: str) -> str | None:
         for name, pattern in _STAGES:

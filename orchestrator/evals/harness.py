@@ -12,6 +12,7 @@ from typing import Final
 from orchestrator.core import shell
 from orchestrator.core.errors import BenchError
 from orchestrator.core.secret import HUB_TOKEN, Secret
+from orchestrator.core.text import parse_json
 from orchestrator.engine import endpoints
 from orchestrator.evals.suites import Suite, local_files
 from orchestrator.results import OUTCOME_SCHEMA, Item, Outcome
@@ -107,7 +108,7 @@ def read_outcome(work: Path, request: EvalRequest, *, task: str) -> Outcome:
     items = read_items(
         samples[-1].read_text(encoding="utf-8"), metric=request.suite.metric, filter_=request.suite.filter
     )
-    version = json.loads(results[-1].read_text(encoding="utf-8")).get("lm_eval_version", "of unknown version")
+    version = parse_json(results[-1].read_text(encoding="utf-8")).get("lm_eval_version", "of unknown version")
     return Outcome(
         schema_version=OUTCOME_SCHEMA,
         suite=request.suite.name,
@@ -127,7 +128,7 @@ def read_items(samples: str, *, metric: str, filter_: str) -> tuple[Item, ...]:
     nothing was scored so.
     """
     try:
-        rows = [json.loads(line) for line in samples.splitlines() if line.strip()]
+        rows = [parse_json(line) for line in samples.splitlines() if line.strip()]
         items = tuple(Item(id=row["doc_hash"], right=row[metric] > 0.5) for row in rows if row["filter"] == filter_)
     except (ValueError, KeyError, TypeError) as error:
         raise BenchError("the harness logs its answers in another form", hint="is this lm-eval 0.4.13?") from error

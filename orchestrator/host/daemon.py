@@ -1,6 +1,5 @@
 """Which Docker daemon is meant, asked in one place, so that the image is built where its container is started."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Final
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.shell import attempt
+from orchestrator.core.text import parse_json
 
 DEFAULT: Final = "unix:///var/run/docker.sock"
 
@@ -39,7 +39,7 @@ def _of_context(environ: Mapping[str, str]) -> str | None:
 def _current_context(environ: Mapping[str, str]) -> str | None:
     folder = environ.get("DOCKER_CONFIG") or str(Path(environ.get("HOME", "~")).expanduser() / ".docker")
     try:
-        config = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
+        config = parse_json(Path(folder, "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     name = config.get("currentContext") if isinstance(config, dict) else None

@@ -1,6 +1,5 @@
 """The base image: it has to be there, and to be the one that was meant, before anything is built."""
 
-import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -8,6 +7,7 @@ from typing import Final
 
 from orchestrator.core.console import Progress, say, warn
 from orchestrator.core.errors import BuildError
+from orchestrator.core.text import parse_json
 from orchestrator.images.client import Docker
 from orchestrator.plan import Engine
 from orchestrator.render import base_reference
@@ -85,6 +85,6 @@ def _warn_of_moved_tag(docker: Docker, engine: Engine) -> None:
     if engine.image is None or engine.image_digest is None:
         return
     found = docker.run("image", "inspect", "--format", "{{json .RepoDigests}}", engine.image)
-    digests = json.loads(found.stdout) if found.ok else []
+    digests = parse_json(found.stdout) if found.ok else []
     if digests and not any(digest.endswith(engine.image_digest) for digest in digests):
         warn(f"the tag `{engine.image}` has moved since it was pinned; the pinned {engine.image_digest[:19]}… is used")

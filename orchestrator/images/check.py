@@ -1,6 +1,5 @@
 """What the patches find in sources that are not (yet) an image of ours: a wheel, a directory, somebody's image."""
 
-import json
 import sys
 import tempfile
 import zipfile
@@ -13,6 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.core.shell import ProgramResult, own, quote, run
+from orchestrator.core.text import parse_json
 from orchestrator.images.client import Docker
 from orchestrator.images.sources import program_paths
 from orchestrator.patches import Patch, manifest, read_diffs, read_ledger
@@ -90,7 +90,7 @@ class SourceChecker:
             raise BuildError("the sources cannot be checked", details=done.stderr.strip())
         return tuple(
             PatchState(id=found["id"], state=found["state"], evidence=tuple(found["evidence"]))
-            for found in json.loads(done.stdout)
+            for found in parse_json(done.stdout)
         )
 
 

@@ -1,11 +1,11 @@
 """The receipt of an image: which patches are in it and why, as its build wrote it down and as its labels carry it."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.core.errors import BuildError
+from orchestrator.core.text import parse_json
 from orchestrator.images.client import Docker
 from orchestrator.plan import PatchUse
 
@@ -64,7 +64,7 @@ class ImageReceipt:
 
 def parse_receipt(text: str) -> ImageReceipt:
     """The receipt as images/apply_patches.py writes it."""
-    data = json.loads(text)
+    data = parse_json(text)
     return ImageReceipt(
         python=data["python"],
         sources=tuple((name, source and SourceRecord(**source)) for name, source in sorted(data["sources"].items())),
@@ -84,7 +84,7 @@ def parse_receipt(text: str) -> ImageReceipt:
 def labels(docker: Docker, image: str) -> dict[str, str] | None:
     """The labels of an image on the docker host, None where there is no such image."""
     found = docker.run("image", "inspect", "--format", "{{json .Config.Labels}}", image)
-    return (json.loads(found.stdout) or {}) if found.ok else None
+    return (parse_json(found.stdout) or {}) if found.ok else None
 
 
 def read_receipt(docker: Docker, image: str) -> ImageReceipt:

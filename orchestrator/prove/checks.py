@@ -6,6 +6,7 @@ from itertools import zip_longest
 from typing import Final
 
 from orchestrator.core.redaction import excerpt
+from orchestrator.core.text import parse_json
 from orchestrator.engine import (
     Body,
     Json,
@@ -171,8 +172,8 @@ def schema_obeyed(client: SmokeClient) -> Conclusion:
     if answer.finish_reason == "length":
         return warning(f"the answer was not finished within {answer.completion_tokens} tokens")
     try:
-        data = json.loads(answer.text)
-    except (ValueError, RecursionError):
+        data = parse_json(answer.text)
+    except ValueError:
         return failed(f"not JSON: {excerpt(answer.text, 80)!r}")
     if not (isinstance(data, dict) and data.keys() == {"ready", "colour"} and data["colour"] in ("red", "green")):
         return failed(f"JSON that breaks the schema: {excerpt(answer.text, 80)}")

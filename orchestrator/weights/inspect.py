@@ -1,12 +1,12 @@
 """What makes a checkpoint whole: configuration, tokenizer, index, every shard the index names, the MTP layer."""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from orchestrator.core.errors import Problem
+from orchestrator.core.text import parse_json
 from orchestrator.weights.safetensors import BadShardError, tensor_names
 
 INDEX = "model.safetensors.index.json"
@@ -88,7 +88,7 @@ def _readable(path: Path) -> Iterator[Problem]:
         yield Problem(f"`{path.name}` is missing", str(path))
         return
     try:
-        json.loads(path.read_bytes())
+        parse_json(path.read_bytes())
     except ValueError:
         yield Problem(f"`{path.name}` is not JSON: it was cut off or altered", str(path))
     except OSError as error:
@@ -103,7 +103,7 @@ def _shards(directory: Path) -> tuple[Mapping[str, set[str]], list[Problem]]:
             return {SINGLE: set()}, []
         return {}, [Problem(f"there are no weights: neither `{INDEX}` nor `{SINGLE}`", str(directory))]
     try:
-        weights = json.loads(path.read_bytes())["weight_map"]
+        weights = parse_json(path.read_bytes())["weight_map"]
         places = [(str(name), str(shard)) for name, shard in weights.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}, [Problem(f"`{INDEX}` is not an index that can be read: it was cut off or altered", str(path))]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.errors import WeightsError
+from orchestrator.core.text import parse_json
 from orchestrator.patches import TRANSFORMS
 from orchestrator.plan import Plan
 from orchestrator.weights.safetensors import BadShardError, tensor_dtypes
@@ -90,7 +91,7 @@ def _dtypes(shard: Path) -> dict[str, str]:
 
 def _read_json(path: Path) -> dict[str, object]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise WeightsError(f"this is not a checkpoint: {error}", where=str(path)) from error
     if not isinstance(data, dict):

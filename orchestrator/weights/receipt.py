@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from orchestrator.core.files import write_whole
+from orchestrator.core.text import parse_json
 from orchestrator.plan import Model
 
 Stamps = Mapping[str, tuple[int, int]]  # relative path -> size in bytes, mtime in ns
@@ -43,7 +44,7 @@ def receipt_path(directory: Path) -> Path:
 def read_receipt(directory: Path) -> CheckpointReceipt | None:
     """The receipt of a checkpoint; None where there is none that can be read."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        data = json.loads(receipt_path(directory).read_text())
+        data = parse_json(receipt_path(directory).read_text())
         data["files"] = {name: (int(size), int(time)) for name, (size, time) in data["files"].items()}
         return CheckpointReceipt(**data)
     return None

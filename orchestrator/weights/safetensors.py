@@ -4,8 +4,9 @@ The rules checked are the format's own (huggingface/safetensors README, "Format"
 tensors cover the data without holes or overlaps, and the file ends with the last of them.
 """
 
-import json
 from pathlib import Path
+
+from orchestrator.core.text import parse_json
 
 _MOST = 100_000_000
 _LFS = b"version https://git-lfs"
@@ -51,7 +52,7 @@ def _read(path: Path) -> tuple[dict[str, object], int]:
 
 def _object(text: bytes) -> dict[str, object]:
     try:
-        header = json.loads(text)
+        header = parse_json(text)
     except ValueError as error:
         raise BadShardError("has a header that is not JSON") from error
     if not isinstance(header, dict):

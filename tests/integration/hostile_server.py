@@ -5,6 +5,7 @@
 A rule is one of
 
     PATH=NAME         what `BEHAVIOURS` has under that name: raw bytes, drips and floods, whatever was asked
+    PATH streamed=…   the same, where a stream is asked for
     PATH#KEY=TEXT     the polite answer, and each event of a stream, with TEXT as it stands (JSON or not) at a key such
                       as `choices.0.text`; without TEXT the key is missing
     PATH=TEXT         TEXT as the body of a 200; as an event stream where it begins with `data:`
@@ -117,6 +118,7 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
     "million-models": many('{"id": "model-%d"},', 1_000_000, begin='{"data": [', end='{"id": "tiny"}]}'),
     "million-metrics": many("sglang:generation_tokens_total_%d 1\n", 1_000_000),
     "metrics-unclosed": many("sglang:generation_tokens_total{a%d\n", 300_000),
+    "wordy-chat": then(SSE, b'data: {"choices":[{"delta":{"content":"' + b"x" * 2_000_000 + b'"}}]}\n\n'),
     "stream-cut": events('{"choices": [{"text": "a", "delta": {"content": "a"}, "finish_reason": null}]}'),
     "stream-error": events('{"choices": [{"text": "a"}]}', '{"error": {"message": "out of memory"}}', "[DONE]"),
     "stream-error-later": events('{"object": "error", "message": "out of memory", "code": 500}', "[DONE]"),
@@ -256,7 +258,8 @@ class HostileServer:
             self._rules = json.loads(content)
             writer.write(OK + b"Content-Length: 0\r\n\r\n")
             return True
-        told = self._rules.get(path, self._rules.get("*"))
+        streamed = f"{path} streamed" if b'"stream": true' in content else path
+        told = self._rules.get(streamed, self._rules.get(path, self._rules.get("*")))
         if told is not None:
             stream = told.startswith("data:")
             made = BEHAVIOURS.get(told) or (once(SSE, told.encode()) if stream else body(told.encode()))

@@ -1,11 +1,11 @@
 """What the fusion rule needs of a checkpoint on disk: config.json, and the dtype of one shared expert."""
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
 from orchestrator.core.errors import WeightsError
+from orchestrator.core.text import parse_json
 from orchestrator.kernels.fusion import MoeCheckpoint
 from orchestrator.plan import Moe
 from orchestrator.weights import BadShardError, tensor_dtypes
@@ -53,7 +53,7 @@ def _shared_dtype(folder: Path, layers: int) -> str | None:
 
 def _json(path: Path) -> dict[str, object]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise WeightsError(f"`{path.name}` cannot be read: {error}", where=str(path)) from error
     if not isinstance(data, dict):

@@ -1,10 +1,10 @@
 """What preflight asks of a machine that is to run a container."""
 
-import json
 from collections.abc import Iterator
 from typing import Final
 
 from orchestrator.core.shell import ProgramResult
+from orchestrator.core.text import parse_json
 from orchestrator.host import Finding, Runner, Space, Subject, fail, info, warn
 from orchestrator.plan import Plan
 
@@ -68,12 +68,12 @@ def image_digests(runner: Runner, reference: str) -> frozenset[str]:
     """
     here = runner(("docker", "image", "inspect", "--format", "{{json .RepoDigests}}", reference))
     if here.ok:
-        named = json.loads(here.stdout) or []
+        named = parse_json(here.stdout) or []
         return frozenset(digest.rpartition("@")[2] for digest in named) or frozenset({"built on this host"})
     there = runner(("docker", "manifest", "inspect", "--verbose", reference))
     if there.ok:
         try:
-            found = json.loads(there.stdout)
+            found = parse_json(there.stdout)
             return frozenset(entry["Descriptor"]["digest"] for entry in (found if isinstance(found, list) else [found]))
         except (ValueError, KeyError, TypeError) as error:
             raise OSError("`docker manifest inspect` answers in another form") from error

@@ -1,6 +1,5 @@
 """The patched copies that are there, and which servers run from them."""
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from orchestrator.core.console import Progress
 from orchestrator.core.files import locked
 from orchestrator.core.paths import Home
+from orchestrator.core.text import parse_json
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.patched import receipt_of
 from orchestrator.runtimes.process.runtime import ProcessRuntime
@@ -71,6 +71,6 @@ def _used(home: Home) -> Iterator[tuple[str, str]]:
         if runtime.state(handle).status is not Status.RUNNING:
             continue
         with suppress(OSError, ValueError, KeyError, TypeError):  # a run without patches has no receipt
-            receipt = json.loads(Path(handle.run_dir, "patches.json").read_text(encoding="utf-8"))
+            receipt = parse_json(Path(handle.run_dir, "patches.json").read_text(encoding="utf-8"))
             root = next(source["root"] for name, source in receipt["sources"] if name == "sglang")
             yield handle.name, str(Path(root).parents[1])

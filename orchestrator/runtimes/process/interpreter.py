@@ -1,9 +1,9 @@
 """What preflight asks of the interpreter that has the engine: a rented pod's own is whatever its image made of it."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from orchestrator.core.text import parse_json
 from orchestrator.host import Finding, Subject, fail, info, warn
 from orchestrator.host.gpu_checks import carries
 from orchestrator.host.gpus import VENDORS
@@ -53,7 +53,7 @@ def interpreter(subject: Subject) -> Iterator[Finding]:
 def _versions(printed: str) -> Mapping[str, str | None] | None:
     """The answer, on the last line of what was printed; None where that is something else."""
     try:
-        answer = json.loads(printed.splitlines()[-1])
+        answer = parse_json(printed.splitlines()[-1])
     except (IndexError, ValueError):
         return None
     return answer if isinstance(answer, dict) and {"sglang", "torch", "cuda", "hip"} <= answer.keys() else None

@@ -23,6 +23,7 @@ from orchestrator.core.errors import BuildError, PatchError
 from orchestrator.core.files import locked, write_whole
 from orchestrator.core.paths import Home
 from orchestrator.core.shell import ProgramResult, run
+from orchestrator.core.text import parse_json
 from orchestrator.images import ImageReceipt, parse_receipt, program_paths
 from orchestrator.patches import AddedFile, Diff, Patch, manifest
 
@@ -45,7 +46,7 @@ class SourcePatches:
 
     def manifest(self, places: Mapping[str, str]) -> str:
         """What the applier is told; a file lies at its place among these instead of at its destination."""
-        entries = json.loads(manifest(self.patches, self.diffs, unexpected=self.unexpected))
+        entries = parse_json(manifest(self.patches, self.diffs, unexpected=self.unexpected))
         for entry in entries:
             if destination := entry["apply"].get("destination"):
                 entry["apply"]["destination"] = places.get(destination, destination)
@@ -109,7 +110,7 @@ def _make(folder: Path, python: str, sources: SourcePatches, found: Mapping[str,
     if not done.ok:
         message = f"a patch does not fit the sources that `{python}` imports"
         raise PatchError(message, details=done.stderr.strip().removeprefix("error: "), hint=_MISFIT)
-    data = json.loads(said.read_text(encoding="utf-8"))
+    data = parse_json(said.read_text(encoding="utf-8"))
     said.unlink()
     data["sources"]["sglang"]["commit"] = found["sglang"]["commit"]  # the copy is no checkout
     receipt = parse_receipt(json.dumps(data))
@@ -153,7 +154,7 @@ def find_sources(python: str) -> dict[str, Any]:
     """The sources of sglang and aiter that this Python imports: root, version and commit by name. Raises BuildError."""
     done = _run(python, "find")
     try:
-        return dict(json.loads(done.stdout.splitlines()[-1]))
+        return dict(parse_json(done.stdout.splitlines()[-1]))
     except (IndexError, ValueError) as error:
         message = f"`{python}` cannot be asked which sglang it imports"
         raise BuildError(message, details=done.stderr.strip()[-2000:]) from error

@@ -11,6 +11,7 @@ from typing import Any, Final, get_type_hints
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import read_own, write_whole
 from orchestrator.core.procfs import Marks
+from orchestrator.core.text import parse_json
 
 FILE: Final = "process.json"
 _IDENTITY: Final = re.compile(r"[0-9a-z-]+/[0-9]{1,10}/[0-9]{1,20}")
@@ -62,10 +63,10 @@ def read_record(run_dir: Path) -> Record | None:
     """
     path = run_dir / FILE
     try:
-        return _record(json.loads(read_own(path)), owner=run_dir.parent.name)
+        return _record(parse_json(read_own(path)), owner=run_dir.parent.name)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not one of this version's"
         raise HostError(
             f"the record `{path}` cannot be read: {reason}",

@@ -13,7 +13,8 @@ from orchestrator.commands.runs import open_run
 from orchestrator.commands.servers import Fleet
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NotReadyError
 from orchestrator.core.paths import Home
-from orchestrator.core.signals import held
+from orchestrator.core.signals import ENDING, held
+from orchestrator.prove import SmokeReport
 from orchestrator.runtimes import Handle, ServerState, Status
 
 
@@ -188,6 +189,26 @@ def test_a_second_ctrl_c_while_it_gives_up_leaves_no_server(monkeypatch: pytest.
         signal.signal(signal.SIGINT, before)
     assert runtime.asked == ["stop"]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+def test_nothing_interrupts_an_up_whose_server_is_proven(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It ended with 130, which promises that nothing is left, and left the server up."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(up, "await_ready", lambda *_, **__: 1.0)
+    monkeypatch.setattr(up, "prove", lambda *_, **__: SmokeReport(url="", served_name="tiny", checks=()))
+    monkeypatch.setattr(up, "kernel_gate", lambda *_, **__: None)
+    runtime, before = Recording(), {number: signal.signal(number, interrupt) for number in ENDING}
+    try:
+        up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        for number in ENDING:
+            os.kill(os.getpid(), number)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert len(runtime.servers) == 1
 
 
 def test_ctrl_c_ends_the_reading_of_a_large_log_after_the_server_is_down(

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.core import log_lines
 from orchestrator.core.errors import HostError
-from orchestrator.core.log_lines import LONGEST_LINE, LogTail, split_lines, whole_lines
+from orchestrator.core.log_lines import LONGEST_LINE, LogTail, different_lines, split_lines, whole_lines
 
 
 @pytest.fixture
@@ -112,3 +112,8 @@ def test_line_without_end_is_cut_before_it_fills_the_memory() -> None:
 
     assert sum(map(len, lines)) == 40 * 65536
     assert max(map(len, lines)) <= LONGEST_LINE + 65536
+
+
+def test_a_log_that_repeats_itself_but_for_digits_is_searched_once() -> None:
+    log = "".join(f"[2026-07-02 10:14:{number % 60}] Decode batch, #token: {number}\n" for number in range(1000))
+    assert sorted(different_lines(log + "an end\n").split("\n")) == ["", "[-- ::] Decode batch, #token: ", "an end"]

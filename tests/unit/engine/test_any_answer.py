@@ -1,8 +1,10 @@
 """Whatever an endpoint sends is a value or an error of this tool's own; what it is to send comes back as it was."""
 
 import json
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ from orchestrator.engine import (
     read_server_info,
     read_usage,
 )
+from orchestrator.engine.client import EngineClient
 
 few = settings(
     max_examples=60, derandomize=True
@@ -47,6 +50,23 @@ READERS: tuple[Callable[[bytes], object], ...] = (
     read_completion_event,
     lambda data: read_usage(data, data),
 )
+
+
+class Crumbs(httpx.SyncByteStream):
+    """A body of half a megabyte, two bytes at a time."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (b"%02d" % (number % 100) for number in range(1 << 18))
+
+
+def test_a_body_in_crumbs_takes_little_more_than_its_bytes() -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Crumbs()))
+    with EngineClient("http://127.0.0.1:1", key=None, transport=transport) as server:
+        tracemalloc.start()
+        assert server.metrics() == {}
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 4 << 20
 
 
 @pytest.mark.parametrize("read", READERS)

@@ -32,6 +32,7 @@ def problems(*settings: str, profile: str = "mi355x-tp8") -> tuple[Problem, ...]
         ("nnodes=2", "`--nnodes` is 1", "leave it out"),
         ("moe-dense-tp-size=3", "is 1 or tp 8, found `3`", ""),
         ("json-model-override-args=7", "takes a JSON object, found `7`", ""),
+        ("json-model-override-args=" + "[" * 10_000, "takes a JSON object", ""),
         ("ssl-certfile=/c.pem", "needs `--ssl-keyfile`", ""),
         ("help=true", "has no option `--help`", ""),
         ("config=more.yaml", "is not set as a flag", "`flags`"),

@@ -69,7 +69,7 @@ def test_a_version_without_a_table_is_told_how_to_get_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '{"sglang": "0.5.13", "flags": {}}', '{"sglang": "0.5.99", "flags": 1}']
+    "text", ["", "{}", "[]", "[" * 10_000, '{"sglang": "0.5.13", "flags": {}}', '{"sglang": "0.5.99", "flags": 1}']
 )
 def test_a_table_that_is_none_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "profiles/engines/flags/0.5.99.json"

@@ -94,7 +94,7 @@ def test_a_later_rank_does_not_take_the_stage_back() -> None:
 
 def test_a_progress_bar_does_not_push_the_log_out_of_what_is_kept() -> None:
     reader = read("the reason", *[f"loading shards: | {n}/100 [" for n in range(100)])
-    assert list(reader.last_lines) == ["the reason", "loading shards: | 99/100 ["]
+    assert reader.last_lines == ["the reason", "loading shards: | 99/100 ["]
 
 
 def test_what_is_passed_over_says_nothing() -> None:

@@ -48,6 +48,7 @@ def refused(tmp_path: Path, text: str) -> ProfileError:
         "layout.tp.value.x=1",
         "layout=1",
         "flags=1",
+        "flags.preferred-sampling-params=" + "[" * 10_000,
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_words(override: str) -> None:

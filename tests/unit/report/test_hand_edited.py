@@ -14,7 +14,7 @@ from measured_samples import save, tp4dp2
 from orchestrator.commands.report import make_report
 from orchestrator.commands.runs import load_outcome, load_result
 from orchestrator.core.errors import BenchError
-from orchestrator.report import render_html, render_json, render_markdown
+from orchestrator.report import comparison_text, render_html, render_json, render_markdown
 from orchestrator.results import BenchResult
 
 ODD = (
@@ -70,6 +70,7 @@ def reported(folder: Path, text: str) -> str:
     made = make_report([file], published="wafer-glm52", prices=())
     render_html(made)
     render_json(made)
+    comparison_text(made)
     return render_markdown(made)
 
 

@@ -1,6 +1,7 @@
 """`deploy reproduce`: the steps, what remains of them after a failure, and what is taken down."""
 
 import datetime as dt
+import os
 from pathlib import Path
 
 import pytest
@@ -210,9 +211,15 @@ def test_a_server_with_nothing_left_to_measure_is_not_brought_up(tmp_path: Path)
     assert "up" not in {step.stage for step in still_to_do(planned, done) if step.run == "mi355x-tp8"}
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"steps": "other", "done": {}}'])
+@pytest.mark.parametrize("text", ["", "[]", "[" * 10_000, '{"steps": "other", "done": {}}'])
 def test_a_state_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / STATE_FILE).write_text(text)
+    with pytest.raises(UsageError):
+        FinishedSteps(tmp_path / STATE_FILE, steps(tmp_path))
+
+
+def test_a_state_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / STATE_FILE)
     with pytest.raises(UsageError):
         FinishedSteps(tmp_path / STATE_FILE, steps(tmp_path))
 

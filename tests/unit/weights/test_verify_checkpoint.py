@@ -64,6 +64,7 @@ def overlap(path: Path) -> None:
         (SECOND, lambda path: write_shard(path, {"other": 9}), "lacks 3 tensors the index names: `model.layers.0.mlp"),
         ("config.json", Path.unlink, "`config.json` is missing"),
         ("config.json", cut, "`config.json` is not JSON"),
+        ("config.json", lambda path: path.write_text("[" * 10_000), "`config.json` is not JSON"),
         ("tokenizer.json", Path.unlink, "there is no tokenizer"),
         ("tokenizer.json", cut, "`tokenizer.json` is not JSON"),
         (INDEX, Path.unlink, "there are no weights"),
