@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from orchestrator.core.catalogue import Catalogue, Kind
-from orchestrator.core.errors import BenchError, UsageError
+from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.validation import StrictModel, read_model
 
 Rate = Annotated[float, Field(gt=0, le=10_000)]
@@ -93,11 +93,11 @@ def workload_name(name_or_file: str) -> str:
 def load_workload(name_or_file: str, *, catalogue: Catalogue | None = None) -> Workload:
     """The workload of that name in the catalogue, or in a file.
 
-    Raises UsageError for an unknown name or a file that is not there, BenchError with file:line for every fault of one.
+    Raises UsageError for an unknown name or a file that is not there, ProfileError with file:line for each fault of one.
     """
     catalogue = catalogue or Catalogue.from_environment()
     path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalogue.find(Kind.WORKLOAD, name_or_file)
     if path is None or not path.is_file():
         known = ", ".join(f"`{name}`" for name in catalogue.names(Kind.WORKLOAD))
         raise UsageError(f"there is no workload `{name_or_file}`", hint=f"known workloads: {known}, or a .yaml file")
-    return read_model(path, Workload, catalogue.shown(path), fault=BenchError)
+    return read_model(path, Workload, catalogue.shown(path), fault=ProfileError)

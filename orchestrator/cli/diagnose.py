@@ -71,11 +71,13 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[Iterator[s
     from itertools import chain
     from pathlib import Path
 
+    from orchestrator.commands.logs import kept_log
     from orchestrator.commands.parts import lost_parts
-    from orchestrator.commands.runs import known_names, latest_run
+    from orchestrator.commands.runs import known_names
     from orchestrator.commands.servers import fleet
     from orchestrator.core.log_lines import LogTail
     from orchestrator.core.nearest import did_you_mean
+    from orchestrator.plan import NAME
 
     if subject == "-":
         yield (line.decode(errors="replace").rstrip("\r\n") for line in sys.stdin.buffer)
@@ -83,17 +85,15 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[Iterator[s
         yield LogTail(Path(subject)).to_end()
     else:
         with fleet(home, host) as servers:
-            found = servers.find(subject)
-            run = latest_run(home, subject)
+            found = servers.find(subject) if NAME.match(subject) else ()
             if found:
                 runtime = servers.runtime(found[0])
                 if detail := runtime.state(found[0]).detail:
                     note(f"`{subject}`: {detail}")  # the log of what was killed says nothing of it
                 seen = filter(None, [lost_parts(runtime, found[0])])
                 yield chain(runtime.logs(found[0], follow=False), seen)
-            elif run is not None and run.log.is_file():
-                note(f"`{subject}` is gone; this is its last log, `{run.log}`")
-                yield LogTail(run.log).to_end()
+            elif (kept := kept_log(servers, subject)) is not None:
+                yield kept
             else:
                 raise UsageError(
                     f"`{subject}` is neither a log file nor a server that was started from here",

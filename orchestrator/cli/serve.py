@@ -162,23 +162,13 @@ def logs(
     ] = None,
     host: HostOption = None,
 ) -> None:
-    """Show a server's log, secrets removed."""
-    from collections import deque
-    from itertools import chain, islice
-
+    """Show a server's log, secrets removed. The last one where the server is gone."""
+    from orchestrator.commands.logs import log_lines
     from orchestrator.commands.servers import fleet
     from orchestrator.core.paths import Home
 
     with fleet(Home.from_environment(), host) as servers:
-        handle = servers.one(name)
-        runtime = servers.runtime(handle)
-        if lines is None:
-            shown = runtime.logs(handle, follow=follow)
-        else:
-            so_far = deque(enumerate(runtime.logs(handle, follow=False), start=1), maxlen=lines)
-            later = islice(runtime.logs(handle, follow=True), so_far[-1][0] if so_far else 0, None) if follow else ()
-            shown = chain((line for _, line in so_far), later)
-        for line in shown:
+        for line in log_lines(servers, name, follow=follow, last=lines):
             out(line, colours=True)
 
 

@@ -29,7 +29,7 @@ def find_results(paths: Sequence[Path]) -> tuple[Path, ...]:
     found: list[Path] = []
     for path in paths:
         here = sorted(path.rglob(RESULT_FILE)) if path.is_dir() else [path]
-        if not here:
+        if not here or not here[0].exists():
             raise UsageError(
                 "no result of `deploy bench` here",
                 where=str(path),

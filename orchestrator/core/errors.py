@@ -83,7 +83,7 @@ class UsageError(DeployError):
 
 
 class ProfileError(DeployError):
-    """A profile that cannot be read, or a plan that its rules refuse."""
+    """A profile, a part of one or a workload that cannot be read, or a plan that its rules refuse."""
 
     exit_code = 3
 

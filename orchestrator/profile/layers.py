@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.core.document import DEEPEST, Data, Document, KeyPath, read_scalar
-from orchestrator.core.errors import Problem, ProfileError
+from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.origin import Origin
 
 EXTENDS: Final = "extends"  # in a profile: the name of another, of which it says what differs
@@ -53,11 +53,11 @@ class Override:
 
     @classmethod
     def parse(cls, text: str) -> "Override":
-        """Read `key.path=value`, a list as `key=[a,b]`. Raises ProfileError with the form that was expected."""
+        """Read `key.path=value`, a list as `key=[a,b]`. Raises UsageError with the form that was expected."""
         key, equals, value = text.partition("=")
         path = tuple(key.strip().split("."))
         if not equals or not all(path):
-            raise ProfileError(f"`--set {text}` has no key and value", hint="write it as `--set layout.tp=4`")
+            raise UsageError(f"`--set {text}` has no key and value", hint="write it as `--set layout.tp=4`")
         if len(path) > DEEPEST:
             raise ProfileError(f"`--set {key[:60]}…` names no key of a profile")
         if value.startswith("[") and value.endswith("]"):

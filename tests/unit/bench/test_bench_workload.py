@@ -8,7 +8,7 @@ import pytest
 from orchestrator.bench.prompts import arrival_times, prompts, warmup_prompts
 from orchestrator.bench.workload import Workload, load_workload, workload_name
 from orchestrator.core.catalogue import Catalogue
-from orchestrator.core.errors import BenchError, UsageError
+from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.paths import data_root
 
 TEXT = (data_root() / "profiles/workloads/smoke-tiny.yaml").read_text()
@@ -61,7 +61,7 @@ def test_a_fault_is_named_with_its_line(was: str, is_: str, message: str, line: 
     assert was in TEXT
     path = tmp_path / "w.yaml"
     path.write_text(TEXT.replace(was, is_))
-    with pytest.raises(BenchError) as caught:
+    with pytest.raises(ProfileError) as caught:
         load_workload(str(path))
     problems = {problem.where: problem.message for problem in caught.value.problems}
     assert message in problems[f"{path}:{line}"]

@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.core.document import Document, read_document
-from orchestrator.core.errors import ProfileError
+from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.profile.layers import Composed, Override, compose, part_names
 
 HARDWARE = read_document("gpus: 8\nflags:\n  a: {value: 1, origin: recipe, source: x}\n  b: {value: 1}\n", "hw.yaml")
@@ -58,7 +58,7 @@ def test_a_layer_is_not_changed_by_those_above_it() -> None:
 
 @pytest.mark.parametrize("text", ["", "a", "=1", ".a=1", "a..b=1"])
 def test_an_override_has_a_key_and_a_value(text: str) -> None:
-    with pytest.raises(ProfileError, match="has no key and value"):
+    with pytest.raises(UsageError, match="has no key and value"):
         Override.parse(text)
 
 

@@ -1,0 +1,74 @@
+"""Exit codes follow the class of a mistake, whichever command meets it."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.core.errors import DeployError
+
+USAGE, PROFILE, HOST, START, KERNELS, BENCH = 2, 3, 4, 6, 9, 10
+PROFILED = ("up", "render", "show", "preflight", "stage", "build", "kernels coverage", "kernels table", "kernels tune")
+OF_A_SERVER = ("ask {} hi", "logs {}", "smoke {}", "down {}", "status {}", "restart {}", "bench {} -w smoke-tiny")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("orchestrator.commands.servers.REGISTRY", {})  # nothing runs, and Docker is not asked
+    (tmp_path / "broken.yaml").write_text("a: [\n")
+    (tmp_path / "damaged.json").write_text("{")
+    monkeypatch.chdir(tmp_path)
+
+
+def code_of(line: str) -> int:
+    ended = CliRunner().invoke(app, line.split())
+    error = ended.exception
+    if isinstance(error, DeployError):
+        assert error.message
+        return error.exit_code
+    assert error is None or isinstance(error, SystemExit), error
+    return ended.exit_code
+
+
+CASES = {
+    **{f"{command} --no-such-option": USAGE for command in (*PROFILED, "profiles", "down", "report", "patches list")},
+    **{f"{command} cpu-tiny --set nothing": USAGE for command in PROFILED},
+    **{f"{command} no-such-profile": PROFILE for command in PROFILED},
+    **{f"{command} broken.yaml": PROFILE for command in PROFILED},
+    **{f"{command} cpu-tiny --set no.such=key": PROFILE for command in PROFILED},
+    **{f"{command} cpu-tiny --set flags.no-such-flag=1": PROFILE for command in PROFILED},
+    **{command.format("nobody"): START for command in OF_A_SERVER},
+    **{command.format("No/Name"): USAGE for command in OF_A_SERVER if not command.startswith("bench")},
+    "up": USAGE,
+    "up cpu-tiny --name No/Name": USAGE,
+    "up cpu-tiny --host nonsense": USAGE,
+    "bench http://127.0.0.1:9 -w no-such-workload": USAGE,
+    "bench http://127.0.0.1:9 -w broken.yaml": PROFILE,
+    "bench http://127.0.0.1:9 -w smoke-tiny --rates fast": USAGE,
+    "bench http://127.0.0.1:9 -w smoke-tiny --api telepathy": USAGE,
+    "diagnose nobody": USAGE,
+    "diagnose no-such.log": USAGE,
+    "diagnose /no/such.log": USAGE,
+    "kernels log no-such.log": USAGE,
+    "report no-such-directory": USAGE,
+    "compare no-such.json": USAGE,
+    "compare damaged.json": BENCH,
+    "reproduce no-such-figures": USAGE,
+    "schema no-such-kind": USAGE,
+    "flags not-a-version": USAGE,
+    "patches check --wheel *": USAGE,
+    "render cpu-tiny --give nothing": USAGE,
+    "render cpu-tiny --output /proc/nowhere": HOST,
+    "down": USAGE,
+    "kernels table cpu-tiny": KERNELS,
+    "profiles": 0,
+    "status": 0,
+    "--version": 0,
+}
+
+
+@pytest.mark.parametrize(("line", "code"), CASES.items(), ids=CASES)
+def test_exit_code(line: str, code: int) -> None:
+    assert code_of(line) == code
