@@ -93,7 +93,7 @@ def workload_name(name_or_file: str) -> str:
 def load_workload(name_or_file: str, *, catalogue: Catalogue | None = None) -> Workload:
     """The workload of that name in the catalogue, or in a file.
 
-    Raises UsageError for an unknown name or a file that is not there, ProfileError with file:line for each fault of one.
+    Raises UsageError for an unknown name or a missing file, ProfileError with file:line for every fault of one.
     """
     catalogue = catalogue or Catalogue.from_environment()
     path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalogue.find(Kind.WORKLOAD, name_or_file)
