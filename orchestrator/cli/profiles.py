@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from orchestrator.cli.options import GiveOption, Json, ProfileOption, SetOption, named_files
-from orchestrator.core.console import out, out_json, say
+from orchestrator.core.console import note, out, out_json, say
 
 ProfileArgument: TypeAlias = Annotated[str, typer.Argument(metavar="PROFILE", help="a profile's name, or a file")]
 
@@ -73,6 +73,10 @@ def show(
 
     loaded = load(profile, overrides=set_ or ())
     note_coverage(loaded.plan, Home.from_environment())
+    if not loaded.plan.model.questions:
+        note(
+            f"model `{loaded.plan.model.name}` has no questions: the smoke test does not look whether answers are right"
+        )
     if explain:
         rows = explained(loaded)
         if json:

@@ -57,10 +57,12 @@ class Generated:
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """One answer to a chat request: its text (reasoning first), and in how many pieces it came."""
+    """One answer to a chat request: its text (reasoning first), and in how many pieces it came. Counts are tokens."""
 
     text: str
+    content: str  # without the reasoning
     finish_reason: str
+    prompt_tokens: int
     completion_tokens: int
     pieces: int
 
@@ -196,10 +198,13 @@ def read_chat(data: Json) -> Chat:
     choices = objects(data, "choices")
     if not choices:
         raise OddAnswerError(f"`{CHAT_COMPLETIONS}` answers without a choice")
+    message, usage = inner(choices[0], "message"), inner(data, "usage")
     return Chat(
-        text=_said(inner(choices[0], "message")),
+        text=_said(message),
+        content=optional_text(message, "content") or "",
         finish_reason=name(choices[0], "finish_reason"),
-        completion_tokens=number(inner(data, "usage"), "completion_tokens"),
+        prompt_tokens=number(usage, "prompt_tokens"),
+        completion_tokens=number(usage, "completion_tokens"),
         pieces=1,
     )
 
@@ -207,18 +212,28 @@ def read_chat(data: Json) -> Chat:
 def read_chat_events(events: Iterable[bytes]) -> Chat:
     """A chat answer put together from its events. Raises OddAnswerError."""
     texts: list[str] = []
-    reason = tokens = None
+    contents: list[str] = []
+    reason = usage = None
     for event in events:
         chunk = read_object(event, path=CHAT_COMPLETIONS)
         for choice in objects(chunk, "choices"):
-            texts += filter(None, [_said(inner(choice, "delta"))])
+            delta = inner(choice, "delta")
+            texts += filter(None, [_said(delta)])
+            contents += filter(None, [optional_text(delta, "content")])
             reason = _ending(choice) or reason
         if chunk.get("usage") is not None:
-            tokens = number(inner(chunk, "usage"), "completion_tokens")
-    if reason is None or tokens is None:
+            usage = inner(chunk, "usage")
+    if reason is None or usage is None:
         missing = "how it ended" if reason is None else "how many tokens it has"
         raise OddAnswerError(f"the stream of `{CHAT_COMPLETIONS}` does not say {missing}")
-    return Chat(text="".join(texts), finish_reason=reason, completion_tokens=tokens, pieces=len(texts))
+    return Chat(
+        text="".join(texts),
+        content="".join(contents),
+        finish_reason=reason,
+        prompt_tokens=number(usage, "prompt_tokens"),
+        completion_tokens=number(usage, "completion_tokens"),
+        pieces=len(texts),
+    )
 
 
 def read_completion_event(event: bytes) -> tuple[str, str | None]:
