@@ -61,6 +61,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def model(words: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """Two layers of random bf16 weights that answer in whole words.
 
+    Queries and keys are eight times as long as they are born: attention then looks somewhere instead of averaging over
+    all it has seen, so that an answer behind a long text depends on what was asked, and on where.
+
     The output rows of single bytes and special tokens are zero: a word always scores higher, so a greedy answer never
     ends inside a UTF-8 character, where a streamed and an unstreamed text may differ.
     """
@@ -79,6 +82,9 @@ def model(words: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         dtype="bfloat16",
     )
     llama = LlamaForCausalLM(config).to(torch.bfloat16)
+    for layer in llama.model.layers:
+        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            projection.weight.data *= 8  # exact in bf16
     silent = [number for token, number in words.get_vocab().items() if not re.fullmatch(r"Ġ?[A-Za-z]{2,}", token)]
     llama.lm_head.weight.data[silent] = 0
     return llama

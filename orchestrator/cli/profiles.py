@@ -7,7 +7,7 @@ import typer
 
 from orchestrator.cli.grammar import LOOK_UP, PREPARE, add
 from orchestrator.cli.options import GiveOption, Json, ProfileArgument, SetOption, named_files
-from orchestrator.core.console import out, out_json, say
+from orchestrator.core.console import note, out, out_json, say
 
 
 def register(app: typer.Typer) -> None:
@@ -74,6 +74,10 @@ def show(
 
     loaded = load(profile, overrides=set_ or ())
     note_coverage(loaded.plan, Home.from_environment())
+    if not loaded.plan.model.questions:
+        note(
+            f"model `{loaded.plan.model.name}` has no questions: the smoke test does not look whether answers are right"
+        )
     if explain:
         rows = explained(loaded)
         if json:

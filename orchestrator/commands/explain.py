@@ -9,6 +9,7 @@ from orchestrator.core.document import Data, KeyPath
 from orchestrator.core.origin import Origin
 from orchestrator.profile import PARTS, is_setting
 
+_QUESTIONS = ("model", "questions")
 _WIDEST = 64  # characters of a value in the table
 
 
@@ -44,6 +45,9 @@ def _walk(value: Data, path: KeyPath, loaded: Loaded) -> Iterator[Explained]:
             if (*path, key) not in {(part, "source") for part in PARTS}:  # it stands beside every fact of its file
                 yield from _walk(inner, (*path, key), loaded)
         return
+    if path == _QUESTIONS and isinstance(value, list):
+        yield from (_question(item, (*path, place), loaded) for place, item in enumerate(value))
+        return
     if is_setting(path):
         setting = value if isinstance(value, dict) else {"value": value, "origin": Origin.USER.value}
     else:
@@ -53,6 +57,17 @@ def _walk(value: Data, path: KeyPath, loaded: Loaded) -> Iterator[Explained]:
         value=_text(setting.get("value")),
         origin=str(setting.get("origin", "")),
         source="; ".join(str(setting[key]) for key in ("source", "note") if setting.get(key)),
+        place=loaded.composed.place(path),
+    )
+
+
+def _question(value: Data, path: KeyPath, loaded: Loaded) -> Explained:
+    question = value if isinstance(value, dict) else {}
+    return Explained(
+        key=".".join(str(step) for step in path),
+        value=f"{question.get('answer')} ← {question.get('question')}",
+        origin=str(question.get("origin", Origin.USER.value)),
+        source=str(question.get("source", "")),
         place=loaded.composed.place(path),
     )
 

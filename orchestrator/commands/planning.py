@@ -66,10 +66,7 @@ class Loaded:
 def read_reports(catalogue: Catalogue) -> Reports:
     """Every report of a layout. Raises ProfileError with every fault of a file at its line."""
     files = [read_model(path, Reports, catalogue.shown(path)) for path in catalogue.all(Kind.REPORTS)]
-    return Reports(
-        known_bad=tuple(entry for file in files for entry in file.known_bad),
-        hazards=tuple(entry for file in files for entry in file.hazards),
-    )
+    return sum(files, Reports())
 
 
 def profile_names(catalogue: Catalogue | None = None) -> tuple[str, ...]:

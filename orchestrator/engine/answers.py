@@ -58,10 +58,12 @@ class Generated:
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """One answer to a chat request: its text (reasoning first), and in how many pieces it came."""
+    """One answer to a chat request: its text (reasoning first), and in how many pieces it came. Counts are tokens."""
 
     text: str
+    content: str  # without the reasoning
     finish_reason: str
+    prompt_tokens: int
     completion_tokens: int
     pieces: int
 
@@ -197,31 +199,43 @@ def read_chat(data: Json) -> Chat:
     choices = objects(data, "choices")
     if not choices:
         raise OddAnswerError(f"`{CHAT_COMPLETIONS}` answers without a choice")
+    message, usage = inner(choices[0], "message"), inner(data, "usage")
     return Chat(
-        text=_said(inner(choices[0], "message")),
+        text=_said(message),
+        content=optional_text(message, "content") or "",
         finish_reason=name(choices[0], "finish_reason"),
-        completion_tokens=number(inner(data, "usage"), "completion_tokens"),
+        prompt_tokens=number(usage, "prompt_tokens"),
+        completion_tokens=number(usage, "completion_tokens"),
         pieces=1,
     )
 
 
 def read_chat_events(events: Iterable[bytes]) -> Chat:
     """A chat answer put together from its events. Raises OddAnswerError."""
-    text, pieces = io.StringIO(), 0
-    reason = tokens = None
+    text, content, pieces = io.StringIO(), io.StringIO(), 0
+    reason = usage = None
     for event in events:
         chunk = read_object(event, path=CHAT_COMPLETIONS)
         for choice in objects(chunk, "choices"):
-            pieces += text.write(_said(inner(choice, "delta"))) > 0
+            delta = inner(choice, "delta")
+            pieces += text.write(_said(delta)) > 0
+            content.write(optional_text(delta, "content") or "")
             reason = _ending(choice) or reason
         if chunk.get("usage") is not None:
-            tokens = number(inner(chunk, "usage"), "completion_tokens")
+            usage = inner(chunk, "usage")
         if text.tell() > MOST_BYTES:
             raise OddAnswerError(f"the stream of `{CHAT_COMPLETIONS}` brings more than {MOST_BYTES >> 20} MiB of text")
-    if reason is None or tokens is None:
+    if reason is None or usage is None:
         missing = "how it ended" if reason is None else "how many tokens it has"
         raise OddAnswerError(f"the stream of `{CHAT_COMPLETIONS}` does not say {missing}")
-    return Chat(text=text.getvalue(), finish_reason=reason, completion_tokens=tokens, pieces=pieces)
+    return Chat(
+        text=text.getvalue(),
+        content=content.getvalue(),
+        finish_reason=reason,
+        prompt_tokens=number(usage, "prompt_tokens"),
+        completion_tokens=number(usage, "completion_tokens"),
+        pieces=pieces,
+    )
 
 
 def read_completion_event(event: bytes) -> tuple[str, str | None]:

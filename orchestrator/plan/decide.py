@@ -1,7 +1,9 @@
 """From a valid profile to a plan: the rules are asked, then everything that is still open is decided."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
+from typing import Final
 
 from orchestrator.core.errors import Problem, ProfileError, first_of
 from orchestrator.engine import FlagTable, flag_words, speculation
@@ -20,12 +22,18 @@ from orchestrator.plan.plan import (
     Moe,
     PatchUse,
     Plan,
+    Question,
     Server,
     Ulimit,
     Waiting,
 )
 from orchestrator.plan.rules import LOOPBACK, RULES, Case, Rule
 from orchestrator.profile import Composed, ContainerSection, Profile
+
+_LARGEST_CHUNK: Final = (
+    16384  # tokens; of sglang's defaults, which go by the GPU's memory (0.5.14, server_args.py:3201)
+)
+_TOKENS_OF_A_WORD: Final = 3  # at most; English is below 1.5, the vocabulary of the generated model at 2.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +61,13 @@ def decide(name: str, *, profile: Profile, composed: Composed, knowledge: Knowle
     plan = _plan(name, profile=profile, composed=composed, knowledge=knowledge)
     accepted = profile.accept_known_bad
     _refuse(name, known_bad(knowledge.reports.known_bad, plan, accepted=accepted, place=composed.place))
-    return replace(plan, hazards=hazards(knowledge.reports.hazards, plan))
+    reports = knowledge.reports
+    return replace(
+        plan,
+        hazards=hazards(reports.hazards, plan),
+        wrong_answers=hazards(reports.wrong_answers, plan),
+        inexact=hazards(reports.inexact, plan),
+    )
 
 
 def _refuse(name: str, problems: Iterable[Problem]) -> None:
@@ -80,7 +94,9 @@ def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowled
         flags=_flags(profile),
         env=_env(profile, environment(knowledge.ledger, uses)),
         patches=uses,
-        hazards=(),  # they are looked for in the plan itself
+        hazards=(),  # these three are looked for in the plan itself
+        wrong_answers=(),
+        inexact=(),
         waiting=Waiting(**profile.waiting.model_dump()),
     )
 
@@ -161,7 +177,38 @@ def _model(profile: Profile, composed: Composed) -> Model:
         mtp_layer=model.mtp_layer,
         gated=model.gated,
         moe=Moe(**model.moe.model_dump()) if model.moe else None,
+        questions=tuple(_questions(profile)),
     )
+
+
+def _questions(profile: Profile) -> Iterator[Question]:
+    """The questions that fit into the context and the cache, their filler counted in words.
+
+    A word is at least one token: as many words as a chunk of prefill has tokens are more than one chunk.
+    """
+    chunk = _count(profile, "chunked-prefill-size")
+    room = min(
+        _count(profile, "context-length") or profile.model.context_length, _count(profile, "max-total-tokens") or inf
+    )
+    most = int(room) // _TOKENS_OF_A_WORD
+    for section in profile.model.questions:
+        by_chunk = section.filler == "chunk"
+        words = chunk or _LARGEST_CHUNK if isinstance(section.filler, str) else section.filler
+        if by_chunk or words <= most:
+            yield Question(
+                question=section.question,
+                answer=section.answer,
+                filler_words=min(words, most),
+                tokens=section.tokens,
+                origin=section.origin,
+                source=section.source,
+            )
+
+
+def _count(profile: Profile, name: str) -> int:
+    """What an option counts; 0 where it is not set, or turns off what it counts."""
+    value = str(profile.flags[name].value) if name in profile.flags else ""
+    return int(value) if value.isdecimal() else 0
 
 
 def _engine(profile: Profile, composed: Composed) -> Engine:

@@ -35,6 +35,7 @@ class When(StrictModel):
     quantisations: tuple[str, ...] = Field(default=(), description="shell patterns")
     image_before: int | None = Field(default=None, description="YYYYMMDD at the end of the image's tag, exclusive")
     dp_attention: bool | None = None
+    experts: bool | None = Field(default=None, description="whether the model has routed experts")
     flags: Mapping[str, str] = Field(
         default={}, description="flag -> shell pattern of its value, `*` for any; or `>=131072`: a number is compared"
     )
@@ -60,10 +61,16 @@ class KnownBad(StrictModel):
 
 
 class Reports(StrictModel):
-    """A file of reports: of what is broken, and refused; of what is a hazard, and told."""
+    """A file of reports: of what is broken, and refused; of hazards, which are told; of what the smoke test finds."""
 
     known_bad: tuple[KnownBad, ...] = ()
     hazards: tuple[KnownBad, ...] = ()
+    wrong_answers: tuple[KnownBad, ...] = Field(default=(), description="what makes answers wrong")
+    inexact: tuple[KnownBad, ...] = Field(default=(), description="why two greedy answers may rightly differ")
+
+    def __add__(self, other: "Reports") -> "Reports":
+        """What both say."""
+        return Reports(**{name: getattr(self, name) + getattr(other, name) for name in Reports.model_fields})
 
 
 def known_bad(
@@ -105,6 +112,7 @@ def matches(when: When, plan: Plan) -> bool:
         and _any(when.quantisations, plan.model.quantisation)
         and (when.image_before is None or 0 < image_date(engine.image) < when.image_before)
         and (when.dp_attention is None or when.dp_attention == plan.layout.dp_attention)
+        and (when.experts is None or when.experts == (plan.model.moe is not None))
         and all((value := plan.flag(name)) is not None and _fits(value, good) for name, good in when.flags.items())
         and all(plan.flag(name) is None for name in when.without_flags)
         and all(values.get(name, "").lower() != good.lower() for name, good in when.env_not.items())

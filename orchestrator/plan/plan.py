@@ -104,6 +104,18 @@ class Moe:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Question:
+    """What the smoke test asks, and the one right answer; `filler_words` stand where the question says `{filler}`."""
+
+    question: str
+    answer: str
+    filler_words: int
+    tokens: int  # that the answer may have
+    origin: Origin
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """The checkpoint and what the rules need to know of its architecture."""
 
@@ -117,6 +129,7 @@ class Model:
     mtp_layer: int | None  # index of the next-token-prediction layer in the checkpoint
     gated: bool  # needs a token to download
     moe: Moe | None
+    questions: tuple[Question, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +235,8 @@ class Plan:
     env: tuple[EnvVar, ...]
     patches: tuple[PatchUse, ...]
     hazards: tuple[Hazard, ...]
+    wrong_answers: tuple[Hazard, ...]  # what makes answers of plans like this one wrong, told where they are
+    inexact: tuple[Hazard, ...]  # why two greedy answers may rightly differ
     waiting: Waiting
 
     def flag(self, name: str) -> str | None:

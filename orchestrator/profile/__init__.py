@@ -1,10 +1,20 @@
 """What a person writes: the schema of profiles and of their parts, and how layers become one document."""
 
 from orchestrator.profile.layers import EXTENDS, PARTS, Composed, Override, compose, is_setting, part_names
-from orchestrator.profile.schema import ContainerSection, EngineFile, HardwareFile, ModelFile, Profile, Setting
+from orchestrator.profile.schema import (
+    FILLER,
+    ContainerSection,
+    EngineFile,
+    HardwareFile,
+    ModelFile,
+    Profile,
+    QuestionSection,
+    Setting,
+)
 
 __all__ = [
     "EXTENDS",
+    "FILLER",
     "PARTS",
     "Composed",
     "ContainerSection",
@@ -13,6 +23,7 @@ __all__ = [
     "ModelFile",
     "Override",
     "Profile",
+    "QuestionSection",
     "Setting",
     "compose",
     "is_setting",

@@ -24,6 +24,8 @@ _UNITS: Final = {
 _IMAGE: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+/)?[A-Za-z0-9._/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*)?$"
 _FLAGS: Final = "sglang's options, by long name without the leading dashes"
 _ENV: Final = "the server's environment"
+FILLER: Final = "{filler}"  # stands in a question where its filler goes
+MOST_FILLER: Final = 1 << 17  # words; sglang's largest prefill chunk that a recipe names has as many tokens
 _WEEK: Final = 7 * 86_400  # seconds
 
 
@@ -156,6 +158,36 @@ class MoeSection(StrictModel):
     experts_per_token: int = Field(ge=1, description="routed experts a token takes")
 
 
+def _filler(value: object) -> object:
+    if value != "chunk" and (type(value) is not int or not 0 <= value <= MOST_FILLER):
+        raise ValueError(f"expected `chunk`, or a number of words up to {MOST_FILLER}")
+    return value
+
+
+class QuestionSection(StrictModel):
+    """What the smoke test asks through chat, at temperature 0 and without thinking, and the one right answer."""
+
+    question: Text = Field(
+        min_length=1, description="what is asked; text without sense stands in the place of `{filler}`"
+    )
+    answer: Text = Field(
+        min_length=1,
+        description="all that is to be answered; case, white space and a full stop at the end do not count",
+    )
+    filler: Annotated[int | Literal["chunk"], BeforeValidator(_filler, int | Literal["chunk"])] = Field(
+        default=0, description="words of filler; `chunk` for more than a chunk of the profile's prefill has tokens"
+    )
+    tokens: int = Field(default=32, ge=1, le=512, description="tokens that the answer may have")
+    origin: Origin = Field(default=Origin.USER, description="published, recipe, inferred or user")
+    source: Text = Field(default="", description="where it comes from")
+
+    @model_validator(mode="after")
+    def _has_a_place_for_its_filler(self) -> "QuestionSection":
+        if (self.filler != 0) != (FILLER in self.question):
+            raise ValueError(f"`{FILLER}` stands in a question that has `filler`, and in no other")
+        return self
+
+
 class ModelSection(StrictModel):
     """The checkpoint."""
 
@@ -177,6 +209,9 @@ class ModelSection(StrictModel):
     )
     gated: bool = Field(default=False, description="needs a token to download")
     moe: MoeSection | None = Field(default=None, description="the routed experts")
+    questions: tuple[QuestionSection, ...] = Field(
+        default=(), description="what the smoke test asks to see that answers are right; without any it does not look"
+    )
     source: Text = Field(default="", description="where these facts are published")
 
 

@@ -9,6 +9,7 @@ from orchestrator.core.redaction import excerpt
 from orchestrator.core.text import parse_json
 from orchestrator.engine import (
     Body,
+    Chat,
     Json,
     Metric,
     OddAnswerError,
@@ -18,8 +19,13 @@ from orchestrator.engine import (
     generate_body,
     number,
 )
+from orchestrator.plan import Question
 from orchestrator.prove.client import SmokeClient
+from orchestrator.prove.questions import is_right
 from orchestrator.prove.report import Conclusion, failed, not_applicable, passed, warning
+from orchestrator.prove.target import Target
+
+Check = Callable[[SmokeClient], Conclusion]
 
 PROMPT: Final = "Count from one to one hundred in words: one, two, three, four, five,"
 QUESTION: Final = "Count from one to ten in words."
@@ -65,7 +71,8 @@ def greedy_repeats(client: SmokeClient) -> Conclusion:
     if first.ids != second.ids:
         pairs = zip_longest(first.ids, second.ids)  # one may be shorter: it differs from where it ends
         same = next(place for place, (a, b) in enumerate(pairs) if a != b)
-        return failed(f"two greedy answers differ from token {same} on")
+        evidence = f"two greedy answers differ from token {same} on"
+        return _not_the_same(client, evidence) if len(first.ids) == len(second.ids) else failed(evidence)
     if len(first.ids) != tokens:
         return failed(f"{len(first.ids)} tokens where {tokens} were asked for")
     return passed(f"{tokens} tokens twice the same")
@@ -76,13 +83,41 @@ def stream_agrees(client: SmokeClient) -> Conclusion:
     body = chat_body(client.target.served_name, QUESTION, tokens=32, ignore_eos=True)
     client.chat(body)  # fills the cache, as above
     whole, stream = client.chat(body), client.chat_stream(body)
-    if stream.text != whole.text:
-        return failed(f"streaming gives {excerpt(stream.text, 60)!r}, not streaming {excerpt(whole.text, 60)!r}")
+    differ = f"streaming gives {excerpt(stream.text, 60)!r}, not streaming {excerpt(whole.text, 60)!r}"
+    if not stream.text:
+        return failed(differ)
     if stream.pieces < 2:
         return failed(f"{whole.completion_tokens} tokens came in {stream.pieces} piece: the answer is not streamed")
     if stream.completion_tokens != whole.completion_tokens:
         return failed(f"`usage` counts {stream.completion_tokens} tokens streaming, {whole.completion_tokens} not")
+    if stream.text != whole.text:
+        return _not_the_same(client, differ)
     return passed(f"the same {len(whole.text)} characters, in {stream.pieces} pieces")
+
+
+def answers_right(client: SmokeClient) -> Conclusion:
+    """A kernel, the weights or their quantisation are wrong, and everything else works: what is said is not so.
+
+    Every rank is asked everything: each has weights of its own. One wrong answer is a warning, a second one a failure.
+    """
+    questions, chunk = client.target.questions, client.target.prefill_chunk
+    wrong: list[list[str]] = []
+    longest = 0
+    for rank in range(client.target.dp):
+        answers = [(question, client.ask(question, rank=rank)) for question in questions]
+        longest = max(longest, *(answer.prompt_tokens for _, answer in answers))
+        wrong.append([_wrong(*pair) for pair in answers if not is_right(pair[0], pair[1].content)])
+    if said := [f"rank {rank}: {'; '.join(of_rank)}" for rank, of_rank in enumerate(wrong) if of_rank]:
+        most = max(map(len, wrong))
+        conclude = failed if most >= min(2, len(questions)) else warning
+        causes = tuple(f"{each.what} ({each.source}); {each.hint}" for each in client.target.wrong_answers)
+        return conclude(f"{most} of {len(questions)} answers wrong; {'; '.join(said)}", causes=causes)
+    if chunk and longest <= chunk:
+        return warning(
+            f"all {len(questions)}, and none after a chunk of prefill ({chunk} tokens): up to {longest} tokens"
+        )
+    behind = f"one of them after {longest} tokens" + (f" (a chunk of prefill has {chunk})" if chunk else "")
+    return passed(f"all {len(questions)}, {behind}")
 
 
 def sampling_samples(client: SmokeClient) -> Conclusion:
@@ -231,11 +266,12 @@ def log_clean(client: SmokeClient) -> Conclusion:
     return failed("; ".join(faults)) if faults else passed("no known fault in the server's log")
 
 
-CHECKS: Final[tuple[tuple[str, Callable[[SmokeClient], Conclusion]], ...]] = (
+CHECKS: Final[tuple[tuple[str, Check], ...]] = (
     ("right model", right_model),
     ("key required", key_required),
     ("greedy repeats", greedy_repeats),
     ("stream agrees", stream_agrees),
+    ("answers right", answers_right),
     ("sampling samples", sampling_samples),
     ("tokens add up", tokens_add_up),
     ("prefix cached", prefix_cached),
@@ -247,6 +283,25 @@ CHECKS: Final[tuple[tuple[str, Callable[[SmokeClient], Conclusion]], ...]] = (
     ("metrics count", metrics_count),
     ("log clean", log_clean),
 )
+
+
+def checks_for(target: Target) -> tuple[tuple[str, Check], ...]:
+    """The checks of a target: one whose model has no questions is not asked any."""
+    return tuple((name, check) for name, check in CHECKS if target.questions or check is not answers_right)
+
+
+def _not_the_same(client: SmokeClient, evidence: str) -> Conclusion:
+    """Two greedy answers differ: a fault, unless a kernel of this plan adds in no fixed order."""
+    if not client.target.inexact:
+        return failed(evidence)
+    return warning(
+        f"{evidence}, as they may here", causes=tuple(f"{each.what} ({each.source})" for each in client.target.inexact)
+    )
+
+
+def _wrong(question: Question, answer: Chat) -> str:
+    said, right = excerpt(answer.content, 40), excerpt(question.answer, 40)
+    return f"after {answer.prompt_tokens} tokens {said!r} where {right!r} is right"
 
 
 def _refused(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> Conclusion:

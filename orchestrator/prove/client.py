@@ -12,6 +12,7 @@ from orchestrator.engine import (
     Json,
     OddAnswerError,
     ServerInfo,
+    chat_body,
     completion_body,
     endpoints,
     generate_body,
@@ -22,6 +23,8 @@ from orchestrator.engine import (
     read_usage_of,
 )
 from orchestrator.engine.client import EngineClient
+from orchestrator.plan import Question
+from orchestrator.prove.questions import prompt_of
 from orchestrator.prove.target import Target
 
 # Token ids that every tokenizer has, above the special ones of small vocabularies. An id outside the vocabulary would
@@ -58,6 +61,12 @@ class SmokeClient:
     def chat(self, body: Body) -> Chat:
         """The answer to a chat request, in one piece."""
         return read_chat(self.server.post(endpoints.CHAT_COMPLETIONS, body))
+
+    def ask(self, question: Question, *, rank: int) -> Chat:
+        """The answer of rank `rank` to a question, without thinking: its reasoning has no one right text."""
+        thinking = {"enable_thinking": False}  # what GLM's template calls it; others do not look at it
+        more: Body = {RANK_FIELD: rank, "chat_template_kwargs": thinking}
+        return self.chat(chat_body(self.target.served_name, prompt_of(question), tokens=question.tokens, **more))
 
     def chat_stream(self, body: Body) -> Chat:
         """The answer to a chat request as server-sent events, put together."""

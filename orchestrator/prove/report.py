@@ -23,16 +23,23 @@ class Conclusion:
 
     verdict: Verdict
     evidence: str
+    causes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """One check as it was carried out; `seconds` is its duration."""
+    """One check as it was carried out; `seconds` is its duration, `causes` what is known to make it end so."""
 
     name: str
     verdict: Verdict
     evidence: str
     seconds: float
+    causes: tuple[str, ...] = ()
+
+    @property
+    def told_causes(self) -> str:
+        """The causes as a list for people."""
+        return "\n".join([f"known causes for `{self.name}`:", *(f"  - {cause}" for cause in self.causes)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +65,23 @@ class SmokeReport:
         return {"ok": self.ok, **dataclasses.asdict(self)}
 
     def to_table(self) -> str:
-        """The report as a table, with a line of totals below."""
+        """The report as a table, with a line of totals below, and what may be behind a warning."""
         rows = [(check.name, check.verdict, f"{check.seconds:.1f} s", check.evidence) for check in self.checks]
         counts = {verdict: sum(check.verdict is verdict for check in self.checks) for verdict in Verdict}
         totals = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-        return f"{table(('check', 'verdict', 'took', 'evidence'), rows)}\n\n{totals}"
+        whole = f"{table(('check', 'verdict', 'took', 'evidence'), rows)}\n\n{totals}"
+        warned = (check for check in self.checks if check.verdict is Verdict.WARNING and check.causes)
+        return "\n\n".join([whole, *(check.told_causes for check in warned)])
 
     def require(self) -> None:
         """Raise SmokeError with every failed check, where there is one."""
         if not self.ok:
             problems = [Problem(f"{check.name}: {check.evidence}") for check in self.failures]
-            raise SmokeError(f"`{self.served_name}` answers and does not serve as its profile says", problems=problems)
+            raise SmokeError(
+                f"`{self.served_name}` answers and does not serve as its profile says",
+                problems=problems,
+                details="\n\n".join(check.told_causes for check in self.failures if check.causes),
+            )
 
 
 def passed(evidence: str) -> Conclusion:
@@ -76,14 +89,14 @@ def passed(evidence: str) -> Conclusion:
     return Conclusion(verdict=Verdict.PASSED, evidence=evidence)
 
 
-def failed(evidence: str) -> Conclusion:
+def failed(evidence: str, *, causes: tuple[str, ...] = ()) -> Conclusion:
     """The feature is absent or broken."""
-    return Conclusion(verdict=Verdict.FAILED, evidence=evidence)
+    return Conclusion(verdict=Verdict.FAILED, evidence=evidence, causes=causes)
 
 
-def warning(evidence: str) -> Conclusion:
+def warning(evidence: str, *, causes: tuple[str, ...] = ()) -> Conclusion:
     """Something that could not be decided."""
-    return Conclusion(verdict=Verdict.WARNING, evidence=evidence)
+    return Conclusion(verdict=Verdict.WARNING, evidence=evidence, causes=causes)
 
 
 def not_applicable(evidence: str) -> Conclusion:

@@ -10,7 +10,7 @@ from orchestrator.core.console import Progress
 from orchestrator.core.redaction import excerpt
 from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient, TimeLimits
-from orchestrator.prove.checks import CHECKS
+from orchestrator.prove.checks import Check, checks_for
 from orchestrator.prove.client import SmokeClient
 from orchestrator.prove.report import CheckResult, Conclusion, SmokeReport, failed
 from orchestrator.prove.target import Target
@@ -48,8 +48,9 @@ def smoke_test(
 
 def _all_checks(client: SmokeClient, *, shown: Progress, clock: Callable[[], float]) -> Iterator[CheckResult]:
     silent = ""
-    for number, (name, check) in enumerate(CHECKS, start=1):
-        shown.update("smoke test", transient=f"{number}/{len(CHECKS)}: {name}")
+    checks = checks_for(client.target)
+    for number, (name, check) in enumerate(checks, start=1):
+        shown.update("smoke test", transient=f"{number}/{len(checks)}: {name}")
         begun = clock()
         if silent:
             conclusion = failed(f"not tried: {silent}")
@@ -58,7 +59,7 @@ def _all_checks(client: SmokeClient, *, shown: Progress, clock: Callable[[], flo
         yield _result(name, conclusion, seconds=clock() - begun)
 
 
-def _conclude(name: str, check: Callable[[SmokeClient], Conclusion], client: SmokeClient) -> tuple[Conclusion, str]:
+def _conclude(name: str, check: Check, client: SmokeClient) -> tuple[Conclusion, str]:
     """What a check concludes, and in what words the server has stopped answering ("" while it answers)."""
     try:
         return check(client), ""
@@ -71,4 +72,6 @@ def _conclude(name: str, check: Callable[[SmokeClient], Conclusion], client: Smo
 def _result(name: str, conclusion: Conclusion, *, seconds: float) -> CheckResult:
     evidence = excerpt(" ".join(conclusion.evidence.split()), MOST_EVIDENCE)
     shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in evidence)
-    return CheckResult(name=name, verdict=conclusion.verdict, evidence=shown, seconds=round(seconds, 3))
+    return CheckResult(
+        name=name, verdict=conclusion.verdict, evidence=shown, seconds=round(seconds, 3), causes=conclusion.causes
+    )

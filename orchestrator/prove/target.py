@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from orchestrator.core.secret import Secret
-from orchestrator.plan import Plan
+from orchestrator.plan import Hazard, Plan, Question
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,10 @@ class Target:
     cache_report: bool  # per-request cached tokens in `usage`
     metrics: bool
     grammar: bool
+    questions: tuple[Question, ...]  # with one right answer each
+    prefill_chunk: int | None  # tokens; None where the plan sets none
+    wrong_answers: tuple[Hazard, ...]  # what may make answers wrong
+    inexact: tuple[Hazard, ...]  # why two greedy answers may differ
     api_key: Secret | None
 
 
@@ -39,5 +43,9 @@ def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
         cache_report=plan.flag("enable-cache-report") is not None,
         metrics=plan.flag("enable-metrics") is not None,
         grammar=backend != "none" and (backend is not None or plan.engine.platform != "cpu"),
+        questions=plan.model.questions,
+        prefill_chunk=max(int(plan.flag("chunked-prefill-size") or 0), 0) or None,
+        wrong_answers=plan.wrong_answers,
+        inexact=plan.inexact,
         api_key=api_key,
     )

@@ -39,6 +39,7 @@ class Deployment:
     def up(self, *more: str, name: str = "") -> tuple[str, ...]:
         """The words that bring the server up; `SCRIPTED_…=…` among `more` are the engine's own."""
         settings = [f"server.port={self.port}", f"engine.python={ENGINE}", "waiting.grace=2"]
+        settings += ["model.questions=null"]  # its answers follow from what is asked, and are right for no model
         settings += [f"env.{word}" for word in more if word.startswith("SCRIPTED_")]
         rest = [word for word in more if not word.startswith("SCRIPTED_")]
         chosen = [word for setting in settings for word in ("--set", setting)]

@@ -13,9 +13,10 @@ from hostile_server import BEHAVIOURS, hostile
 from orchestrator.bench import BenchRequest, Workload, measure
 from orchestrator.commands import ask as ask_module
 from orchestrator.commands.ask import ask
+from orchestrator.commands.planning import load
 from orchestrator.core.errors import BenchError, NotReadyError, StartError
 from orchestrator.engine.client import HEALTH_LIMITS, TimeLimits
-from orchestrator.prove import Starting, Target, Verdict, smoke_test, wait
+from orchestrator.prove import Starting, Target, Verdict, smoke_test, target_of, wait
 from orchestrator.results import BenchResult, ServerProvenance
 from orchestrator.runtimes import ServerState, Status
 
@@ -53,7 +54,8 @@ def asked(url: str) -> str:
 def target(url: str) -> Target:
     return Target(
         url=url, served_name="tiny", context_length=32768, dp=1, speculative=False, prefix_cache=True,
-        cache_report=True, metrics=True, grammar=True, api_key=None,
+        cache_report=True, metrics=True, grammar=True, questions=(), prefill_chunk=None, wrong_answers=(), inexact=(),
+        api_key=None,
     )  # fmt: skip
 
 
@@ -130,6 +132,14 @@ def test_smoke_believes_no_odd_size_of_a_page(value: str) -> None:
 )
 def test_smoke_takes_nothing_for_what_it_is_not(key: str, check: str, value: str) -> None:
     assert check in failures({key: value})
+
+
+def test_smoke_believes_no_answer_that_is_not_right() -> None:
+    """Politely, by every rule of the API, and wrong: what a server of broken kernels does."""
+    plan = load("cpu-tiny").plan
+    with hostile({}) as url:
+        report = smoke_test(target_of(plan, url=url, api_key=None), faults=None, timeout=SECONDS)
+    assert [check.name for check in report.failures] == ["answers right"]
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e400", "-5", "x", "1" * 5000])

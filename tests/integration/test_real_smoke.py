@@ -10,7 +10,8 @@ from cpu_server import CpuEngine, CpuServer, wait_by_its_log
 from ports import free_port
 
 from orchestrator import prove as smoke
-from orchestrator.core.errors import NotReadyError
+from orchestrator.commands.planning import load
+from orchestrator.core.errors import NotReadyError, SmokeError
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
 from orchestrator.prove import Verdict
@@ -49,6 +50,18 @@ def test_a_real_server_that_lacks_what_its_profile_says_turns_red(server: CpuSer
     assert found["key required"] == "a request without the key is answered 200"
     assert "out of range" in found["each rank serves"]
     assert "speculation is off" in found["drafts accepted"] or "out of range" in found["drafts accepted"]
+
+
+def test_a_model_of_random_weights_fails_what_the_trained_one_is_asked(server: CpuServer) -> None:
+    trained = load("mi355x-tp4dp2", overrides=["flags.chunked-prefill-size=2048"]).plan
+    own = smoke.target_of(server.plan, url=server.url, api_key=None)
+    claims = dataclasses.replace(own, questions=trained.model.questions, wrong_answers=trained.wrong_answers)
+    report = smoke.smoke_test(claims, faults=None)
+    assert failures(report).keys() == {"answers right"}
+    assert failures(report)["answers right"].startswith("3 of 3 answers wrong; rank 0: after ")
+    with pytest.raises(SmokeError) as caught:
+        report.require()
+    assert "#40084" in caught.value.details
 
 
 def test_a_port_that_another_process_holds(cpu_engine: CpuEngine) -> None:

@@ -79,6 +79,7 @@ def glm_plan(
             mtp_layer=78,
             gated=False,
             moe=GLM,
+            questions=(),
         ),
         engine=Engine(
             name="rocm",
@@ -103,6 +104,8 @@ def glm_plan(
         env=(),
         patches=(),
         hazards=(),
+        wrong_answers=(),
+        inexact=(),
         waiting=Waiting(silence=60, grace=5),
     )
 

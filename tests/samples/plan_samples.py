@@ -29,4 +29,5 @@ def model(location: str, *, kind: str = "directory", revision: str | None = None
         mtp_layer=mtp_layer,
         gated=False,
         moe=None,
+        questions=(),
     )

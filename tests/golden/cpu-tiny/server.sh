@@ -2,6 +2,7 @@
 # cpu-tiny: the embedded default, a tiny random model on a real sglang server on this machine's CPU
 #
 # inferred   --attention-backend torch_native
+# inferred   --chunked-prefill-size 2048
 # inferred   --device cpu
 # inferred   --disable-overlap-schedule
 # inferred   --enable-cache-report
@@ -24,6 +25,7 @@ exec python3 -m sglang.launch_server \
   --port 30010 \
   --tp-size 1 \
   --attention-backend torch_native \
+  --chunked-prefill-size 2048 \
   --device cpu \
   --disable-overlap-schedule \
   --enable-cache-report \

@@ -1,6 +1,7 @@
 #!/bin/sh
 # h200-tiny: a tiny random model on one H200, the shortest way to a server on a GPU
 #
+# inferred   --chunked-prefill-size 2048
 # inferred   --enable-cache-report
 # inferred   --enable-metrics
 # inferred   --max-total-tokens 1000000
@@ -13,6 +14,7 @@ exec python3 -m sglang.launch_server \
   --host 127.0.0.1 \
   --port 30020 \
   --tp-size 1 \
+  --chunked-prefill-size 2048 \
   --enable-cache-report \
   --enable-metrics \
   --max-total-tokens 1000000

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2-july \
   --label deploy.name=mi355x-tp4dp2-july \
-  --label deploy.plan=df8f77423c10c7cbe6f87d27bb3f38601ab4effc07ed81ca1be722c4d65eaa00 \
+  --label deploy.plan=bde0cddfccde09693c2d40a05085cd7e1cd0315f217538a951cf7cc77d032376 \
   --label deploy.profile=mi355x-tp4dp2-july \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

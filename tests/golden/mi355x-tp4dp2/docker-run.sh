@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --label deploy.name=mi355x-tp4dp2 \
-  --label deploy.plan=ee0a2a3fc7e4e2bb7d242ca8e2db317faf1fb9ee41d584b91b7d4f4a9dcea69c \
+  --label deploy.plan=fe105ceda45c3f02bf099dc46b1267c91e52dead040a90fd4970f698f79dc37c \
   --label deploy.profile=mi355x-tp4dp2 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8-july \
   --label deploy.name=mi355x-tp8-july \
-  --label deploy.plan=4c9b321b33c38db92d71aaf380ed0ceed18c9f18710a62b12d0b93b855441ed1 \
+  --label deploy.plan=7ce14921041a2fe00c27d85d20f0390b0b75c580eab4f5c1ae48ce56558a5651 \
   --label deploy.profile=mi355x-tp8-july \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

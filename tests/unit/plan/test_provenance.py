@@ -1,9 +1,11 @@
 """Nobody is made to stand behind a value that is not theirs."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.profiles import show
 from orchestrator.commands.explain import Explained, explained
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import ProfileError
@@ -77,3 +79,17 @@ def test_the_algorithm_of_speculation_is_our_inference() -> None:
 def test_a_variable_called_value_is_a_variable() -> None:
     assert row("cpu-tiny", "env.value", "env.value=1").value == "1"
     assert row("cpu-tiny", "env.TORCHDYNAMO_DISABLE", "env.value=1").value == "1"
+
+
+def test_a_question_is_one_row_with_its_answer_and_its_origin() -> None:
+    found = next(row for row in explained(load("mi355x-tp8")) if row.key == "model.questions.2")
+    assert found.value.startswith("kestrel ← The code word is kestrel. {filler}")
+    assert (found.origin, found.source) == ("inferred", "the prompt itself")
+    assert re.fullmatch(r"profiles/models/glm-5.2-mxfp4.yaml:\d+", found.place)
+
+
+def test_show_says_that_a_model_without_questions_is_asked_none(capsys: pytest.CaptureFixture[str]) -> None:
+    show("h200-glm-mtp")
+    assert "model `glm4-moe-random` has no questions" in capsys.readouterr().err
+    show("cpu-tiny")
+    assert "no questions" not in capsys.readouterr().err

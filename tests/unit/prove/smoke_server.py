@@ -51,6 +51,10 @@ class ScriptedServer:
     streams_no_text: bool = False
     colour_is_a_list: bool = False
     page: object = PAGE
+    knows: dict[str, str] = field(default_factory=dict)  # the end of what is asked -> the answer to it
+    wrong: tuple[str, ...] = ()  # of these, what it does not know after all
+    wrong_rank: int | None = None  # which alone knows nothing
+    thinks: bool = False  # aloud, in the place that is for it
 
     alive: bool = True
     generated: int = 0
@@ -153,6 +157,9 @@ class ScriptedServer:
     def chat(self, body: Body, ids: list[int]) -> httpx.Response:
         words = [f"w{token} " for token in self.tokens(ids, body["max_tokens"])]
         reason = "length"
+        known = self.known(body)
+        if known and "response_format" not in body:
+            words, reason = [known], "stop"
         if "response_format" in body and not self.ignores_schema:
             colour = "blue" if self.breaks_schema else ["red"] if self.colour_is_a_list else "red"
             words = ['{"ready": true, ', f'"colour": {json.dumps(colour)}}}']
@@ -162,8 +169,14 @@ class ScriptedServer:
         usage = self.usage(ids, len(words), 0)
         if body.get("stream"):
             return self.stream(words, reason, usage)
-        choice = {"message": {"content": "".join(words), "reasoning_content": None}, "finish_reason": reason}
+        message = {"content": "".join(words), "reasoning_content": "Let me see." if self.thinks else None}
+        choice = {"message": message, "finish_reason": reason}
         return httpx.Response(200, json={"choices": [choice], "usage": usage})
+
+    def known(self, body: Body) -> str:
+        said = body["messages"][0]["content"]
+        ignorant = self.wrong_rank == body["routed_dp_rank"]
+        return next((a for q, a in self.knows.items() if said.endswith(q) and q not in self.wrong and not ignorant), "")
 
     def stream(self, words: list[str], reason: str, usage: Body) -> httpx.Response:
         pieces = words[1:] if self.stream_drops_a_piece else [] if self.streams_no_text else words

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Sequence
 
 import httpx
@@ -13,7 +14,8 @@ from orchestrator import prove as smoke
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import SmokeError
 from orchestrator.core.secret import Secret
-from orchestrator.prove import SmokeReport, Target, Verdict
+from orchestrator.plan import Hazard, Origin, Question
+from orchestrator.prove import CheckResult, SmokeReport, Target, Verdict
 
 TARGET = Target(
     url="http://127.0.0.1:30000",
@@ -25,9 +27,25 @@ TARGET = Target(
     cache_report=True,
     metrics=True,
     grammar=True,
+    questions=(),
+    prefill_chunk=None,
+    wrong_answers=(),
+    inexact=(),
     api_key=None,
 )
-EVERYTHING = dataclasses.replace(TARGET, dp=2, speculative=True, api_key=Secret("sk-0123456789"))
+ASKED = (("What is 17 times 3?", "51"), ("{filler} Which city?", "Paris"), ("{filler} Which word?", "kestrel"))
+KNOWS = {question.removeprefix("{filler}"): answer for question, answer in ASKED}
+CAUSE = Hazard(id="gemm", what="a GEMM reckons wrongly", source="sglang #28685", hint="take another engine")
+ASKING = dataclasses.replace(
+    TARGET,
+    questions=tuple(
+        Question(question=question, answer=answer, filler_words=words, tokens=8, origin=Origin.INFERRED, source="")
+        for (question, answer), words in zip(ASKED, (0, 64, 300), strict=True)
+    ),
+    prefill_chunk=256,
+    wrong_answers=(CAUSE,),
+)
+EVERYTHING = dataclasses.replace(ASKING, dp=2, speculative=True, api_key=Secret("sk-0123456789"))
 
 
 def run(server: ScriptedServer, target: Target = TARGET, *, faults: Sequence[str] | None = ()) -> SmokeReport:
@@ -49,9 +67,9 @@ def failures(report: SmokeReport) -> dict[str, str]:
 
 
 def test_an_honest_server_passes_everything() -> None:
-    report = run(ScriptedServer(dp=2, key="sk-0123456789", accept_length=3.3), EVERYTHING)
+    report = run(ScriptedServer(dp=2, key="sk-0123456789", accept_length=3.3, knows=KNOWS), EVERYTHING)
     assert set(verdicts(report).values()) == {Verdict.PASSED}, report.to_table()
-    assert len(report.checks) == 14
+    assert len(report.checks) == 15
 
 
 LIES = {
@@ -166,6 +184,89 @@ def test_an_answer_of_an_unexpected_form_is_a_red_check_and_never_an_exception(p
     )
     assert report.failures
     (report.to_table() + json.dumps(report.to_dict(), ensure_ascii=False)).encode()
+
+
+def asked(server: ScriptedServer, target: Target = ASKING) -> CheckResult:
+    """How it was judged whether its answers are right."""
+    return next(check for check in run(server, target).checks if check.name == "answers right")
+
+
+def test_right_answers_behind_more_than_a_chunk_of_prefill() -> None:
+    found = asked(ScriptedServer(knows={**KNOWS, " Which city?": " PARIS.\n"}, thinks=True))
+    assert found.verdict is Verdict.PASSED
+    assert re.fullmatch(r"all 3, one of them after \d{4} tokens \(a chunk of prefill has 256\)", found.evidence)
+
+
+def test_two_wrong_answers_are_red_and_name_the_causes() -> None:
+    report = run(ScriptedServer(knows=KNOWS, wrong=(" Which city?", " Which word?")), ASKING)
+    assert list(failures(report)) == ["answers right"]
+    assert failures(report)["answers right"].startswith("2 of 3 answers wrong; rank 0: after ")
+    assert "'w1" in failures(report)["answers right"]
+    assert "where 'Paris' is right" in failures(report)["answers right"]
+    with pytest.raises(SmokeError) as caught:
+        report.require()
+    assert caught.value.details == (
+        "known causes for `answers right`:\n  - a GEMM reckons wrongly (sglang #28685); take another engine"
+    )
+
+
+def test_one_wrong_answer_of_three_is_a_warning_with_its_causes() -> None:
+    report = run(ScriptedServer(knows=KNOWS, wrong=(" Which word?",)), ASKING)
+    assert verdicts(report)["answers right"] is Verdict.WARNING
+    assert report.to_table().endswith("a GEMM reckons wrongly (sglang #28685); take another engine")
+
+
+def test_the_one_question_there_is_answered_wrongly() -> None:
+    found = asked(ScriptedServer(), dataclasses.replace(ASKING, questions=ASKING.questions[:1]))
+    assert found.verdict is Verdict.FAILED
+
+
+def test_a_rank_that_alone_answers_wrongly() -> None:
+    found = asked(ScriptedServer(dp=2, knows=KNOWS, wrong_rank=1), dataclasses.replace(ASKING, dp=2))
+    assert found.verdict is Verdict.FAILED
+    assert found.evidence.startswith("3 of 3 answers wrong; rank 1: after ")
+
+
+def test_no_question_behind_a_chunk_is_a_warning() -> None:
+    found = asked(ScriptedServer(knows=KNOWS), dataclasses.replace(ASKING, prefill_chunk=4000))
+    assert found.verdict is Verdict.WARNING
+    assert "none after a chunk of prefill (4000 tokens)" in found.evidence
+
+
+def test_a_model_without_questions_is_asked_none_and_has_no_row() -> None:
+    assert "answers right" not in verdicts(run(ScriptedServer()))
+
+
+def test_questions_are_asked_greedily_and_without_thinking() -> None:
+    bodies: list[dict[str, object]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/chat/completions" and b"enable_thinking" in request.content:
+            bodies.append(json.loads(request.content))
+        return ScriptedServer(knows=KNOWS)(request)
+
+    smoke.smoke_test(ASKING, faults=None, seed=1, transport=httpx.MockTransport(answer))
+    said = [body for body in bodies if "response_format" not in body]
+    assert [body["chat_template_kwargs"] for body in said] == [{"enable_thinking": False}] * 3
+    assert {body["temperature"] for body in said} == {0}
+
+
+@pytest.mark.parametrize(
+    ("server", "check"),
+    [
+        (ScriptedServer(rolls_dice=True), "greedy repeats"),
+        (ScriptedServer(stream_drops_a_piece=True), "stream agrees"),
+    ],
+)
+def test_where_kernels_add_in_no_fixed_order_a_difference_is_a_warning(server: ScriptedServer, check: str) -> None:
+    report = run(server, dataclasses.replace(TARGET, inexact=(CAUSE,)))
+    assert verdicts(report)[check] is Verdict.WARNING
+    assert "known causes for" in report.to_table()
+
+
+def test_fewer_tokens_are_a_fault_whatever_kernels_do() -> None:
+    report = run(ScriptedServer(gives_fewer_tokens_each_time=True), dataclasses.replace(TARGET, inexact=(CAUSE,)))
+    assert list(failures(report)) == ["greedy repeats"]
 
 
 def test_an_open_server_that_was_to_be_closed() -> None:

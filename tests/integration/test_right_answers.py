@@ -1,0 +1,77 @@
+"""The answers that `cpu-tiny` has to give, by transformers on the same weights, and by real sglang token by token.
+
+`UPDATE_GOLDEN=1 pytest tests/integration/test_right_answers.py` writes what transformers answers into the model's file.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cpu_server import CpuServer
+
+from orchestrator.commands.planning import load
+from orchestrator.core.paths import data_root
+from orchestrator.engine import endpoints, generate_body, read_generated
+from orchestrator.engine.client import EngineClient
+from orchestrator.environments import Environment
+from orchestrator.plan import Question
+from orchestrator.prove.questions import prompt_of
+
+pytestmark = pytest.mark.engine
+PROGRAM = data_root() / "images" / "greedy_answers.py"
+MODEL = data_root() / "profiles" / "models" / "tiny.yaml"
+CLEAR = 0.015  # logits: of float32 and bf16, in transformers, no answer with a margin above 0.003 differed
+
+
+@pytest.fixture(scope="module")
+def questions() -> tuple[Question, ...]:
+    return load("cpu-tiny").plan.model.questions
+
+
+@pytest.fixture(scope="module")
+def answers(questions: tuple[Question, ...], cpu_environment: Environment, tiny_model: Path) -> list[dict[str, Any]]:
+    """What transformers answers to each question."""
+    asked = json.dumps([{"prompt": prompt_of(each), "tokens": each.tokens} for each in questions])
+    done = subprocess.run(
+        [str(cpu_environment.python), str(PROGRAM), str(tiny_model)],
+        input=asked,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "No module named 'transformers'" in done.stderr:
+        pytest.skip("the engine's environment has no transformers")
+    assert done.returncode == 0, done.stderr
+    answered: list[dict[str, Any]] = json.loads(done.stdout)
+    return answered
+
+
+def test_the_list_is_what_transformers_answers(questions: tuple[Question, ...], answers: list[dict[str, Any]]) -> None:
+    texts = [" ".join(answer["text"].split()) for answer in answers]
+    if os.environ.get("UPDATE_GOLDEN"):
+        text = MODEL.read_text()
+        for question, right in zip(questions, texts, strict=True):
+            text = text.replace(f"answer: {question.answer}\n", f"answer: {right}\n")
+        MODEL.write_text(text)
+    else:
+        assert [question.answer for question in questions] == texts
+    assert [answer["bf16"] for answer in answers] == [True] * 3
+    assert min(answer["margin"] for answer in answers) > CLEAR
+
+
+def test_sglang_gives_the_same_tokens(
+    server: CpuServer, questions: tuple[Question, ...], answers: list[dict[str, Any]]
+) -> None:
+    """Also behind more than one chunk of prefill, where nothing comes from cache."""
+    with EngineClient(server.url, key=None) as client:
+        assert client.post_status(endpoints.FLUSH_CACHE, b"") == 200
+        given = [
+            read_generated(client.post(endpoints.GENERATE, generate_body(answer["prompt_ids"], tokens=question.tokens)))
+            for question, answer in zip(questions, answers, strict=True)
+        ]
+    assert [list(each.ids) for each in given] == [answer["ids"] for answer in answers]
+    assert given[-1].prompt_tokens > int(server.plan.flag("chunked-prefill-size") or 0)
+    assert given[-1].cached_tokens < 64
