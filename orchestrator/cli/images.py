@@ -31,6 +31,9 @@ def build(
     set_: SetOption = None,
     base_image: Annotated[str | None, typer.Option(help="build on this image: NAME:TAG, NAME:TAG@sha256:…")] = None,
     give: GiveOption = None,
+    accept_untuned: Annotated[
+        bool, typer.Option("--accept-untuned", help="build although no table of tuned kernels can be made")
+    ] = False,
     tag: Annotated[str | None, typer.Option(help="a further name for the image, such as registry/name:tag")] = None,
     push: Annotated[bool, typer.Option("--push", help="push the image under the name of `--tag`")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="build anew, even where the image exists")] = False,
@@ -39,26 +42,23 @@ def build(
     metadata_file: Annotated[Path | None, typer.Option(help="write image, digest and receipt here, as JSON")] = None,
     json: Json = False,
 ) -> None:
-    """Build a profile's image and prove the patches in it. It is the image that `up` starts; prints its name."""
+    """Build a profile's image and prove the patches in it. It is the image that `up` starts; prints its name.
+
+    The table of tuned kernels is made before, as `up` would.
+    """
     from dataclasses import asdict
 
-    from orchestrator.commands.planning import planned, render_artifacts
+    from orchestrator.commands.planning import render_artifacts
+    from orchestrator.commands.prepare import plan_to_build
     from orchestrator.core.paths import Home
-    from orchestrator.images import (
-        build_image,
-        differences,
-        find_docker,
-        on_base,
-        push_image,
-        tag_image,
-        write_metadata,
-    )
+    from orchestrator.images import build_image, differences, find_docker, push_image, tag_image, write_metadata
 
     if push and tag is None:
         raise UsageError("`--push` needs a name to push", hint="give one with `--tag registry/name:tag`")
-    plan, inputs = planned(profile, set_ or (), Home.from_environment(), given=named_files("--give", give))
-    plan = on_base(plan, base_image) if base_image else plan
-    docker = find_docker()
+    docker, given = find_docker(), named_files("--give", give)
+    plan, inputs = plan_to_build(
+        profile, set_ or (), Home.from_environment(), base=base_image, given=given, accept_untuned=accept_untuned
+    )
     artifacts = render_artifacts(plan, inputs)
     built = build_image(docker, artifacts, secrets=named_files("--secret", secret), network=network, no_cache=no_cache)
     if tag:
@@ -99,12 +99,18 @@ def inspect(
 
 
 def matrix() -> None:
-    """Print the profiles with an image as a GitHub Actions matrix."""
+    """Print the profiles with an image as a GitHub Actions matrix. With the room that each build needs, in GiB."""
     from orchestrator.commands.planning import usable_plans
+    from orchestrator.images import IMAGE_BYTES
     from orchestrator.runtimes import runtime_kind
 
     entries = [
-        {"profile": plan.profile, "engine": plan.engine.name, "base": plan.engine.image}
+        {
+            "profile": plan.profile,
+            "engine": plan.engine.name,
+            "base": plan.engine.image,
+            "disk_gib": IMAGE_BYTES >> 30,
+        }
         for plan in usable_plans()
         if runtime_kind(plan.runtime).contained
     ]

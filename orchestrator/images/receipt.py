@@ -12,6 +12,8 @@ from orchestrator.plan import PatchUse
 RECEIPT_LABEL: Final = "deploy.receipt"
 _AT_START: Final = "acts at start"  # the applier's word for what is needed, and not a matter of the image
 BASE_LABEL: Final = "deploy.base"  # id of the base image that was built on
+BASE_NAME: Final = "org.opencontainers.image.base.name"
+BASE_DIGEST: Final = "org.opencontainers.image.base.digest"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,7 @@ class PatchRecord:
     upstream: str
     evidence: tuple[str, ...]
     files: tuple[PatchedFile, ...]
+    digest: str = ""  # of the ledger's entry; empty in a receipt that is older than this field
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,6 +82,7 @@ def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowled
         patches=uses,
         hazards=(),  # they are looked for in the plan itself
         waiting=Waiting(**profile.waiting.model_dump()),
+        ready_image=None,  # the user names one, not the profile
     )
 
 

@@ -223,6 +223,7 @@ class Plan:
     patches: tuple[PatchUse, ...]
     hazards: tuple[Hazard, ...]
     waiting: Waiting
+    ready_image: str | None  # that is started as it is, `name@sha256:…`; None: one is built
 
     def flag(self, name: str) -> str | None:
         """The value of an option, `""` for a bare switch, None where the plan does not set it; several by spaces."""

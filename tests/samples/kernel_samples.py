@@ -104,6 +104,7 @@ def glm_plan(
         patches=(),
         hazards=(),
         waiting=Waiting(silence=60, grace=5),
+        ready_image=None,
     )
 
 
