@@ -78,18 +78,33 @@ def build(
 
 
 def inspect(
-    image: Annotated[str, typer.Argument(help="an image that `deploy build` made")], *, json: Json = False
+    image: Annotated[
+        str, typer.Argument(help="an image of `deploy build`, or one to build on; here or in its registry")
+    ],
+    *,
+    json: Json = False,
 ) -> None:
-    """Show an image's sources, and each patch with its state. With the evidence and the hashes of what was changed."""
+    """Show an image's environment, its sources, and each patch with its state. It need not have been pulled.
+
+    The environment is what every container of it starts with; evidence and hashes are shown of an image of ours.
+    """
     from dataclasses import asdict
 
-    from orchestrator.images import find_docker, read_receipt
+    from orchestrator.commands.environment import asked_config
+    from orchestrator.core.paths import Home
+    from orchestrator.images import Registry, receipt_in
 
-    receipt = read_receipt(find_docker(), image)
+    config = asked_config(image, Home.from_environment(), Registry())
+    receipt = receipt_in(config.labels, image)
     if json:
-        out_json(asdict(receipt))
+        found = asdict(receipt) if receipt else {}
+        out_json({**found, "digest": config.digest or None, "environment": config.engine_env})
         return
-    out(_summary(receipt))
+    out(table(["variable", "value"], config.engine_env.items()))
+    if receipt is None:
+        note(f"`{image}` holds no receipt: only images that `deploy build` made hold one")
+        return
+    out("\n" + _summary(receipt))
     for record in receipt.patches:
         out(f"\n{record.id}: {record.state} ({record.upstream})\n  {record.title}")
         for line in record.evidence:

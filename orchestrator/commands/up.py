@@ -12,6 +12,7 @@ from orchestrator.commands.coverage import (
     require_fusion_told,
 )
 from orchestrator.commands.down import grace_of
+from orchestrator.commands.environment import image_hazards, note_environment
 from orchestrator.commands.kernels import kernel_gate, make_table
 from orchestrator.commands.machine import place_of
 from orchestrator.commands.parts import lost_parts
@@ -104,6 +105,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
     files = "\n".join(f"==> {file.path} <==\n{file.content.decode()}" for file in shown)
     if not plan.ready_image:
         note_coverage(plan, home)
+    note_environment(plan, home)
     require_fusion_told(plan, home)
     return Preview(steps=steps_text(artifacts, place), files=files)
 
@@ -131,6 +133,8 @@ def up(request: UpRequest, home: Home) -> Up:
         for hazard in plan.hazards:
             warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
         prepared = prepare(_artifacts(request, plan, inputs, rows, place), place)
+        for hazard in image_hazards(plan, prepared.image) if prepared.image else ():
+            warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
         with _way_back(servers, name):
             _make_room(servers, name)
             machine = require_machine(prepared.artifacts.plan, place)

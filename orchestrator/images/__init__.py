@@ -15,9 +15,11 @@ from orchestrator.images.build import (
 )
 from orchestrator.images.check import CONFLICT, PatchState, SourceChecker, fetch_wheel
 from orchestrator.images.client import Docker, find_docker
+from orchestrator.images.config import ImageConfig, docker_config, local_config
 from orchestrator.images.found import as_found, differences
 from orchestrator.images.ready import ReadyImage, fetch_ready, find_ready, read_ready, read_table, require_ready
-from orchestrator.images.receipt import ImageReceipt, parse_receipt, read_receipt
+from orchestrator.images.receipt import ImageReceipt, parse_receipt, read_receipt, receipt_in
+from orchestrator.images.registry import Registry
 from orchestrator.images.sources import carried_patches, image_sources, input_digests, program_paths, read_inputs
 
 __all__ = [
@@ -26,14 +28,17 @@ __all__ = [
     "BuildOptions",
     "BuiltImage",
     "Docker",
+    "ImageConfig",
     "ImageReceipt",
     "PatchState",
     "ReadyImage",
+    "Registry",
     "SourceChecker",
     "as_found",
     "build_image",
     "carried_patches",
     "differences",
+    "docker_config",
     "ensure_base",
     "ensure_image",
     "fetch_ready",
@@ -44,6 +49,7 @@ __all__ = [
     "image_sources",
     "image_tag",
     "input_digests",
+    "local_config",
     "on_base",
     "parse_receipt",
     "program_paths",
@@ -52,6 +58,7 @@ __all__ = [
     "read_ready",
     "read_receipt",
     "read_table",
+    "receipt_in",
     "require_ready",
     "tag_image",
     "write_metadata",

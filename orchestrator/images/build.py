@@ -20,6 +20,7 @@ from orchestrator.core.errors import BuildError, PatchError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.images.base import ensure_base, image_id, known_digests
 from orchestrator.images.client import Docker
+from orchestrator.images.config import ImageConfig, docker_config
 from orchestrator.images.found import require_version
 from orchestrator.images.receipt import (
     BASE_DIGEST,
@@ -59,6 +60,7 @@ class BuiltImage:
     built: bool
     builder: str
     seconds: float
+    config: ImageConfig | None = None  # as docker knows it
 
 
 def image_tag(plan: Plan, build: BuildContext) -> str:
@@ -120,6 +122,7 @@ def found_image(docker: Docker, reference: str) -> BuiltImage:
         built=False,
         builder=docker.builder,
         seconds=0.0,
+        config=docker_config(docker, reference),
     )
 
 

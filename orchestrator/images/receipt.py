@@ -1,7 +1,7 @@
 """The receipt of an image: which patches are in it and why, as its build wrote it down and as its labels carry it."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -95,10 +95,17 @@ def read_receipt(docker: Docker, image: str) -> ImageReceipt:
     found = labels(docker, image)
     if found is None:
         raise BuildError(f"there is no image `{image}` on this docker host", hint=f"`docker pull {image}`")
-    if RECEIPT_LABEL not in found:
+    if (receipt := receipt_in(found, image)) is None:
         raise BuildError(f"`{image}` holds no receipt", hint="only images that `deploy build` made hold one")
+    return receipt
+
+
+def receipt_in(labels: Mapping[str, str], image: str) -> ImageReceipt | None:
+    """The receipt among the labels of an image, None where there is none. Raises BuildError for one that is damaged."""
+    if RECEIPT_LABEL not in labels:
+        return None
     try:
-        return parse_receipt(found[RECEIPT_LABEL])
+        return parse_receipt(labels[RECEIPT_LABEL])
     except (ValueError, KeyError, TypeError) as error:
         hint = f"build it anew with `--no-cache`; `docker image inspect {image}` shows the label `{RECEIPT_LABEL}`"
         raise BuildError(

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,8 +33,10 @@ from orchestrator.environments import Environment
 from orchestrator.images import (
     BuildOptions,
     Docker,
+    Registry,
     SourceChecker,
     build_image,
+    docker_config,
     ensure_image,
     fetch_ready,
     find_docker,
@@ -281,7 +284,11 @@ def test_a_pushed_image_comes_back_with_its_digest(docker: Docker, image: str, r
     assert fetch_ready(docker, f"{registry}/sglang:patched@{pushed.partition('@')[2]}") == pushed
     assert read_receipt(docker, pushed) == read_receipt(docker, image)
     assert fetch_ready(docker, f"{registry}/sglang:patched") == pushed, "a tag is asked of its registry"
+    here = docker_config(docker, pushed)
     docker.run("image", "rm", pushed, f"{registry}/sglang:patched")
+    assert here == Registry().config(pushed), "what docker says of it, its registry says without a pull"
+    shown = deploy("inspect", f"{registry}/sglang:patched").stdout
+    assert re.search(rf"^{GUARD} +applied ", shown, re.MULTILINE)
     with pytest.raises(BuildError, match="does not exist in its registry"):
         fetch_ready(docker, f"{registry}/sglang:none")
 

@@ -43,7 +43,11 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     docker, ready = find_docker(place.far), artifacts.plan.ready_image
     built = found_image(docker, ready) if ready else build_image(docker, artifacts)
     note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")
-    records = {"image.json": {"tag": built.tag, "id": built.image_id}, "patches.json": asdict(built.receipt)}
+    environment = built.config.engine_env if built.config else {}
+    records = {
+        "image.json": {"tag": built.tag, "id": built.image_id, "environment": environment},
+        "patches.json": asdict(built.receipt),
+    }
     plan = artifacts.plan
     for text in differences(plan, built.receipt):
         warn(text, hint=f"`deploy inspect {built.tag}` shows what was found")
@@ -51,7 +55,7 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     if found is not plan:
         artifacts = replace(render(found, artifacts.build, built.tag), plan=plan)
     not_needed = built.receipt.not_at_start(plan.patches)
-    return Prepared(artifacts=artifacts, records=records, not_needed=not_needed, as_found=found)
+    return Prepared(artifacts=artifacts, records=records, not_needed=not_needed, as_found=found, image=built.config)
 
 
 def _files(artifacts: Artifacts, name: str) -> tuple[ContextFile, ...]:

@@ -29,6 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setattr("orchestrator.images.find_docker", lambda: None)
     monkeypatch.setattr("orchestrator.images.build.ensure_image", found)
     monkeypatch.setattr("orchestrator.commands.prepare.make_table", lambda *_, **__: False)
+    monkeypatch.setattr("orchestrator.commands.environment.local_config", lambda _: None)
     return Home(tmp_path / "home")
 
 
