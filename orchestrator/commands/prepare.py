@@ -28,7 +28,10 @@ def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
     Raises WeightsError, HostError.
     """
     if place.far is not None:
-        warn(f"the checkpoint on {place.far} is not looked at", hint="`deploy stage` on that machine verifies it")
+        warn(
+            f"the checkpoint on {place.far} is not looked at",
+            hint=f"`deploy stage --profile {plan.profile} --host {place.far}` stages it there, and verifies it",
+        )
         return
     home, directory = place.home, checkpoint_directory(plan.model, place.home)
     if plan.model.source.kind == "generated":

@@ -42,7 +42,7 @@ def steps_text(artifacts: Artifacts, place: Place) -> str:
 def _checkpoint(plan: Plan, place: Place) -> Step:
     model, directory = plan.model, checkpoint_directory(plan.model, place.home)
     if place.far is not None:
-        return Step(name="checkpoint", what=f"expected on {place.far}: `deploy stage` there fetches it", about=0.0)
+        return Step(name="checkpoint", what=f"expected on {place.far}: `deploy stage --host` fetches it", about=0.0)
     if model.source.kind != "hub":
         made = "made here" if model.source.kind == "generated" else "verified"
         return Step(name="checkpoint", what=f"{directory}: {made}", about=ABOUT["stage"])
