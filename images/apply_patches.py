@@ -245,6 +245,7 @@ def _apply_one(patch: Patch, roots: Roots, state: str, evidence: list[str]) -> d
         "title": patch["title"],
         "kind": act["kind"],
         "state": state,
+        "digest": patch.get("digest", ""),
         "upstream": patch["upstream"],
         "evidence": evidence,
         "files": files,

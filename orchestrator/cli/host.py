@@ -42,21 +42,30 @@ def stage(
         Path | None, typer.Option("--dir", metavar="DIR", help="put it there instead of under the tool's home")
     ] = None,
     revision: RevisionOption = None,
+    host: HostOption = None,
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Download a profile's checkpoint and verify all of it. Resumes where it was cut; a local one is only verified."""
+    """Download a profile's checkpoint and verify all of it. Resumes where it was cut; a local one is only verified.
+
+    With `--host` it is staged on that machine, which needs Python 3.8 and nothing else.
+    """
     from orchestrator.commands import staging
+    from orchestrator.commands.machine import place_of
     from orchestrator.commands.planning import load
     from orchestrator.core.paths import Home
     from orchestrator.weights import checkpoint_directory
 
-    plan = load(profile, overrides=with_revision(set_, revision)).plan
-    target = (directory or checkpoint_directory(plan.model, Home.from_environment())).absolute()
-    verified = staging.stage(plan, target)
+    plan, home = load(profile, overrides=with_revision(set_, revision)).plan, Home.from_environment()
+    if (far := place_of(plan, home, host).far) is not None:
+        target = directory or checkpoint_directory(plan.model, Home(Path()))  # relative to the home over there
+        verified = staging.stage_there(plan, str(target), far)
+    else:
+        target = (directory or checkpoint_directory(plan.model, home)).absolute()
+        verified = staging.stage(plan, target)
     if json:
         out_json({**verified.__dict__, "directory": str(verified.directory)})
         return
-    say(f"{verified.directory} is whole: {verified}")
+    say(f"{f'{far}: ' if far else ''}{verified.directory} is whole: {verified}")
     if directory is not None and plan.model.source.kind == "hub":
-        note(f"serve from there: `--set model.origin.kind=directory --set model.origin.location={target}`")
+        note(f"serve from there: `--set model.origin.kind=directory --set model.origin.location={verified.directory}`")

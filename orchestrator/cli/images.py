@@ -33,6 +33,9 @@ def build(
         str | None, typer.Option(metavar="IMAGE", help="build on this image: NAME:TAG, NAME:TAG@sha256:…")
     ] = None,
     give: GiveOption = None,
+    accept_untuned: Annotated[
+        bool, typer.Option("--accept-untuned", help="build although no table of tuned kernels can be made")
+    ] = False,
     tag: Annotated[
         str | None, typer.Option(metavar="NAME:TAG", help="a further name for the image, such as registry/name:tag")
     ] = None,
@@ -47,26 +50,23 @@ def build(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Build a profile's image and prove the patches in it. It is the image that `up` starts; prints its name."""
+    """Build a profile's image and prove the patches in it. It is the image that `up` starts; prints its name.
+
+    The table of tuned kernels is made before, as `up` would.
+    """
     from dataclasses import asdict
 
-    from orchestrator.commands.planning import planned, render_artifacts
+    from orchestrator.commands.planning import render_artifacts
+    from orchestrator.commands.prepare import plan_to_build
     from orchestrator.core.paths import Home
-    from orchestrator.images import (
-        build_image,
-        differences,
-        find_docker,
-        on_base,
-        push_image,
-        tag_image,
-        write_metadata,
-    )
+    from orchestrator.images import build_image, differences, find_docker, push_image, tag_image, write_metadata
 
     if push and tag is None:
         raise UsageError("`--push` needs a name to push", hint="give one with `--tag registry/name:tag`")
-    plan, inputs = planned(profile, set_ or (), Home.from_environment(), given=named_files("--give", give))
-    plan = on_base(plan, base_image) if base_image else plan
-    docker = find_docker()
+    docker, given = find_docker(), named_files("--give", give)
+    plan, inputs = plan_to_build(
+        profile, set_ or (), Home.from_environment(), base=base_image, given=given, accept_untuned=accept_untuned
+    )
     artifacts = render_artifacts(plan, inputs)
     built = build_image(docker, artifacts, secrets=named_files("--secret", secret), network=network, no_cache=no_cache)
     if tag:
@@ -86,20 +86,34 @@ def build(
 
 
 def inspect(
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help="an image that `deploy build` made")],
+    image: Annotated[
+        str,
+        typer.Argument(metavar="IMAGE", help="an image of `deploy build`, or one to build on; here or in its registry"),
+    ],
     *,
     json: Json = False,
 ) -> None:
-    """Show an image's sources, and each patch with its state. With the evidence and the hashes of what was changed."""
+    """Show an image's environment, its sources, and each patch with its state. It need not have been pulled.
+
+    The environment is what every container of it starts with; evidence and hashes are shown of an image of ours.
+    """
     from dataclasses import asdict
 
-    from orchestrator.images import find_docker, read_receipt
+    from orchestrator.commands.environment import asked_config
+    from orchestrator.core.paths import Home
+    from orchestrator.images import Registry, receipt_in
 
-    receipt = read_receipt(find_docker(), image)
+    config = asked_config(image, Home.from_environment(), Registry())
+    receipt = receipt_in(config.labels, image)
     if json:
-        out_json(asdict(receipt))
+        found = asdict(receipt) if receipt else {}
+        out_json({**found, "digest": config.digest or None, "environment": config.engine_env})
         return
-    out(_summary(receipt))
+    out(table(["variable", "value"], config.engine_env.items()))
+    if receipt is None:
+        note(f"`{image}` holds no receipt: only images that `deploy build` made hold one")
+        return
+    out("\n" + _summary(receipt))
     for record in receipt.patches:
         out(f"\n{record.id}: {record.state} ({record.upstream})\n  {record.title}")
         for line in record.evidence:
@@ -109,12 +123,18 @@ def inspect(
 
 
 def matrix() -> None:
-    """Print the profiles with an image as a GitHub Actions matrix."""
+    """Print the profiles with an image as a GitHub Actions matrix. With the room that each build needs, in GiB."""
     from orchestrator.commands.planning import usable_plans
+    from orchestrator.images import IMAGE_BYTES
     from orchestrator.runtimes import runtime_kind
 
     entries = [
-        {"profile": plan.profile, "engine": plan.engine.name, "base": plan.engine.image}
+        {
+            "profile": plan.profile,
+            "engine": plan.engine.name,
+            "base": plan.engine.image,
+            "disk_gib": IMAGE_BYTES >> 30,
+        }
         for plan in usable_plans()
         if runtime_kind(plan.runtime).contained
     ]

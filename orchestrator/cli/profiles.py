@@ -68,12 +68,14 @@ def show(
 ) -> None:
     """Show what a profile decides."""
     from orchestrator.commands.coverage import note_coverage
+    from orchestrator.commands.environment import note_environment
     from orchestrator.commands.explain import explained, explained_table
     from orchestrator.commands.planning import load
     from orchestrator.core.paths import Home
 
     loaded = load(profile, overrides=set_ or ())
-    note_coverage(loaded.plan, Home.from_environment())
+    note_coverage(loaded.plan, home := Home.from_environment())
+    note_environment(loaded.plan, home)
     if not loaded.plan.model.questions:
         note(
             f"model `{loaded.plan.model.name}` has no questions: the smoke test does not look whether answers are right"

@@ -47,6 +47,10 @@ def up(
         float | None, typer.Option(metavar="SECONDS", help="default: as long as the start moves on")
     ] = None,
     revision: RevisionOption = None,
+    image: Annotated[
+        str | None,
+        typer.Option(metavar="IMAGE", help="start this one, as `build --push` made it: NAME@sha256:… or NAME:TAG"),
+    ] = None,
     host: HostOption = None,
     set_: SetOption = None,
     json: Json = False,
@@ -60,6 +64,7 @@ def up(
         name=name,
         overrides=with_revision(set_, revision),
         host=host,
+        image=image,
         replace=replace,
         keep=keep,
         stage=stage,

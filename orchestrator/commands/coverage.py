@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import note, warn
@@ -32,6 +33,9 @@ class RowSources:
     image: str | None = None
     model: Path | None = None
     far: str | None = None  # the Docker host that the image is on; None: this machine's
+
+
+NOTHING_GIVEN: Final = RowSources()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,23 +80,23 @@ def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
     )
 
 
-def note_coverage(plan: Plan, home: Home) -> None:
+def note_coverage(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> None:
     """Say what is known of the plan's tuned kernels before a start; nothing for a plan that asks for none."""
     if not applies_to(plan):
         return
-    covered = cover(plan, RowSources(), home)
+    covered = cover(plan, given, home)
     unknown = f"{_aiter(plan)} is not known here; its image tells, on the way up"
     note(f"tuned kernels of `{plan.profile}`: {covered.found.line if covered.known else unknown}")
 
 
-def require_covered(plan: Plan, home: Home) -> None:
+def require_covered(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> None:
     """Raise KernelsError for a plan whose own load would meet batches without a tuned kernel, with the ways out.
 
     A plan of which only its image can tell passes.
     """
     if not applies_to(plan):
         return
-    covered = cover(plan, RowSources(), home)
+    covered = cover(plan, given, home)
     if not covered.known or not (missed := covered.found.missed_by_load):
         return
     covering = [f"`--set engine={name}`, whose aiter has them" for name in _covering_engines(plan)]

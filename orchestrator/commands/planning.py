@@ -15,7 +15,7 @@ from orchestrator.core.validation import checked, read_file, read_model
 from orchestrator.engine import read_flags
 from orchestrator.images import input_digests, read_inputs
 from orchestrator.kernels.disk import Store
-from orchestrator.patches import read_ledger
+from orchestrator.patches import MOE_TABLE, read_ledger
 from orchestrator.plan import NAME, Plan
 from orchestrator.plan.decide import Knowledge, decide
 from orchestrator.plan.known_bad import Reports
@@ -24,7 +24,6 @@ from orchestrator.render import Artifacts, ContextFile, files
 from orchestrator.runtimes import REGISTRY, runtime_kind
 
 _KINDS: Mapping[str, Kind] = {"hardware": Kind.HARDWARE, "model": Kind.MODEL, "engine": Kind.ENGINE}
-_MOE_TABLE = "moe-table"  # as patches/aiter-fp4-moe-table asks for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +111,13 @@ def planned(
     layout, hardware = valid.profile.layout, valid.profile.hardware
     store = Store.at(home, valid.profile.engine.aiter_commit)
     table = store.table_of(valid.composed.names["model"], hardware.arch, tp=layout.tp.value, ep=layout.ep.value)
-    built = {_MOE_TABLE: table} if table.is_file() else {}
+    built = {MOE_TABLE: table} if table.is_file() else {}
     return _decided(valid, {**built, **(given or {})})
+
+
+def plan_with(profile: str, overrides: Sequence[str], home: Home, inputs: Mapping[str, str]) -> Plan:
+    """A profile's plan, decided with files that its image was given already, name -> sha256."""
+    return read_profile(profile, overrides=overrides, catalogue=Catalogue.of(home)).decide(inputs)
 
 
 def plan_given(profile: str, overrides: Sequence[str], files: Mapping[str, Path]) -> tuple[Plan, dict[str, bytes]]:

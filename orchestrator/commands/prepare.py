@@ -1,10 +1,12 @@
 """Before a start: the checkpoint, what the server runs in, the machine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from orchestrator.commands.kernels import make_table
 from orchestrator.commands.machine import inspect_host, runner_for, wait_until_drained
+from orchestrator.commands.planning import planned
 from orchestrator.commands.staging import stage_missing
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import Progress, note, warn
@@ -12,7 +14,8 @@ from orchestrator.core.errors import WeightsError
 from orchestrator.core.paths import Home
 from orchestrator.environments import interpreter
 from orchestrator.host import VRAM_IN_USE, Level, PreflightReport
-from orchestrator.patches import ConfigTransform, read_ledger
+from orchestrator.images import on_base
+from orchestrator.patches import MOE_TABLE, ConfigTransform, read_ledger
 from orchestrator.plan import Plan
 from orchestrator.render import Artifacts
 from orchestrator.runtimes import Place, Prepared, runtime_kind
@@ -25,7 +28,10 @@ def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
     Raises WeightsError, HostError.
     """
     if place.far is not None:
-        warn(f"the checkpoint on {place.far} is not looked at", hint="`deploy stage` on that machine verifies it")
+        warn(
+            f"the checkpoint on {place.far} is not looked at",
+            hint=f"`deploy stage --profile {plan.profile} --host {place.far}` stages it there, and verifies it",
+        )
         return
     home, directory = place.home, checkpoint_directory(plan.model, place.home)
     if plan.model.source.kind == "generated":
@@ -34,6 +40,30 @@ def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
         generate_model(plan.model, generator, python=python, home=home, progress=Progress())
     else:
         note(f"checkpoint {directory}: {stage_missing(plan, directory, allowed=stage)}")
+
+
+def plan_to_build(
+    profile: str,
+    overrides: Sequence[str],
+    home: Home,
+    *,
+    base: str | None,
+    given: Mapping[str, Path],
+    accept_untuned: bool,
+) -> tuple[Plan, dict[str, bytes]]:
+    """The plan whose image is to be built, and its files: with the table that `up` would make, unless one is given.
+
+    `base` is an image to build on in place of the engine's. Raises as `make_table`.
+    """
+
+    def decided() -> tuple[Plan, dict[str, bytes]]:
+        plan, inputs = planned(profile, overrides, home, given=given)
+        return on_base(plan, base) if base else plan, inputs
+
+    plan, inputs = decided()
+    if MOE_TABLE in given or not make_table(plan, home, Place(home=home), accept_untuned=accept_untuned):
+        return plan, inputs
+    return decided()
 
 
 def prepare(artifacts: Artifacts, place: Place) -> Prepared:

@@ -3,15 +3,20 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 from orchestrator.core.console import Progress
-from orchestrator.core.errors import NoWeightsError, WeightsError
+from orchestrator.core.errors import NoWeightsError, UsageError, WeightsError
 from orchestrator.core.secret import HUB_TOKEN, Secret
+from orchestrator.host import start_over_ssh
 from orchestrator.plan import Plan
 from orchestrator.weights import (
     DownloadProgress,
+    FarStage,
     Hub,
     Verified,
+    far_program,
     needs_mtp,
     read_receipt,
     stage_checkpoint,
@@ -21,19 +26,50 @@ from orchestrator.weights import (
 
 def stage(plan: Plan, directory: Path, environ: Mapping[str, str] = os.environ) -> Verified:
     """Fetch what is missing of the plan's checkpoint into `directory` and verify it. Raises as `stage_checkpoint`."""
-    token = environ.get(HUB_TOKEN)
-    hub = Hub(endpoint=environ.get("HF_ENDPOINT"), token=Secret(token) if token else None)
     progress = Progress()
     try:
         return stage_checkpoint(
             plan.model,
             directory,
             speculative=needs_mtp(plan),
-            hub=hub,
+            hub=_hub(environ),
             progress=lambda arrived: _show(progress, arrived),
         )
     finally:
         progress.done()
+
+
+def stage_there(plan: Plan, directory: str, machine: str, environ: Mapping[str, str] = os.environ) -> Verified:
+    """The same on a far machine, which needs Python and nothing else; `directory` may be relative to its home.
+
+    Raises UsageError for a checkpoint that is generated where it is used, else as `FarStage.run`.
+    """
+    if plan.model.source.kind == "generated":
+        raise UsageError(f"the checkpoint of `{plan.model.name}` is made where it is used, not staged")
+    progress = Progress()
+    far = FarStage(
+        machine=machine,
+        directory=directory,
+        model=plan.model,
+        layer=plan.model.mtp_layer if needs_mtp(plan) else None,
+        hub=_hub(environ),
+        progress=lambda arrived: _show(progress, arrived),
+    )
+    try:
+        with TemporaryFile() as said, start_over_ssh(machine, far_program(), said) as program:
+            return far.run(program, lambda: _text(said))
+    finally:
+        progress.done()
+
+
+def _hub(environ: Mapping[str, str]) -> Hub:
+    token = environ.get(HUB_TOKEN)
+    return Hub(endpoint=environ.get("HF_ENDPOINT"), token=Secret(token) if token else None)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def stage_missing(plan: Plan, directory: Path, *, allowed: bool) -> Verified:

@@ -26,6 +26,8 @@ class Step:
 def steps_of(artifacts: Artifacts, place: Place) -> tuple[Step, ...]:
     """The steps of an `up`, in their order."""
     plan = artifacts.plan
+    if plan.ready_image:
+        return (_checkpoint(plan, place), _ready_image(plan.ready_image), _start(plan))
     return (_checkpoint(plan, place), *_table(plan, place.home), *_image(artifacts), _start(plan))
 
 
@@ -40,7 +42,7 @@ def steps_text(artifacts: Artifacts, place: Place) -> str:
 def _checkpoint(plan: Plan, place: Place) -> Step:
     model, directory = plan.model, checkpoint_directory(plan.model, place.home)
     if place.far is not None:
-        return Step(name="checkpoint", what=f"expected on {place.far}: `deploy stage` there fetches it", about=0.0)
+        return Step(name="checkpoint", what=f"expected on {place.far}: `deploy stage --host` fetches it", about=0.0)
     if model.source.kind != "hub":
         made = "made here" if model.source.kind == "generated" else "verified"
         return Step(name="checkpoint", what=f"{directory}: {made}", about=ABOUT["stage"])
@@ -73,6 +75,11 @@ def _image(artifacts: Artifacts) -> Iterator[Step]:
     base = base_reference(artifacts.plan.engine)
     what = f"{base} pulled and patched, where that was not done before"
     yield Step(name="image", what=what, about=PULL + ABOUT["build"])
+
+
+def _ready_image(image: str) -> Step:
+    what = f"{image} pulled where it is missing, its receipt and its table held against the plan; nothing is built"
+    return Step(name="image", what=what, about=PULL)
 
 
 def _start(plan: Plan) -> Step:

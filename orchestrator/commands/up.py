@@ -2,16 +2,24 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from orchestrator.commands.coverage import note_coverage, require_covered, require_fusion_told
+from orchestrator.commands.coverage import (
+    NOTHING_GIVEN,
+    RowSources,
+    note_coverage,
+    require_covered,
+    require_fusion_told,
+)
 from orchestrator.commands.down import grace_of
+from orchestrator.commands.environment import image_hazards, note_environment
 from orchestrator.commands.kernels import kernel_gate, make_table
 from orchestrator.commands.machine import place_of
 from orchestrator.commands.parts import lost_parts
 from orchestrator.commands.planning import planned, render_artifacts, rendered_files
 from orchestrator.commands.prepare import bring_checkpoint, prepare, require_machine
 from orchestrator.commands.proof import answers, await_ready, explain_failure, prove
+from orchestrator.commands.ready import ReadyRequest, ready_plan, ready_preview, require_contained
 from orchestrator.commands.runs import RunDir, claim, latest_run, open_run, read_plan
 from orchestrator.commands.servers import Fleet, api_key, fleet
 from orchestrator.commands.steps import steps_text
@@ -25,7 +33,7 @@ from orchestrator.plan import Plan
 from orchestrator.plan.changes import changes
 from orchestrator.prove import SmokeReport
 from orchestrator.render import Artifacts
-from orchestrator.runtimes import Handle, Runtime, Status
+from orchestrator.runtimes import Handle, Place, Runtime, Status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +44,7 @@ class UpRequest:
     name: str | None
     overrides: tuple[str, ...]
     host: str | None
+    image: str | None  # one that is ready; None: the plan's is built
     replace: bool
     keep: bool
     stage: bool  # fetch a checkpoint that is missing
@@ -48,11 +57,18 @@ class UpRequest:
         argv = ["deploy", "up", "--profile", self.profile, "--name", name]
         argv += [word for override in self.overrides for word in ("--set", override)]
         argv += ["--host", self.host] if self.host else []
+        argv += ["--image", self.image] if self.image else []
         argv += ["--no-stage"] if not self.stage else []
         argv += ["--accept-untuned"] if self.accept_untuned else []
         argv += ["--strict-kernels"] if self.strict_kernels else []
         argv += ["--timeout", f"{self.timeout:g}"] if self.timeout is not None else []
         return quote(argv)
+
+    def on_image(self, image: str) -> ReadyRequest:
+        """The part of it that an image is asked for."""
+        return ReadyRequest(
+            profile=self.profile, overrides=self.overrides, image=image, accept_untuned=self.accept_untuned
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +97,15 @@ def preview(request: UpRequest, home: Home) -> Preview:
     """What `up` would do and start; it starts and writes nothing."""
     plan, inputs = planned(request.profile, request.overrides, home)
     place = place_of(plan, home, request.host)
+    if request.image:
+        require_contained(plan)
+        plan = ready_preview(request.on_image(request.image), plan, place)
     artifacts = render_artifacts(plan, inputs)
     shown = (file for file in rendered_files(artifacts, request.name) if "/" not in file.path)
     files = "\n".join(f"==> {file.path} <==\n{file.content.decode()}" for file in shown)
-    note_coverage(plan, home)
+    if not plan.ready_image:
+        note_coverage(plan, home)
+    note_environment(plan, home)
     require_fusion_told(plan, home)
     return Preview(steps=steps_text(artifacts, place), files=files)
 
@@ -94,6 +115,8 @@ def up(request: UpRequest, home: Home) -> Up:
     plan, inputs = planned(request.profile, request.overrides, home)
     name = request.name or plan.profile
     place = place_of(plan, home, request.host)
+    if request.image:
+        require_contained(plan)
     key = api_key(plan.server.api_key_env)
     if plan.server.answers_everyone:
         hint = "`--set server.api_key_env=NAME` names the variable that holds a key"
@@ -101,23 +124,20 @@ def up(request: UpRequest, home: Home) -> Up:
             f"`{name}` listens on {plan.server.host} without an API key: it answers everyone who reaches it", hint=hint
         )
     with fleet(home, request.host) as servers, claim(home, name):
+        rows = NOTHING_GIVEN
+        if request.image:
+            plan, rows = ready_plan(request.on_image(request.image), place)
+            request = replace(request, image=plan.ready_image)
         if (running := _already_up(servers, name, plan=plan, request=request)) is not None:
             return running
         for hazard in plan.hazards:
             warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
-        note_coverage(plan, home)
-        if not request.accept_untuned:
-            require_covered(plan, home)  # before anything is downloaded
-        bring_checkpoint(plan, place, stage=request.stage)
-        require_fusion_told(plan, home)
-        if make_table(plan, home, place, accept_untuned=request.accept_untuned):
-            plan, inputs = planned(request.profile, request.overrides, home)
-        if not request.accept_untuned:
-            require_covered(plan, home)  # by the checkpoint's own config and the image's own rows
-        prepared = prepare(render_artifacts(plan, inputs), place)
+        prepared = prepare(_artifacts(request, plan, inputs, rows, place), place)
+        for hazard in image_hazards(plan, prepared.image) if prepared.image else ():
+            warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
         with _way_back(servers, name):
             _make_room(servers, name)
-            machine = require_machine(plan, place)
+            machine = require_machine(prepared.artifacts.plan, place)
             records = {
                 **prepared.records,
                 "host.json": machine.to_dict(),
@@ -126,6 +146,23 @@ def up(request: UpRequest, home: Home) -> Up:
             return _bring_up(
                 Start(name=name, request=request, artifacts=prepared.artifacts, records=records, key=key), servers
             )
+
+
+def _artifacts(
+    request: UpRequest, plan: Plan, inputs: Mapping[str, bytes], rows: RowSources, place: Place
+) -> Artifacts:
+    """What is to be started, with the checkpoint there; its tuned kernels as well, unless the image brings its own."""
+    home = place.home
+    note_coverage(plan, home, rows)
+    if not request.accept_untuned:
+        require_covered(plan, home, rows)  # before anything is downloaded
+    bring_checkpoint(plan, place, stage=request.stage)
+    require_fusion_told(plan, home)
+    if not plan.ready_image and make_table(plan, home, place, accept_untuned=request.accept_untuned):
+        plan, inputs = planned(request.profile, request.overrides, home)
+    if not request.accept_untuned:
+        require_covered(plan, home, rows)  # by the checkpoint's own config and the image's own rows
+    return render_artifacts(plan, inputs)
 
 
 def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) -> Up | None:

@@ -9,6 +9,7 @@
         packages/<digest>/            a patched copy of an interpreter's sglang (process runtime)
         runs/<name>/<run>/            what was done: plan, rendered files, command, log, record, reports
         kernels/                      measured rows of tuned tables
+        images/                       what registries said of images: variables and labels
 """
 
 import os
@@ -77,6 +78,11 @@ class Home:
     def kernels(self) -> Path:
         """Measured rows of tuned kernel tables."""
         return self.root / "kernels"
+
+    @property
+    def images(self) -> Path:
+        """The user's own templates of images, and what registries said of images."""
+        return self.root / "images"
 
     def holds(self, run_dir: Path) -> bool:
         """Whether that is a directory of this home's runs: a container may name any."""

@@ -128,6 +128,13 @@ class Program:
         assert self._process.stdout is not None  # noqa: S101 - for the type
         return self._process.stdout
 
+    def feed(self, text: str) -> None:
+        """Hand it a text, of a program that was started with `stdin=PIPE`; one that has ended does not mind."""
+        assert self._process.stdin is not None  # noqa: S101 - for the type
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(text.encode())
+            self._process.stdin.flush()
+
     def lines(self) -> Iterator[str]:
         r"""The lines of its output until nobody holds it open any more; `\r` of a progress bar ends one as well."""
         text = io.TextIOWrapper(self.output, encoding="utf-8", errors="replace")
@@ -163,7 +170,8 @@ class Program:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):  # what it was fed, and did not read
+                    pipe.close()
 
 
 def start(

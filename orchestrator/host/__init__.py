@@ -6,7 +6,7 @@ from orchestrator.host.drain import wait_for_vram
 from orchestrator.host.gpu_checks import VRAM_IN_USE
 from orchestrator.host.ports import plan_ports, port_holder
 from orchestrator.host.report import Finding, Level, PreflightReport, fail, info, warn
-from orchestrator.host.ssh import FarHost, Tunnel, over_ssh
+from orchestrator.host.ssh import FarHost, Tunnel, over_ssh, start_over_ssh
 from orchestrator.host.subject import Access, Check, Space, Subject
 from orchestrator.host.survey import Runner, local
 
@@ -31,6 +31,7 @@ __all__ = [
     "plan_ports",
     "port_holder",
     "preflight",
+    "start_over_ssh",
     "wait_for_vram",
     "warn",
 ]

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.shell import PIPE, Program, ProgramMissingError, ProgramResult, attempt, quote, run, start
@@ -23,6 +23,7 @@ _URL: Final = re.compile(
     r"ssh://(?P<user>\w[\w.-]*@)?(?P<host>\w[\w.-]*|\[[0-9A-Fa-f:.%\w]+\])(:(?P<port>\d{1,5}))?(?P<socket>/\S*)?\Z"
 )
 _LAST_PORT: Final = 65535
+_ALIVE: Final = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")  # a network that is gone is noticed
 _GRACE: Final = 5.0  # seconds ssh has to close the connection
 _READY: Final = "deploy-home="
 _FAR_COMMAND: Final = (
@@ -59,6 +60,19 @@ def over_ssh(url: str) -> Callable[[Sequence[str]], ProgramResult]:
     return lambda argv: attempt([*_ssh(far), quote(argv)], timeout=150)
 
 
+def start_over_ssh(url: str, argv: Sequence[str], errors: IO[bytes]) -> Program:
+    """Start a program on a far machine over a connection of its own; what it reads and prints goes through ours.
+
+    It is asked to end with the connection, and that ends with this process. What ssh says goes to `errors`. Raises
+    UsageError for what is no URL, HostError where there is no ssh.
+    """
+    far = FarHost.parse(url)
+    try:
+        return start([*_ssh(far, None, *_ALIVE), quote(argv)], stdin=PIPE, output=PIPE, errors=errors, tied=True)
+    except ProgramMissingError as error:
+        raise _no_ssh() from error
+
+
 class Tunnel:
     """An open connection to a far host."""
 
@@ -81,7 +95,7 @@ class Tunnel:
                 program = start([*argv, _FAR_COMMAND], stdin=PIPE, output=PIPE, errors=stderr)
         except ProgramMissingError as error:
             shutil.rmtree(folder)
-            raise HostError("there is no `ssh` on this machine", hint="install the OpenSSH client") from error
+            raise _no_ssh() from error
         home = _await_ready(program)
         if home is None:
             said = (folder / "stderr").read_text().strip()
@@ -128,6 +142,10 @@ def _ssh(far: FarHost, folder: Path | None = None, *options: str) -> list[str]:
     fixed = [word for setting in settings for word in ("-o", setting)]
     control = ["-S", str(folder / "control")] if folder is not None else []
     return ["ssh", *fixed, *control, *port, *options, "--", far.address]
+
+
+def _no_ssh() -> HostError:
+    return HostError("there is no `ssh` on this machine", hint="install the OpenSSH client")
 
 
 def _await_ready(program: Program) -> str | None:

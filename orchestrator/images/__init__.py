@@ -1,11 +1,12 @@
 """Patched images: built, inspected, pushed; and the patches that other sources need."""
 
-from orchestrator.images.base import ensure_base
+from orchestrator.images.base import IMAGE_BYTES, ensure_base
 from orchestrator.images.build import (
     BuildOptions,
     BuiltImage,
     build_image,
     ensure_image,
+    found_image,
     image_tag,
     on_base,
     push_image,
@@ -14,35 +15,51 @@ from orchestrator.images.build import (
 )
 from orchestrator.images.check import CONFLICT, PatchState, SourceChecker, fetch_wheel
 from orchestrator.images.client import Docker, find_docker
+from orchestrator.images.config import ImageConfig, docker_config, local_config
 from orchestrator.images.found import as_found, differences
-from orchestrator.images.receipt import ImageReceipt, parse_receipt, read_receipt
+from orchestrator.images.ready import ReadyImage, fetch_ready, find_ready, read_ready, read_table, require_ready
+from orchestrator.images.receipt import ImageReceipt, parse_receipt, read_receipt, receipt_in
+from orchestrator.images.registry import Registry
 from orchestrator.images.sources import carried_patches, image_sources, input_digests, program_paths, read_inputs
 
 __all__ = [
     "CONFLICT",
+    "IMAGE_BYTES",
     "BuildOptions",
     "BuiltImage",
     "Docker",
+    "ImageConfig",
     "ImageReceipt",
     "PatchState",
+    "ReadyImage",
+    "Registry",
     "SourceChecker",
     "as_found",
     "build_image",
     "carried_patches",
     "differences",
+    "docker_config",
     "ensure_base",
     "ensure_image",
+    "fetch_ready",
     "fetch_wheel",
     "find_docker",
+    "find_ready",
+    "found_image",
     "image_sources",
     "image_tag",
     "input_digests",
+    "local_config",
     "on_base",
     "parse_receipt",
     "program_paths",
     "push_image",
     "read_inputs",
+    "read_ready",
     "read_receipt",
+    "read_table",
+    "receipt_in",
+    "require_ready",
     "tag_image",
     "write_metadata",
 ]

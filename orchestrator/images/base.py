@@ -13,6 +13,8 @@ from orchestrator.plan import Engine
 from orchestrator.render import base_reference
 
 _GONE: Final = re.compile(r"manifest unknown|not found|does not exist|repository name not known", re.IGNORECASE)
+IMAGE_BYTES: Final = 64 << 30  # our estimate for an unpacked ROCm or CUDA image with the layers of a build
+_PIN: Final = "name another with `--base-image`, and pin it in the engine's file under profiles/engines/"
 
 
 def ensure_base(docker: Docker, engine: Engine) -> str:
@@ -44,11 +46,11 @@ class _GoneError(BuildError):
 def _pull_one(docker: Docker, reference: str, fallbacks: Sequence[str]) -> None:
     """Pull an image, or the first of its fallbacks that is there, under its name: what is in it is told by content."""
     try:
-        _pull(docker, reference)
+        pull(docker, reference, "base image", hint=_PIN)
     except _GoneError:
         for other in fallbacks:
             with suppress(BuildError):
-                _pull(docker, other)
+                pull(docker, other, "base image", hint=_PIN)
                 docker.run("tag", other, reference)
                 warn(
                     f"base image `{reference}` is gone; `{other}` takes its place and its name on this docker host",
@@ -58,8 +60,9 @@ def _pull_one(docker: Docker, reference: str, fallbacks: Sequence[str]) -> None:
         raise
 
 
-def _pull(docker: Docker, reference: str) -> None:
-    say(f"base image `{reference}` is not on this docker host: pulling it")
+def pull(docker: Docker, reference: str, what: str, *, hint: str) -> None:
+    """Pull an image, `what` it is in words; `hint` is for one that its registry does not have. Raises BuildError."""
+    say(f"{what} `{reference}` is not on this docker host: pulling it")
     progress, lines = Progress(), []
 
     def show(line: str) -> None:
@@ -72,19 +75,20 @@ def _pull(docker: Docker, reference: str) -> None:
         return
     last = lines[-1] if lines else ""
     if _GONE.search(last):
-        raise _GoneError(
-            f"base image `{reference}` does not exist in its registry (any more)",
-            hint="name another with `--base-image`, and pin it in the engine's file under profiles/engines/",
-            details=last,
-        )
-    raise BuildError(f"base image `{reference}` cannot be pulled", details=last, hint="is its registry reachable?")
+        raise _GoneError(f"{what} `{reference}` does not exist in its registry (any more)", hint=hint, details=last)
+    raise BuildError(f"{what} `{reference}` cannot be pulled", details=last, hint="is its registry reachable?")
+
+
+def known_digests(docker: Docker, reference: str) -> tuple[str, ...]:
+    """The digests that registries know an image on the docker host by, `name@sha256:…`; none for one built there."""
+    found = docker.run("image", "inspect", "--format", "{{json .RepoDigests}}", reference)
+    return tuple(parse_json(found.stdout) or ()) if found.ok else ()
 
 
 def _warn_of_moved_tag(docker: Docker, engine: Engine) -> None:
     """Say so where the tag a digest was pinned from has come to mean another image; the digest is what counts."""
     if engine.image is None or engine.image_digest is None:
         return
-    found = docker.run("image", "inspect", "--format", "{{json .RepoDigests}}", engine.image)
-    digests = parse_json(found.stdout) if found.ok else []
+    digests = known_digests(docker, engine.image)
     if digests and not any(digest.endswith(engine.image_digest) for digest in digests):
         warn(f"the tag `{engine.image}` has moved since it was pinned; the pinned {engine.image_digest[:19]}… is used")

@@ -18,10 +18,19 @@ from typing import Final
 from orchestrator.core.console import Progress, say
 from orchestrator.core.errors import BuildError, PatchError, UsageError
 from orchestrator.core.files import write_whole
-from orchestrator.images.base import ensure_base, image_id
+from orchestrator.images.base import ensure_base, image_id, known_digests
 from orchestrator.images.client import Docker
+from orchestrator.images.config import ImageConfig, docker_config
 from orchestrator.images.found import require_version
-from orchestrator.images.receipt import BASE_LABEL, RECEIPT_LABEL, ImageReceipt, labels, parse_receipt, read_receipt
+from orchestrator.images.receipt import (
+    BASE_DIGEST,
+    BASE_LABEL,
+    RECEIPT_LABEL,
+    ImageReceipt,
+    labels,
+    parse_receipt,
+    read_receipt,
+)
 from orchestrator.plan import Engine, Plan
 from orchestrator.render import Artifacts, BuildContext, repository
 
@@ -51,6 +60,7 @@ class BuiltImage:
     built: bool
     builder: str
     seconds: float
+    config: ImageConfig | None = None  # as docker knows it
 
 
 def image_tag(plan: Plan, build: BuildContext) -> str:
@@ -99,13 +109,20 @@ def ensure_image(docker: Docker, engine: Engine, context: BuildContext, options:
         _build(docker, engine, context, options, base=base)
         if replaced is not None:
             docker.run("image", "rm", replaced)  # docker refuses while a container or another name holds it
+    seconds = round(time.monotonic() - started, 3)
+    return replace(found_image(docker, options.tag), built=fresh, seconds=seconds)
+
+
+def found_image(docker: Docker, reference: str) -> BuiltImage:
+    """An image that is on the docker host, as `ensure_image` tells of one. Raises BuildError."""
     return BuiltImage(
-        tag=options.tag,
-        image_id=image_id(docker, options.tag) or "",
-        receipt=read_receipt(docker, options.tag),
-        built=fresh,
+        tag=reference,
+        image_id=image_id(docker, reference) or "",
+        receipt=read_receipt(docker, reference),
+        built=False,
         builder=docker.builder,
-        seconds=round(time.monotonic() - started, 3),
+        seconds=0.0,
+        config=docker_config(docker, reference),
     )
 
 
@@ -150,11 +167,12 @@ def _build(docker: Docker, engine: Engine, context: BuildContext, options: Build
     say(f"building `{options.tag}` with {named} ({docker.program} {docker.version})")
     try:
         _run_build(docker, build_arguments(docker, options, tag=unproved), archive(context))
-        verified = _verify(docker, unproved)
+        verified = verify_inside(docker, unproved)
         require_version(parse_receipt(verified), engine)
         receipt = json.dumps(json.loads(verified), separators=(",", ":"))
-        arguments = ["build", "--tag", options.tag, "--label", f"{RECEIPT_LABEL}={receipt}", "--label"]
-        _run_build(docker, [*arguments, f"{BASE_LABEL}={base}", "-"], f"FROM {unproved}\n".encode())
+        given = [f"{RECEIPT_LABEL}={receipt}", f"{BASE_LABEL}={base}", _base_digest(docker, base)]
+        arguments = ["build", "--tag", options.tag, *(word for label in given for word in ("--label", label)), "-"]
+        _run_build(docker, arguments, f"FROM {unproved}\n".encode())
     finally:
         docker.run("image", "rm", "--force", unproved)
 
@@ -217,7 +235,13 @@ def refusal_in(log: Sequence[str]) -> str | None:
     return "\n".join(lines[start:end]).removeprefix("error: ").rstrip()
 
 
-def _verify(docker: Docker, image: str) -> str:
+def _base_digest(docker: Docker, base: str) -> str:
+    """The label that names the base by its registry's digest; empty for one built here, in place of the base's own."""
+    known = known_digests(docker, base)
+    return f"{BASE_DIGEST}={known[0].partition('@')[2] if known else ''}"
+
+
+def verify_inside(docker: Docker, image: str) -> str:
     """The receipt, as the applier prints it after it looked again inside the image. Raises PatchError."""
     name = f"deploy-verify-{uuid.uuid4().hex[:12]}"
     command = ["--entrypoint", "python3", image, "-B", "/opt/deploy/patches/apply_patches.py", "verify"]
@@ -226,7 +250,7 @@ def _verify(docker: Docker, image: str) -> str:
     finally:
         docker.run("rm", "--force", name)
     if not done.ok:
-        raise PatchError("the built image is not what its receipt claims", details=done.stderr)
+        raise PatchError(f"`{image}` is not what its receipt claims", details=done.stderr)
     return done.stdout
 
 

@@ -1,6 +1,6 @@
 """The receipt of an image: which patches are in it and why, as its build wrote it down and as its labels carry it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +12,8 @@ from orchestrator.plan import PatchUse
 RECEIPT_LABEL: Final = "deploy.receipt"
 _AT_START: Final = "acts at start"  # the applier's word for what is needed, and not a matter of the image
 BASE_LABEL: Final = "deploy.base"  # id of the base image that was built on
+BASE_NAME: Final = "org.opencontainers.image.base.name"
+BASE_DIGEST: Final = "org.opencontainers.image.base.digest"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,7 @@ class PatchRecord:
     upstream: str
     evidence: tuple[str, ...]
     files: tuple[PatchedFile, ...]
+    digest: str = ""  # of the ledger's entry; empty in a receipt that is older than this field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +95,17 @@ def read_receipt(docker: Docker, image: str) -> ImageReceipt:
     found = labels(docker, image)
     if found is None:
         raise BuildError(f"there is no image `{image}` on this docker host", hint=f"`docker pull {image}`")
-    if RECEIPT_LABEL not in found:
+    if (receipt := receipt_in(found, image)) is None:
         raise BuildError(f"`{image}` holds no receipt", hint="only images that `deploy build` made hold one")
+    return receipt
+
+
+def receipt_in(labels: Mapping[str, str], image: str) -> ImageReceipt | None:
+    """The receipt among the labels of an image, None where there is none. Raises BuildError for one that is damaged."""
+    if RECEIPT_LABEL not in labels:
+        return None
     try:
-        return parse_receipt(found[RECEIPT_LABEL])
+        return parse_receipt(labels[RECEIPT_LABEL])
     except (ValueError, KeyError, TypeError) as error:
         hint = f"build it anew with `--no-cache`; `docker image inspect {image}` shows the label `{RECEIPT_LABEL}`"
         raise BuildError(

@@ -4,8 +4,9 @@ Which patches a plan carries is decided by version and facts (orchestrator/plan/
 need them is decided by their content, in one place for an image, a wheel and a directory: images/apply_patches.py.
 """
 
-from orchestrator.patches.ledger import manifest, read_diffs, read_ledger
+from orchestrator.patches.ledger import manifest, patch_digest, read_diffs, read_ledger
 from orchestrator.patches.schema import (
+    MOE_TABLE,
     AddedFile,
     Applies,
     ConfigTransform,
@@ -17,6 +18,7 @@ from orchestrator.patches.schema import (
 from orchestrator.patches.transforms import TRANSFORMS, Transformed
 
 __all__ = [
+    "MOE_TABLE",
     "TRANSFORMS",
     "AddedFile",
     "Applies",
@@ -27,6 +29,7 @@ __all__ = [
     "Transformed",
     "VersionRange",
     "manifest",
+    "patch_digest",
     "read_diffs",
     "read_ledger",
 ]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 from orchestrator.core.catalogue import Catalogue, Kind
@@ -57,10 +58,16 @@ def manifest(patches: Sequence[Patch], diffs: Mapping[str, str], *, unexpected: 
     Sources that a patch does not fit stop a build, unless it is one of `unexpected`.
     """
     entries = [
-        {**_entry(patch, diffs), "expected": patch.id not in unexpected}
+        {**_entry(patch, diffs), "digest": patch_digest(patch, diffs), "expected": patch.id not in unexpected}
         for patch in sorted(patches, key=lambda patch: patch.id)
     ]
     return json.dumps(entries, indent=2) + "\n"
+
+
+def patch_digest(patch: Patch, diffs: Mapping[str, str]) -> str:
+    """sha256 over how a patch is told and what it does, hex: what a receipt has to name for it to be this very one."""
+    acts = {key: value for key, value in _entry(patch, diffs).items() if key not in {"title", "upstream"}}
+    return sha256(json.dumps(acts, sort_keys=True).encode()).hexdigest()
 
 
 def _entry(patch: Patch, diffs: Mapping[str, str]) -> dict[str, object]:

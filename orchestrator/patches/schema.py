@@ -1,7 +1,7 @@
 """What one folder under patches/ says. Read strictly: an unknown key is an error."""
 
 import re
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -157,6 +157,9 @@ class EnvironmentPatch(StrictModel):
 
     kind: Literal["environment"]
     env: tuple[Variable, ...]
+
+
+MOE_TABLE: Final = "moe-table"  # the input of patches/aiter-fp4-moe-table, which a plan's own table is given as
 
 
 class AddedFile(StrictModel):

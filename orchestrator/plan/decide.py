@@ -98,6 +98,7 @@ def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowled
         wrong_answers=(),
         inexact=(),
         waiting=Waiting(**profile.waiting.model_dump()),
+        ready_image=None,  # the user names one, not the profile
     )
 
 

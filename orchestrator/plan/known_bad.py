@@ -40,6 +40,7 @@ class When(StrictModel):
         default={}, description="flag -> shell pattern of its value, `*` for any; or `>=131072`: a number is compared"
     )
     without_flags: tuple[str, ...] = Field(default=(), description="flags that must not be set")
+    env: Mapping[str, str] = Field(default={}, description="variable -> shell pattern of its value")
     env_not: Mapping[str, str] = Field(default={}, description="variable -> the value that makes it good")
 
     @property
@@ -115,6 +116,7 @@ def matches(when: When, plan: Plan) -> bool:
         and (when.experts is None or when.experts == (plan.model.moe is not None))
         and all((value := plan.flag(name)) is not None and _fits(value, good) for name, good in when.flags.items())
         and all(plan.flag(name) is None for name in when.without_flags)
+        and all(name in values and fnmatch(values[name], good) for name, good in when.env.items())
         and all(values.get(name, "").lower() != good.lower() for name, good in when.env_not.items())
     )
 

@@ -238,6 +238,7 @@ class Plan:
     wrong_answers: tuple[Hazard, ...]  # what makes answers of plans like this one wrong, told where they are
     inexact: tuple[Hazard, ...]  # why two greedy answers may rightly differ
     waiting: Waiting
+    ready_image: str | None  # that is started as it is, `name@sha256:…`; None: one is built
 
     def flag(self, name: str) -> str | None:
         """The value of an option, `""` for a bare switch, None where the plan does not set it; several by spaces."""

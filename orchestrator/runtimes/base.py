@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this 
     from orchestrator.core.paths import Home
     from orchestrator.core.secret import Secret
     from orchestrator.host import Check, Runner, Space
+    from orchestrator.images import ImageConfig
     from orchestrator.plan import Plan
     from orchestrator.plan.rules import Rule
     from orchestrator.render import Artifacts, ContextFile
@@ -121,6 +122,7 @@ class Prepared:
     records: Mapping[str, object]  # by file name
     not_needed: frozenset[str] = frozenset()  # patches that the sources turned out not to need
     as_found: Plan | None = None  # with those that they need although the plan did not expect it; None: as planned
+    image: ImageConfig | None = None  # that the server starts in, where it starts in one
 
 
 @dataclass(frozen=True, kw_only=True)

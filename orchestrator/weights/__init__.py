@@ -1,6 +1,7 @@
 """Checkpoints: fetched so that a cut costs nothing, and whole before a server sees them."""
 
 from orchestrator.weights.far import copy_headers
+from orchestrator.weights.far_stage import FarStage, far_program
 from orchestrator.weights.generate import generate_model
 from orchestrator.weights.hub import Hub
 from orchestrator.weights.overlay import overlay_path, write_overlay
@@ -12,10 +13,12 @@ from orchestrator.weights.verify import Verified, checkpoint_directory, needs_mt
 __all__ = [
     "BadShardError",
     "DownloadProgress",
+    "FarStage",
     "Hub",
     "Verified",
     "checkpoint_directory",
     "copy_headers",
+    "far_program",
     "generate_model",
     "needs_mtp",
     "overlay_path",

@@ -30,7 +30,9 @@ def copy_headers(ask: Ask, place: str, folder: Path) -> Path:
     """
     config, index, *shards = _lines(ask, _WHOLE, place, (_CONFIG, _INDEX))
     if not config:
-        raise NoWeightsError("there is no checkpoint on that machine", where=place, hint="run `deploy stage` there")
+        raise NoWeightsError(
+            "there is no checkpoint on that machine", where=place, hint="`deploy stage --host URL` stages it"
+        )
     for name, line in ((_CONFIG, config), (_INDEX, index)):
         if line:
             _write(folder / name, line, place)
@@ -38,7 +40,9 @@ def copy_headers(ask: Ask, place: str, folder: Path) -> Path:
         (folder / name).touch()
     wanted = [path.name for path in draft_shards(folder)]
     if missing := sorted(set(wanted) - set(shards)):
-        raise WeightsError(f"`{missing[0]}` is missing on that machine", where=place, hint="run `deploy stage` there")
+        raise WeightsError(
+            f"`{missing[0]}` is missing on that machine", where=place, hint="`deploy stage --host URL` stages it"
+        )
     for name, line in zip(wanted, _lines(ask, _HEADERS, place, wanted), strict=True):
         _write(folder / name, line, place)
     return folder
@@ -49,7 +53,9 @@ def _lines(ask: Ask, script: str, place: str, names: Sequence[str]) -> list[str]
         return []
     done = ask(["sh", "-c", script, "sh", place, *names])
     if done.code == 3:
-        raise NoWeightsError("there is no checkpoint on that machine", where=place, hint="run `deploy stage` there")
+        raise NoWeightsError(
+            "there is no checkpoint on that machine", where=place, hint="`deploy stage --host URL` stages it"
+        )
     if not done.ok:
         message = "the checkpoint on that machine cannot be read"
         raise WeightsError(message, where=place, details=done.stderr.strip()[-2000:])

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 FULL: Final = errno.ENOSPC  # exit code of a download that a full disk ended
 _ABBREVIATED: Final = re.compile(r"[0-9a-f]{7,39}")  # of a commit
-PARTS: Final = ".parts"  # below a checkpoint: files on their way, and a record of those that arrived
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +46,11 @@ class Listing:
     def size(self) -> int:
         """All bytes."""
         return sum(file.size for file in self.files.values())
+
+    @property
+    def contents(self) -> dict[str, tuple[int, str]]:
+        """Size and identity by path, as plain data."""
+        return {path: (file.size, file.identity) for path, file in self.files.items()}
 
     def to_json(self) -> str:
         """The listing as text, for `from_json` in another process."""
@@ -98,3 +102,12 @@ def _in_full(api: "HfApi", repository: str, revision: str | None) -> str | None:
         return revision
     commits = [entry.commit_id for entry in api.list_repo_commits(repository)]
     return next((commit for commit in commits if commit.startswith(revision)), revision)
+
+
+def file_address(listing: Listing, hub: Hub) -> tuple[str, dict[str, str]]:
+    """Where a machine without the hub's client finds the files, `<address>/<path>`, and the headers to ask with."""
+    from huggingface_hub import hf_hub_url  # noqa: PLC0415 - as above
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # noqa: PLC0415
+
+    address = hf_hub_url(listing.repository, "x", revision=listing.commit, endpoint=hub.endpoint).removesuffix("/x")
+    return address, dict(build_hf_headers(token=hub.token.reveal() if hub.token else False))

@@ -12,7 +12,8 @@ from orchestrator.core import shell
 from orchestrator.core.errors import HostError
 from orchestrator.core.secret import HUB_TOKEN
 from orchestrator.plan import Model
-from orchestrator.weights.hub import FULL, PARTS, Hub, Listing, list_files
+from orchestrator.weights.fetch_there import arrived_bytes
+from orchestrator.weights.hub import FULL, Hub, Listing, list_files
 from orchestrator.weights.verify import Verified, examine
 
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -54,64 +55,70 @@ def stage_checkpoint(
     return examine(directory, model, layer=layer, revision=listing.commit, sizes=sizes)
 
 
-def arrived_bytes(directory: Path, listing: Listing) -> int:
-    """Bytes of the listed files that are here, whole or in part."""
-    parts = directory / PARTS / listing.commit
-    return sum(
-        file.size if _size(directory / name) == file.size else _size(parts / f"{name}.part")
-        for name, file in listing.files.items()
+def no_room(where: str, *, missing: int, free: int) -> HostError:
+    """What is said of a disk that the rest of a checkpoint does not fit on."""
+    return HostError(
+        f"{missing / 1e9:.1f} GB are to come and {free / 1e9:.1f} GB are free",
+        where=where,
+        hint="free some, or stage elsewhere: `--dir DIR`",
     )
 
 
 def _require_room(directory: Path, listing: Listing) -> None:
-    missing = listing.size - arrived_bytes(directory, listing)
-    free = shutil.disk_usage(directory).free
+    missing, free = listing.size - _arrived(directory, listing), shutil.disk_usage(directory).free
     if missing > free:
-        raise HostError(
-            f"{missing / 1e9:.1f} GB are to come and {free / 1e9:.1f} GB are free",
-            where=str(directory),
-            hint="free some, or stage elsewhere: `--dir DIR`",
-        )
+        raise no_room(str(directory), missing=missing, free=free)
+
+
+def _arrived(directory: Path, listing: Listing) -> int:
+    return arrived_bytes(listing.contents, listing.commit, directory)
 
 
 def _download(directory: Path, listing: Listing, hub: Hub, progress: Callable[[DownloadProgress], None]) -> None:
     argv = shell.own("orchestrator.weights.fetch", str(directory))
     env = {**_QUIET, "HF_ENDPOINT": hub.endpoint, HUB_TOKEN: hub.token.reveal() if hub.token else None}
-    asked, seen = listing.to_json().encode(), deque[tuple[float, int]](maxlen=_WINDOW)
+    asked, seen = listing.to_json().encode(), looks()
     with (
         tempfile.TemporaryFile() as log,
         shell.start(argv, env=env, stdin=asked, output=log, tied=True) as child,
     ):
         code = None
         while code is None:
-            progress(_measure(directory, listing, seen))
+            progress(measured(seen, _arrived(directory, listing), listing.size))
             code = child.wait_for(_TICK)
-        progress(_measure(directory, listing, seen))
+        progress(measured(seen, _arrived(directory, listing), listing.size))
         if code:
             log.seek(0)
             said = log.read().decode(errors="replace")
             raise _broken(directory, listing, code, said)
 
 
-def _measure(directory: Path, listing: Listing, seen: deque[tuple[float, int]]) -> DownloadProgress:
-    seen.append((time.monotonic(), arrived_bytes(directory, listing)))
-    (start, before), (now, done) = seen[0], seen[-1]
-    return DownloadProgress(done=done, total=listing.size, rate=(done - before) / (now - start) if now > start else 0.0)
+def measured(seen: deque[tuple[float, int]], done: int, total: int) -> DownloadProgress:
+    """How far a download is, where `seen` keeps the looks of the last half minute."""
+    seen.append((time.monotonic(), done))
+    (start, before), (now, _) = seen[0], seen[-1]
+    return DownloadProgress(done=done, total=total, rate=(done - before) / (now - start) if now > start else 0.0)
+
+
+def looks() -> deque[tuple[float, int]]:
+    """Where `measured` keeps them."""
+    return deque(maxlen=_WINDOW)
+
+
+def broken_off(where: str, *, why: str, full: bool, done: int, total: int) -> HostError:
+    """What is said of a download that ended before it was whole."""
+    again = f"run the same again: {done / 1e9:.1f} of {total / 1e9:.1f} GB are here and are kept"
+    if full:
+        return HostError("the disk is full", where=where, hint=f"free {(total - done) / 1e9:.1f} GB and {again}")
+    return HostError(f"the download broke off: {why}", where=where, hint=again)
 
 
 def _broken(directory: Path, listing: Listing, code: int, log: str) -> HostError:
-    done = arrived_bytes(directory, listing)
-    again = f"run the same again: {done / 1e9:.1f} of {listing.size / 1e9:.1f} GB are here and are kept"
-    if code == FULL:
-        needed = f"free {(listing.size - done) / 1e9:.1f} GB"
-        return HostError("the disk is full", where=str(directory), hint=f"{needed} and {again}")
     lines = log.strip().splitlines()
-    why = lines[-1] if lines else f"exit code {code}"
-    return HostError(f"the download broke off: {why}", where=str(directory), hint=again)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+    return broken_off(
+        str(directory),
+        why=lines[-1] if lines else f"exit code {code}",
+        full=code == FULL,
+        done=_arrived(directory, listing),
+        total=listing.size,
+    )

@@ -1,8 +1,10 @@
 """`deploy build` on a real Docker engine, on a stand-in for the ROCm image with the real sources of sglang 0.5.14."""
 
 import dataclasses
+import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import slow_build
+from kernel_samples import FUSED_TP8, HEADER, UNFUSED_TP8, line
 from loopback_registry import await_http
 from patience import PATIENCE, wait_for
 from ports import free_port
@@ -20,22 +23,30 @@ from standin import COMMIT, ENGINE_PACKAGES, PACKAGE, base_image, packages_of
 from wheels import read, wheel
 
 from orchestrator import prove as smoke
+from orchestrator.commands.coverage import cover
 from orchestrator.commands.planning import load, render_artifacts
-from orchestrator.core.errors import BuildError, HostError, PatchError
+from orchestrator.commands.ready import ReadyRequest, ready_plan
+from orchestrator.core.errors import BuildError, HostError, KernelsError, PatchError
+from orchestrator.core.paths import Home
 from orchestrator.diagnose import diagnose
 from orchestrator.environments import Environment
 from orchestrator.images import (
     BuildOptions,
     Docker,
+    Registry,
     SourceChecker,
     build_image,
+    docker_config,
     ensure_image,
+    fetch_ready,
     find_docker,
     on_base,
     push_image,
+    read_ready,
     read_receipt,
     tag_image,
 )
+from orchestrator.runtimes import Place
 
 pytestmark = [pytest.mark.docker, pytest.mark.wheels]
 
@@ -63,7 +74,7 @@ def base(docker: Docker) -> str:
 @pytest.fixture(scope="module")
 def image(base: str) -> str:
     """The patched image of `mi355x-tp8-july`, built by the command a user gives."""
-    done = deploy("build", "--profile", "mi355x-tp8-july", "--base-image", base, "--no-cache")
+    done = deploy("build", "--profile", "mi355x-tp8-july", "--base-image", base, "--no-cache", "--accept-untuned")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -117,7 +128,8 @@ def test_the_layers_add_less_than_a_megabyte(docker: Docker, base: str, image: s
 def test_an_unchanged_build_is_no_build(image: str, base: str, tmp_path: Path) -> None:
     metadata = tmp_path / "metadata.json"
 
-    done = deploy("build", "--profile", "mi355x-tp8-july", "--base-image", base, "--metadata-file", str(metadata))
+    words = ("--base-image", base, "--accept-untuned", "--metadata-file", str(metadata))
+    done = deploy("build", "--profile", "mi355x-tp8-july", *words)
 
     assert done.stdout.strip() == image
     assert json.loads(metadata.read_text())["built"] is False
@@ -213,7 +225,7 @@ def test_a_base_that_does_not_exist_is_said_before_anything_is_built() -> None:
 
     assert done.returncode == BuildError.exit_code
     assert "base image `127.0.0.1:9/no/such:tag`" in done.stderr
-    assert "building" not in done.stderr
+    assert "building `deploy/" not in done.stderr
 
 
 def test_a_tag_that_moved_is_an_error(docker: Docker, base: str) -> None:
@@ -269,9 +281,59 @@ def test_a_pushed_image_comes_back_with_its_digest(docker: Docker, image: str, r
     pushed = push_image(docker, f"{registry}/sglang:patched")
 
     docker.run("image", "rm", f"{registry}/sglang:patched")
-    assert docker.run("pull", pushed).ok
+    assert fetch_ready(docker, f"{registry}/sglang:patched@{pushed.partition('@')[2]}") == pushed
     assert read_receipt(docker, pushed) == read_receipt(docker, image)
-    docker.run("image", "rm", pushed)
+    assert fetch_ready(docker, f"{registry}/sglang:patched") == pushed, "a tag is asked of its registry"
+    here = docker_config(docker, pushed)
+    docker.run("image", "rm", pushed, f"{registry}/sglang:patched")
+    assert here == Registry().config(pushed), "what docker says of it, its registry says without a pull"
+    shown = deploy("inspect", f"{registry}/sglang:patched").stdout
+    assert re.search(rf"^{GUARD} +applied ", shown, re.MULTILINE)
+    with pytest.raises(BuildError, match="does not exist in its registry"):
+        fetch_ready(docker, f"{registry}/sglang:none")
+
+
+def test_a_ready_image_is_planned_with_the_table_in_it(docker: Docker, base: str, image: str, tmp_path: Path) -> None:
+    """As CI builds it; one without a table is none that a server of this profile may start from."""
+    table = tmp_path / "table.csv"
+    rows = (line(1 << exponent, shape=shape) for shape in (FUSED_TP8, UNFUSED_TP8) for exponent in range(18))
+    table.write_text("\n".join([HEADER, *rows]) + "\n")
+    words = ("--base-image", base, "--give", f"moe-table={table}")
+    built = deploy("build", "--profile", "mi355x-tp8-july", *words)
+    assert built.returncode == 0, built.stderr
+    place = Place(home=Home(tmp_path / "home"))
+
+    def asked(name: str, *overrides: str) -> ReadyRequest:
+        return ReadyRequest(profile="mi355x-tp8-july", overrides=overrides, image=name, accept_untuned=False)
+
+    plan, given = ready_plan(asked(built.stdout.strip(), f"engine.image={base}"), place)
+
+    [use] = [use for use in plan.patches if use.id == "aiter-fp4-moe-table"]
+    assert use.input_sha256 == hashlib.sha256(table.read_bytes()).hexdigest()
+    assert ("AITER_CONFIG_FMOE", "/opt/deploy/tables/tuned_fmoe.csv") in {(v.name, v.value) for v in plan.env}
+    assert (
+        plan.ready_image == docker.run("image", "inspect", "--format", "{{.Id}}", built.stdout.strip()).stdout.strip()
+    )
+    assert [path.read_bytes() for path in given.tables] == [table.read_bytes()]
+    assert cover(plan, given, place.home).found.missed_by_load == ()
+    assert render_artifacts(plan).build is None
+    with pytest.raises(KernelsError, match="carries no table of tuned kernels"):
+        ready_plan(asked(image, f"engine.image={base}"), place)
+    with pytest.raises(BuildError, match="is not an image for `mi355x-tp8-july`") as caught:
+        ready_plan(asked(image), place)
+    assert [problem.hint for problem in caught.value.problems] == [
+        f"`--set engine.image={base}`, or an image that was built on this one"
+    ]
+    docker.run("image", "rm", built.stdout.strip())
+
+
+def test_an_image_that_is_not_what_its_label_says_is_refused(docker: Docker, image: str) -> None:
+    """Somebody went on working in it, and the label stayed."""
+    dockerfile = f"FROM {image}\nRUN echo '#' >> {PACKAGE}/{CUH}\n"
+    docker.run("build", "--tag", "deploy-test/changed:1", "-", stdin=dockerfile)
+    with pytest.raises(PatchError, match="is not what its receipt claims"):
+        read_ready(docker, "deploy-test/changed:1")
+    docker.run("image", "rm", "--force", "deploy-test/changed:1")
 
 
 @pytest.mark.engine

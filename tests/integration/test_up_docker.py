@@ -85,6 +85,14 @@ def is_clean(deploy: CommandLine, port: int) -> None:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+def ready_image(deploy: CommandLine, up: list[str]) -> tuple[str, str]:
+    """Build the image of `up` as CI does, under a name of its own; that name, and its id."""
+    settings, name = up[up.index("--set") :], f"deploy-test/{NAME}:1"
+    built = deploy.run("build", "--profile", "cpu-tiny", *settings, "--tag", name, "--json")
+    assert built.returncode == 0, built.stderr
+    return name, str(json.loads(built.stdout)["image_id"])
+
+
 def kept_log(deploy: CommandLine) -> str:
     """The log that the last run of the server left on this machine."""
     return max(deploy.home.runs.glob(f"{NAME}/*/server.log")).read_text()
@@ -200,14 +208,24 @@ def test_a_daemon_that_does_not_answer(deploy: CommandLine, up: list[str]) -> No
 
 @needs_sshd
 def test_the_same_over_ssh(
-    deploy: CommandLine, up: list[str], port: int, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    deploy: CommandLine,
+    up: list[str],
+    port: int,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The far machine has a home of its own, where the checkpoint was staged."""
+    """The far machine has a home of its own, where the checkpoint was staged; the image is one that is ready."""
     shutil.copytree(tiny_model, tmp_path / "far/models/tiny")
+    ready, image_id = ready_image(deploy, up)
     with ssh_server(tmp_path, deploy_home=tmp_path / "far", monkeypatch=monkeypatch) as url:
-        there = ("--host", url)
-        first = deploy.run(*up, *there, "--json")
+        there, image = ("--host", url), ("--image", ready)
+        first = deploy.run(*up, *there, *image, "--json")
         assert first.returncode == 0, first.stderr
+        assert "building `" not in first.stderr
+        assert docker("inspect", "--format", "{{.Config.Image}}", f"deploy-{NAME}").stdout.strip() == image_id
+        again = deploy.run(*up, *there, *image)
+        assert (again.returncode, "is already up" in again.stderr) == (0, True)
         assert not json.loads(first.stdout)["url"].endswith(f":{port}")  # the far end of a tunnel has another port
         assert status(deploy, *there)["health"] == "healthy"
         assert str(tmp_path / "far/models/tiny") in docker("inspect", f"deploy-{NAME}").stdout
@@ -215,4 +233,5 @@ def test_the_same_over_ssh(
         assert deploy.run("down", NAME, *there).returncode == 0
         assert tunnels() == []
     assert "Draining requests and shutting down" in kept_log(deploy)
+    docker("image", "rm", ready)
     is_clean(deploy, port)

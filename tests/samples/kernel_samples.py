@@ -107,6 +107,7 @@ def glm_plan(
         wrong_answers=(),
         inexact=(),
         waiting=Waiting(silence=60, grace=5),
+        ready_image=None,
     )
 
 

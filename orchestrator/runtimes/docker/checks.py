@@ -6,9 +6,9 @@ from typing import Final
 from orchestrator.core.shell import ProgramResult
 from orchestrator.core.text import parse_json
 from orchestrator.host import Finding, Runner, Space, Subject, fail, info, warn
-from orchestrator.plan import Plan
+from orchestrator.images import IMAGE_BYTES
+from orchestrator.plan import Engine, Plan
 
-_IMAGE_BYTES: Final = 64 << 30  # our estimate for an unpacked ROCm or CUDA image with the layers of a build
 _MISSING: Final = 127  # a shell's exit code for a program that is not there
 _VERSION: Final = ("timeout", "10", "docker", "version", "--format", "{{.Server.Version}}")
 
@@ -26,39 +26,48 @@ def daemon(subject: Subject) -> Iterator[Finding]:
 
 
 def image(subject: Subject) -> Iterator[Finding]:
-    """The base image can be reached, and is the one that was pinned."""
-    engine = subject.plan.engine
-    if engine.image is None or subject.access.runner(("docker", "--version")).code == _MISSING:
+    """The image can be reached: one that is ready, else the base, which has to be the one that was pinned."""
+    plan, engine = subject.plan, subject.plan.engine
+    name = plan.ready_image or engine.image
+    if name is None or subject.access.runner(("docker", "--version")).code == _MISSING:
         return
     try:
-        digests = image_digests(subject.access.runner, engine.image)
+        digests = image_digests(subject.access.runner, name)
     except OSError as error:
-        hint = f"see what `docker manifest inspect {engine.image}` says"
+        hint = f"see what `docker manifest inspect {name}` says"
         why = str(error).rpartition(": ")[2]  # Go puts the cause last
-        yield warn("image", f"the registry cannot be asked: {why}", engine.image, hint)
+        yield warn("image", f"the registry cannot be asked: {why}", name, hint)
         return
+    if plan.ready_image:
+        yield info("image", "there", name) if digests else fail("image", "no such image", name, "`deploy build --push`")
+        return
+    yield from _base_found(engine, name, digests)
+
+
+def _base_found(engine: Engine, name: str, digests: frozenset[str]) -> Iterator[Finding]:
     if not digests:
         others = () if engine.image_digest else engine.image_fallbacks
         hint = "dated tags get deleted: pin another one in the engine's file"
         if others:
-            yield warn("image", "no such tag", engine.image, f"`{'`, then `'.join(others)}` is tried in its place")
+            yield warn("image", "no such tag", name, f"`{'`, then `'.join(others)}` is tried in its place")
         else:
-            yield fail("image", "no such tag", engine.image, hint)
+            yield fail("image", "no such tag", name, hint)
     elif engine.image_digest and engine.image_digest not in digests:
         hint = "the tag was moved: pin what was tested, or test the new one and pin it in the engine's file"
         level = fail if len(digests) == 1 else warn  # for a list of platforms its own digest is not told
         yield level("image", f"{min(digests)[:19]}…", f"{engine.image_digest[:19]}…", hint)
     else:
-        yield info("image", "there", engine.image)
+        yield info("image", "there", name)
 
 
 def image_space(plan: Plan, runner: Runner) -> Iterator[Space]:
     """Room for an image that is still to be pulled."""
-    if not plan.engine.image or plan.hardware.vendor == "cpu":
+    image = plan.ready_image or plan.engine.image
+    if not image or plan.hardware.vendor == "cpu":
         return
     root = runner(("docker", "info", "--format", "{{.DockerRootDir}}"))
-    if root.ok and not runner(("docker", "image", "inspect", plan.engine.image)).ok:
-        yield Space(purpose="image", directory=root.stdout.strip(), size=_IMAGE_BYTES)
+    if root.ok and not runner(("docker", "image", "inspect", image)).ok:
+        yield Space(purpose="image", directory=root.stdout.strip(), size=IMAGE_BYTES)
 
 
 def image_digests(runner: Runner, reference: str) -> frozenset[str]:

@@ -9,7 +9,7 @@ from orchestrator.core.console import note, warn
 from orchestrator.core.errors import Problem
 from orchestrator.core.paths import Home
 from orchestrator.host import far_machine
-from orchestrator.images import as_found, build_image, differences, find_docker, image_sources, image_tag
+from orchestrator.images import as_found, build_image, differences, find_docker, found_image, image_sources, image_tag
 from orchestrator.plan import Plan
 from orchestrator.plan.rules import Case
 from orchestrator.render import Artifacts, ContextFile, build_context
@@ -25,16 +25,29 @@ def has_image(case: Case) -> Iterator[Problem]:
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
-    """The command, the container, and the image's build context with the files that patches are given."""
+    """The command, the container, and the image's build context with the files that patches are given.
+
+    An image that is there already has no context.
+    """
+    if plan.ready_image is not None:
+        return render(plan, None, plan.ready_image)
     build = build_context(plan, image_sources(plan, inputs=inputs))
     return render(plan, build, image_tag(plan, build))
 
 
 def prepare(artifacts: Artifacts, place: Place) -> Prepared:
-    """Build the plan's image where there is none, on the machine it is to run on. Raises BuildError, PatchError."""
-    built = build_image(find_docker(place.far), artifacts)
+    """Build the plan's image where there is none, on the machine it is to run on; a ready one is there already.
+
+    Raises BuildError, PatchError.
+    """
+    docker, ready = find_docker(place.far), artifacts.plan.ready_image
+    built = found_image(docker, ready) if ready else build_image(docker, artifacts)
     note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")
-    records = {"image.json": {"tag": built.tag, "id": built.image_id}, "patches.json": asdict(built.receipt)}
+    environment = built.config.engine_env if built.config else {}
+    records = {
+        "image.json": {"tag": built.tag, "id": built.image_id, "environment": environment},
+        "patches.json": asdict(built.receipt),
+    }
     plan = artifacts.plan
     for text in differences(plan, built.receipt):
         warn(text, hint=f"`deploy inspect {built.tag}` shows what was found")
@@ -42,7 +55,7 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     if found is not plan:
         artifacts = replace(render(found, artifacts.build, built.tag), plan=plan)
     not_needed = built.receipt.not_at_start(plan.patches)
-    return Prepared(artifacts=artifacts, records=records, not_needed=not_needed, as_found=found)
+    return Prepared(artifacts=artifacts, records=records, not_needed=not_needed, as_found=found, image=built.config)
 
 
 def _files(artifacts: Artifacts, name: str) -> tuple[ContextFile, ...]:

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-b200-tp8 \
   --label deploy.name=b200-tp8 \
-  --label deploy.plan=ae29789e6a51ef239cf1f4c90bde33bef4aa304c0b5c0a5db873cb20153c4dcd \
+  --label deploy.plan=35c0be4ed85c466376b405540ef1f21a789078a3f4a20d39eb1c125b0e40d9e0 \
   --label deploy.profile=b200-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -17,12 +17,12 @@ docker run --detach --init --name deploy-b200-tp8 \
   --stop-timeout 300 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-nvfp4,target=/models/glm-5.2-nvfp4,readonly \
-  --mount type=volume,source=deploy-cache-055b217b531f-sm100-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-055b217b531f-sm100-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-1cd839aefa9c-sm100-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-1cd839aefa9c-sm100-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env TORCH_CUDA_ARCH_LIST=10.0 \
-  deploy/b200-tp8:23b2510e4a06 \
+  deploy/b200-tp8:5ffb41697f3f \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")

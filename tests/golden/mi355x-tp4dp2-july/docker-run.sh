@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2-july \
   --label deploy.name=mi355x-tp4dp2-july \
-  --label deploy.plan=bde0cddfccde09693c2d40a05085cd7e1cd0315f217538a951cf7cc77d032376 \
+  --label deploy.plan=b9856742cd0737bb5ad26f278308eb7b784221acb10fc475f1fcb05fa2e5d7ca \
   --label deploy.profile=mi355x-tp4dp2-july \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -22,15 +22,15 @@ docker run --detach --init --name deploy-mi355x-tp4dp2-july \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
   --mount type=bind,source="$DEPLOY_HOME"/overlays/glm-5.2-mxfp4/mtp-shared-expert-exclude/config.json,target=/models/glm-5.2-mxfp4/config.json,readonly \
-  --mount type=volume,source=deploy-cache-3dee3517f880-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
-  --mount type=volume,source=deploy-cache-3dee3517f880-gfx950-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-3dee3517f880-gfx950-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-62d06b90ca0f-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-62d06b90ca0f-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-62d06b90ca0f-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
-  deploy/mi355x-tp4dp2-july:963a6ad1f2e4 \
+  deploy/mi355x-tp4dp2-july:588c72797be7 \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")

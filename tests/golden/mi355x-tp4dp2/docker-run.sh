@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --label deploy.name=mi355x-tp4dp2 \
-  --label deploy.plan=fe105ceda45c3f02bf099dc46b1267c91e52dead040a90fd4970f698f79dc37c \
+  --label deploy.plan=a50bd22c401a8c18fd0fd232b89e03941a6da5bee6559ad5bb27c11b2dd45c6b \
   --label deploy.profile=mi355x-tp4dp2 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -21,15 +21,15 @@ docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --stop-timeout 300 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
-  --mount type=volume,source=deploy-cache-77e54c197915-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
-  --mount type=volume,source=deploy-cache-77e54c197915-gfx950-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-77e54c197915-gfx950-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-66ce7e01af91-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-66ce7e01af91-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-66ce7e01af91-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
-  deploy/mi355x-tp4dp2:d7ab02165992 \
+  deploy/mi355x-tp4dp2:6e92324d78e0 \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")

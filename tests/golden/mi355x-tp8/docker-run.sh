@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8 \
   --label deploy.name=mi355x-tp8 \
-  --label deploy.plan=40c66458c91f446a17aa457d7d9e71088150827fca4afdb40b58f437bf2496ec \
+  --label deploy.plan=b9c43cfcd101c95bb9685e62a6b225424714d1173850b852368aa5fdb8e0624a \
   --label deploy.profile=mi355x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
@@ -21,15 +21,15 @@ docker run --detach --init --name deploy-mi355x-tp8 \
   --stop-timeout 300 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
-  --mount type=volume,source=deploy-cache-a68b46a71aa8-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
-  --mount type=volume,source=deploy-cache-a68b46a71aa8-gfx950-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-a68b46a71aa8-gfx950-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-474b3442857f-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-474b3442857f-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-474b3442857f-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
-  deploy/mi355x-tp8:a3e840942fc8 \
+  deploy/mi355x-tp8:c1e66c271a31 \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")

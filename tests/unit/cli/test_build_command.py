@@ -13,6 +13,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.images import BuiltImage, ImageReceipt
 from orchestrator.kernels.disk.store import Store
+from orchestrator.plan import Plan
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +28,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("orchestrator.images.find_docker", lambda: None)
     monkeypatch.setattr("orchestrator.images.build.ensure_image", found)
+    monkeypatch.setattr("orchestrator.commands.prepare.make_table", lambda *_, **__: False)
+    monkeypatch.setattr("orchestrator.commands.environment.local_config", lambda _: None)
     return Home(tmp_path / "home")
 
 
@@ -41,6 +44,28 @@ def test_build_and_up_make_one_image(home: Home, capsys: pytest.CaptureFixture[s
         plan = load("mi355x-tp8").plan
         Store.of(home, plan).write(plan, every_bucket(FUSED_TP8))
     assert tags[0] != tags[1]
+
+
+def test_build_makes_the_table_that_up_would_make(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image that CI built without one would be refused on the node, or serve with kernels chosen by heuristics."""
+    build("mi355x-tp8", base_image="mine:1")
+    without = capsys.readouterr().out
+    asked = []
+
+    def make_table(plan: Plan, at: Home, _place: object, *, accept_untuned: bool) -> bool:
+        asked.append((plan.engine.image, accept_untuned))
+        Store.of(at, plan).write(plan, every_bucket(FUSED_TP8))
+        return True
+
+    monkeypatch.setattr("orchestrator.commands.prepare.make_table", make_table)
+    build("mi355x-tp8", base_image="mine:1")
+    made = capsys.readouterr().out
+    assert asked == [("mine:1", False)]
+    monkeypatch.setattr("orchestrator.commands.prepare.make_table", lambda *_, **__: False)
+    build("mi355x-tp8", base_image="mine:1")
+    assert capsys.readouterr().out == made != without
 
 
 def test_a_table_that_is_given_takes_the_place_of_the_built_one(

@@ -71,6 +71,7 @@ def request_of(*overrides: str, keep: bool = False) -> up.UpRequest:
         name=None,
         overrides=overrides,
         host=None,
+        image=None,
         replace=False,
         keep=keep,
         stage=True,
@@ -273,6 +274,7 @@ def test_the_command_of_a_start_asks_for_the_same_again() -> None:
         name=None,
         overrides=("layout.tp=4",),
         host="ssh://node",
+        image="ghcr.io/me/sglang:1",
         replace=True,
         keep=True,
         stage=True,
@@ -281,8 +283,8 @@ def test_the_command_of_a_start_asks_for_the_same_again() -> None:
         timeout=90.0,
     )
     assert request.command("tiny") == (
-        "deploy up --profile './my profile.yaml' --name tiny --set layout.tp=4 --host ssh://node --strict-kernels"
-        " --timeout 90"
+        "deploy up --profile './my profile.yaml' --name tiny --set layout.tp=4 --host ssh://node"
+        " --image ghcr.io/me/sglang:1 --strict-kernels --timeout 90"
     )
 
 

@@ -1,0 +1,90 @@
+"""`up --image`: a plan for an image that is ready, decided with what its receipt says it was given."""
+
+from dataclasses import dataclass, replace
+
+from orchestrator.commands.coverage import RowSources
+from orchestrator.commands.planning import plan_with
+from orchestrator.core.console import note
+from orchestrator.core.errors import HostError, KernelsError, UsageError
+from orchestrator.core.files import write_whole
+from orchestrator.core.paths import Home
+from orchestrator.images import (
+    Docker,
+    ReadyImage,
+    fetch_ready,
+    find_docker,
+    find_ready,
+    read_ready,
+    read_table,
+    require_ready,
+)
+from orchestrator.kernels import applies_to
+from orchestrator.patches import MOE_TABLE
+from orchestrator.plan import Plan
+from orchestrator.runtimes import Place, runtime_kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyRequest:
+    """Which profile is to run from which image."""
+
+    profile: str
+    overrides: tuple[str, ...]
+    image: str
+    accept_untuned: bool
+
+    def decide(self, image: ReadyImage, home: Home) -> Plan:
+        """The plan for an image that was found. Raises BuildError with everything in which the two differ."""
+        plan = plan_with(self.profile, self.overrides, home, image.inputs)
+        require_ready(plan, image)
+        return replace(plan, ready_image=image.reference)
+
+
+def require_contained(plan: Plan) -> None:
+    """Raise UsageError for a plan whose runtime starts no image."""
+    if not runtime_kind(plan.runtime).contained:
+        raise UsageError(f"the {plan.runtime} runtime starts no image", hint="`--set runtime=docker`, or no `--image`")
+
+
+def ready_plan(request: ReadyRequest, place: Place) -> tuple[Plan, RowSources]:
+    """The plan on an image that is fetched and looked into, and where the rows of its table are read from.
+
+    Raises BuildError for an image that is not the plan's, KernelsError for one without the table that its server needs.
+    """
+    docker, home = find_docker(place.far), place.home
+    reference = fetch_ready(docker, request.image)
+    image = read_ready(docker, reference)
+    plan = request.decide(image, home)
+    note(f"image {reference}: as `{plan.profile}` needs it, nothing is built")
+    return plan, _rows(request, plan, image, docker, home)
+
+
+def ready_preview(request: ReadyRequest, plan: Plan, place: Place) -> Plan:
+    """The same without fetching anything: an image that is on this machine already is held against the plan."""
+    image = None if place.far else _here(request.image)
+    if image is None:
+        note(f"`{request.image}` is not here yet: its receipt is held against the plan once it is pulled")
+        return replace(plan, ready_image=request.image)
+    return request.decide(image, place.home)
+
+
+def _here(image: str) -> ReadyImage | None:
+    try:
+        return find_ready(find_docker(), image)
+    except HostError:  # no daemon: what would be started can be shown all the same
+        return None
+
+
+def _rows(request: ReadyRequest, plan: Plan, image: ReadyImage, docker: Docker, home: Home) -> RowSources:
+    """The table in the image, kept by its digest: its coverage is asked as that of one that was built here."""
+    table = read_table(docker, image, MOE_TABLE) if applies_to(plan) else None
+    if table is not None:
+        path = home.kernels / "images" / f"{image.inputs[MOE_TABLE][:12]}.csv"
+        return RowSources(tables=(write_whole(path, table),))
+    if applies_to(plan) and not request.accept_untuned:
+        raise KernelsError(
+            f"`{image.reference}` carries no table of tuned kernels",
+            where=f"profile {plan.profile}",
+            hint=f"`deploy build --profile {plan.profile} --tag … --push` puts one in; or `--accept-untuned`",
+        )
+    return RowSources()

@@ -1,0 +1,139 @@
+"""What a registry says of an image that nobody has pulled: its configuration, a few kilobytes instead of gigabytes.
+
+Nobody logs in here: an image that is not public is read once it is pulled. The protocol is the OCI distribution
+specification 1.1; the registry of Docker's own names answers as registry-1.docker.io.
+"""
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from orchestrator.core.errors import BuildError
+from orchestrator.core.text import parse_json
+from orchestrator.images.config import ImageConfig
+
+_HUB: Final = ("docker.io", "registry-1.docker.io")
+_MOST: Final = 8 << 20  # bytes of a manifest or configuration; those of ROCm images have some 100 kB
+_MANIFESTS: Final = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+_REFERENCE: Final = re.compile(
+    r"(?:(?P<host>(?:localhost|[\w.-]*\.[\w.-]+|[\w.-]+(?=:\d))(?::\d+)?)/)?"
+    r"(?P<path>[a-z0-9._/-]+)(?::(?P<tag>[\w.-]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?\Z"
+)
+_CHALLENGE: Final = re.compile(r'(\w+)="([^"]*)"')
+_PULL_IT: Final = "`docker pull {}` first, after `docker login` where it is private"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registry:
+    """How one is asked: within so many seconds in all."""
+
+    within: float = 20.0
+    transport: httpx.BaseTransport | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def config(self, reference: str) -> ImageConfig:
+        """The configuration of an image. Raises BuildError where it cannot be had, for whatever reason."""
+        name = _REFERENCE.match(reference)
+        if name is None:
+            raise BuildError(f"`{reference}` is no image's name", hint="NAME:TAG, or NAME@sha256:…")
+        try:
+            with httpx.Client(transport=self.transport, follow_redirects=True, timeout=self.within) as client:
+                return _Asking(client, name, self.clock() + self.within, self.clock).config(reference)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise _unknown(reference, str(error) or type(error).__name__) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _unknown(reference, "it answers in another form") from error
+
+
+def _unknown(reference: str, why: str) -> BuildError:
+    return BuildError(f"the registry of `{reference}` cannot be asked: {why}", hint=_PULL_IT.format(reference))
+
+
+@dataclass
+class _Asking:
+    """One look at one repository; the token that the registry hands to everyone is kept for its requests."""
+
+    client: httpx.Client
+    name: re.Match[str]
+    end: float
+    clock: Callable[[], float]
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def config(self, reference: str) -> ImageConfig:
+        content = self._manifest(self.name["digest"] or self.name["tag"] or "latest")
+        manifest, digest = parse_json(content), _digest(content)
+        if "manifests" in manifest:
+            chosen = next(entry for entry in manifest["manifests"] if _fits(entry.get("platform", {})))
+            manifest = parse_json(self._manifest(chosen["digest"]))
+        config = parse_json(self._get(f"blobs/{manifest['config']['digest']}", {}, manifest["config"]["digest"]))
+        return ImageConfig.of(reference, digest, config["config"])
+
+    def _manifest(self, which: str) -> bytes:
+        wanted = which if which.startswith("sha256:") else None
+        return self._get(f"manifests/{which}", {"Accept": ", ".join(_MANIFESTS)}, wanted)
+
+    def _get(self, path: str, headers: Mapping[str, str], digest: str | None) -> bytes:
+        url = f"{self._address()}/{path}"
+        answer, content = self._read(url, {**headers, **self.headers})
+        if answer.status_code == httpx.codes.UNAUTHORIZED and not self.headers:
+            challenge = answer.headers.get("WWW-Authenticate", "")
+            self.headers = {"Authorization": f"{challenge.partition(' ')[0]} {self._token(challenge)}"}
+            answer, content = self._read(url, {**headers, **self.headers})
+        answer.raise_for_status()
+        if digest is not None and _digest(content) != digest:
+            raise httpx.DecodingError("the content is not that of its digest")
+        return content
+
+    def _token(self, challenge: str) -> str:
+        """A token for reading what is public, as the registry's own answer says where it is had."""
+        said = dict(_CHALLENGE.findall(challenge))
+        realm = said.pop("realm", "")
+        if not challenge.lower().startswith("bearer") or not _is_safe(realm):
+            raise httpx.ProtocolError("it asks for a login")
+        answer, content = self._read(str(httpx.URL(realm, params=said)), {})
+        answer.raise_for_status()
+        told = parse_json(content)
+        return str(told.get("token") or told["access_token"])
+
+    def _read(self, url: str, headers: Mapping[str, str]) -> tuple[httpx.Response, bytes]:
+        """An answer, which may drip: within the time of the whole, and no longer than a manifest may be."""
+        content = b""
+        with self.client.stream("GET", url, headers=headers, timeout=max(self.end - self.clock(), 0.01)) as answer:
+            for piece in answer.iter_bytes():
+                content += piece
+                if self.clock() > self.end:
+                    raise httpx.ReadTimeout("it takes too long")
+                if len(content) > _MOST:
+                    raise httpx.DecodingError("it answers with more than a manifest")
+        return answer, content
+
+    def _address(self) -> str:
+        host, path = self.name["host"] or _HUB[0], self.name["path"]
+        if host == _HUB[0]:
+            return f"https://{_HUB[1]}/v2/{path if '/' in path else f'library/{path}'}"
+        plain = host.partition(":")[0] in {"localhost", "127.0.0.1"}  # as docker itself decides
+        return f"{'http' if plain else 'https'}://{host}/v2/{path}"
+
+
+def _fits(platform: Mapping[str, str]) -> bool:
+    return (platform.get("os"), platform.get("architecture")) == ("linux", "amd64")
+
+
+def _is_safe(realm: str) -> bool:
+    url = urlsplit(realm)
+    return url.scheme == "https" or url.hostname in {"localhost", "127.0.0.1"}
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"

@@ -1,0 +1,159 @@
+"""Staging on a far machine: its own Python fetches, what it found is verified here as if it lay here.
+
+Files of weights are verified by their headers and sizes. So the far machine tells those, and small files whole, and
+here they become a folder of sparse files that the one verification reads. Its receipt is then kept over there.
+"""
+
+import base64
+import binascii
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from orchestrator.core.errors import HostError, NoWeightsError, WeightsError
+from orchestrator.core.shell import Program
+from orchestrator.plan import Model
+from orchestrator.weights import fetch_there
+from orchestrator.weights.hub import Hub, Listing, file_address, list_files
+from orchestrator.weights.receipt import receipt_path
+from orchestrator.weights.stage import DownloadProgress, broken_off, looks, measured, no_room
+from orchestrator.weights.verify import Verified, examine
+
+_NO_PROGRAM: Final = 127  # a shell's exit code
+
+
+def far_program() -> list[str]:
+    """What is run over there: the whole program as text, nothing is installed or left behind."""
+    return ["python3", "-I", "-c", Path(fetch_there.__file__).read_text(encoding="utf-8")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FarStage:
+    """A checkpoint that is to be on a far machine; `directory` is absolute, or relative to the tool's home there."""
+
+    machine: str  # as the user named it
+    directory: str
+    model: Model
+    layer: int | None  # of MTP, whose tensors have to be there
+    hub: Hub
+    progress: Callable[[DownloadProgress], None]
+
+    def run(self, program: Program, complaints: Callable[[], str]) -> Verified:
+        """Talk to the program that was started there; `complaints` is what it and ssh said besides.
+
+        Raises WeightsError for a checkpoint that is not whole, HostError for a machine without Python, a hub that
+        cannot be asked, a full disk, a download that broke off: what has arrived stays, and the next call resumes.
+        """
+        hub = self.model.source.kind == "hub"
+        listing = list_files(self.model.source.location, self.model.source.revision, self.hub) if hub else None
+        program.feed(json.dumps(self._asked(listing)) + "\n")
+        with TemporaryDirectory(prefix="deploy-far-") as folder:
+            mirror = Path(folder) / "checkpoint"
+            mirror.mkdir()
+            there = self._listen(program, mirror, listing, complaints)
+            verified = self._verify(mirror, there, listing)
+            program.feed(json.dumps(json.loads(receipt_path(mirror).read_text())) + "\n")
+            program.wait()
+        return replace(verified, directory=Path(there))
+
+    def _asked(self, listing: Listing | None) -> dict[str, object]:
+        if listing is None:
+            return {"directory": self.directory, "files": {}}
+        address, headers = file_address(listing, self.hub)
+        return {
+            "directory": self.directory,
+            "files": listing.contents,
+            "commit": listing.commit,
+            "address": address,
+            "headers": headers,
+        }
+
+    def _listen(self, program: Program, mirror: Path, listing: Listing | None, complaints: Callable[[], str]) -> str:
+        """Take what it tells until the end; the directory's full path there."""
+        done, total, seen = 0, listing.size if listing else 0, looks()
+        for told in _told(program):
+            if "done" in told:
+                done = _number(told["done"])
+                self.progress(measured(seen, done, total))
+            elif "file" in told:
+                _write(mirror, told)
+            elif "error" in told:
+                why, full = str(told["error"]), bool(told.get("full"))
+                raise broken_off(self._where, why=why, full=full, done=done, total=total)
+            elif isinstance(room := told.get("room"), dict):
+                raise no_room(self._where, missing=_number(room["missing"]), free=_number(room["free"]))
+            elif "nothing" in told:
+                message = f"there is no checkpoint of `{self.model.name}`"
+                raise NoWeightsError(message, where=f"{self.machine}: {told['nothing']}")
+            elif "end" in told:
+                return str(told["directory"])
+        raise self._gone(program.wait(), complaints().strip(), done, total)
+
+    def _gone(self, code: int, said: str, done: int, total: int) -> HostError:
+        """It ended without a word: no Python, no connection, killed."""
+        if code == _NO_PROGRAM:
+            return HostError(
+                f"there is no `python3` on {self.machine}",
+                hint="`apt-get install python3` there: 3.8 or newer, and nothing else, is what staging needs",
+            )
+        if done == 0:
+            hint = (
+                "ssh has to reach it without a question (key, agent, known host), and `python3 --version` to run there"
+            )
+            return HostError(f"nothing can be staged on {self.machine}", details=said[-2000:], hint=hint)
+        why = said.splitlines()[-1] if said else f"exit code {code}"
+        return broken_off(self._where, why=why, full=False, done=done, total=total)
+
+    def _verify(self, mirror: Path, there: str, listing: Listing | None) -> Verified:
+        sizes = {name: file.size for name, file in listing.files.items()} if listing else {}
+        try:
+            return examine(
+                mirror, self.model, layer=self.layer, revision=listing.commit if listing else None, sizes=sizes
+            )
+        except WeightsError as error:
+            place = f"{self.machine}: {there}"
+            error.where = error.where.replace(str(mirror), place)
+            error.problems = tuple(
+                replace(problem, where=problem.where.replace(str(mirror), place)) for problem in error.problems
+            )
+            error.hint = f"`deploy stage --host {self.machine}` fetches what is missing"
+            raise
+
+    @property
+    def _where(self) -> str:
+        return f"{self.machine}: {self.directory}"
+
+
+def _told(program: Program) -> Iterator[Mapping[str, object]]:
+    """What it tells; lines of login scripts pass by."""
+    for line in program.lines():
+        try:
+            told = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(told, dict):
+            yield told
+
+
+def _write(mirror: Path, told: Mapping[str, object]) -> None:
+    """One file as it is there: its beginning, its size, its time."""
+    name = PurePosixPath(str(told["file"]))
+    if name.is_absolute() or ".." in name.parts:
+        raise WeightsError(f"`{name}` lies outside of the checkpoint")
+    path = mirror / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.write_bytes(base64.b64decode(str(told["data"]), validate=True))
+    except binascii.Error as error:
+        raise WeightsError(f"`{name}` was not read whole") from error
+    os.truncate(path, _number(told["size"]))
+    time = _number(told["time"])
+    os.utime(path, ns=(time, time))
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0

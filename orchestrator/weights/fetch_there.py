@@ -1,0 +1,266 @@
+"""Fetch a checkpoint with nothing but Python: sent to a far machine as text, and run by its own `python3 -c`.
+
+It needs Python 3.8 and the standard library. What is asked stands in the first line of stdin, as JSON, and the token
+with it: no command line and no file ever holds that. What is found goes to stdout, a line of JSON each:
+
+    {"nothing": …}                           there is no such directory, and nothing to fetch
+    {"room": {"missing": …, "free": …}}      the disk is too small, nothing was fetched
+    {"done": …}                              bytes that are there, each second
+    {"error": …, "full": …}                  what ended it
+    {"file": …, "size": …, "time": …, "data": …}     each file in the end, with what tells whether it is whole
+    {"end": true}
+
+A second line of stdin is the receipt, which is kept beside the checkpoint. Files grow below `.parts/<commit>` and take
+their place when they are whole; `fetch.py` does the same here, so that either goes on where the other was cut.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import fcntl
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+PARTS = ".parts"  # below a checkpoint: files on their way, and a record of those that arrived
+_RECORD = "fetched"  # below PARTS: a line for each file that was fetched, see `_line`
+_WORKERS = 8
+_PIECE = 1 << 20
+_TRIES = 3  # without a byte in between
+_SMALL = 64 << 20  # bytes of a file that is told whole; a tokenizer has 20 MB
+_TICK = 1.0
+_AGAIN = (408, 425, 429)  # answers that blame the moment, beside those of 500 and more
+_TELLING = threading.Lock()
+
+
+def fetch_all(
+    files: Mapping[str, tuple[int, str]], commit: str, directory: Path, fetch_one: Callable[[str, Path], None]
+) -> None:
+    """Fetch every file that is not here yet; `files` gives size and identity, `fetch_one` fills a part.
+
+    Raises RuntimeError where another one is at work in this directory, and what `fetch_one` raises.
+    """
+    path = directory / PARTS / _RECORD
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", buffering=1) as record:
+        try:
+            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RuntimeError("another `deploy stage` is at work in this directory") from error
+        record.seek(0)
+        fetched = frozenset(record.read().splitlines())
+        missing = [name for name in files if not _is_here(files[name], directory, name, fetched)]
+        pool = ThreadPoolExecutor(_WORKERS)
+        jobs = {pool.submit(_fetch, name, commit, directory, fetch_one): name for name in missing}
+        for job in as_completed(jobs):
+            job.result()
+            record.write(_line(files[jobs[job]][1], directory, jobs[job]) + "\n")
+    shutil.rmtree(directory / PARTS / commit, ignore_errors=True)
+
+
+def arrived_bytes(files: Mapping[str, tuple[int, str]], commit: str, directory: Path) -> int:
+    """Bytes of the files that are here, whole or in part."""
+    parts = directory / PARTS / commit
+    return sum(
+        size if _size(directory / name) == size else _size(parts / f"{name}.part") for name, (size, _) in files.items()
+    )
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether a full disk or quota is behind an error."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _fetch(name: str, commit: str, directory: Path, fetch_one: Callable[[str, Path], None]) -> None:
+    part, target = directory / PARTS / commit / f"{name}.part", directory / name
+    part.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fetch_one(name, part)
+    part.replace(target)
+
+
+def _is_here(file: tuple[int, str], directory: Path, name: str, fetched: frozenset[str]) -> bool:
+    """Whether a file is the hub's: one that was not fetched, or changed since, is hashed; a size proves little."""
+    path, (size, identity) = directory / name, file
+    if not path.is_file() or path.stat().st_size != size:
+        return False
+    return _line(identity, directory, name) in fetched or _identity(path, size, large=len(identity) == 64) == identity
+
+
+def _identity(path: Path, size: int, *, large: bool) -> str:
+    """What the hub knows a file by: the sha256 of a large one (git-lfs), git's own sha1 of any other."""
+    digest = hashlib.sha256() if large else hashlib.sha1(f"blob {size}\0".encode())  # noqa: S324 - git's
+    with path.open("rb") as content:
+        for piece in iter(lambda: content.read(_PIECE), b""):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _line(identity: str, directory: Path, name: str) -> str:
+    return f"{identity} {(directory / name).stat().st_mtime_ns} {name}"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """A store that is not the hub has its own signature in the address, and gets no token."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:  # noqa: ANN401
+        found = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if found is not None and urllib.parse.urlsplit(newurl).netloc != urllib.parse.urlsplit(req.full_url).netloc:
+            found.remove_header("Authorization")
+        return found
+
+
+def _download(url: str, headers: Mapping[str, str], part: Path, size: int) -> None:
+    """Fill a part to its size, from the byte it ends at; tried again while bytes arrive. Raises OSError."""
+    failures = 0
+    while True:
+        before = _size(part)
+        try:
+            _append(url, headers, part, size)
+        except (OSError, http.client.HTTPException) as error:
+            failures = 0 if _size(part) > before else failures + 1
+            if failures == _TRIES or is_full(error) or _blames_us(error):
+                raise
+            time.sleep(failures)
+        else:
+            return
+
+
+def _append(url: str, headers: Mapping[str, str], part: Path, size: int) -> None:
+    with part.open("ab") as file:
+        if file.tell() > size:
+            file.truncate(0)
+        start = file.seek(0, os.SEEK_END)
+        if start == size:
+            return
+        ranged = {"Range": f"bytes={start}-"} if start else {}
+        asked = urllib.request.Request(url, headers={**headers, **ranged})  # noqa: S310 - the hub's address
+        with urllib.request.build_opener(_Redirects).open(asked, timeout=60) as answer:
+            if start and answer.status != 206:  # it begins anew
+                file.truncate(0)
+            for piece in iter(lambda: answer.read(_PIECE), b""):
+                file.write(piece)
+    if _size(part) != size:
+        raise OSError(f"{part.stem} ended after {_size(part)} of {size} bytes")
+
+
+def _blames_us(error: BaseException) -> bool:
+    return isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code not in _AGAIN
+
+
+def _found(directory: Path) -> Iterator[dict[str, object]]:
+    """Every file with what tells whether it is whole: a small one itself, of weights the header."""
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        name = str(path.relative_to(directory))
+        if name.split("/", 1)[0] == PARTS:
+            continue
+        status = path.stat()
+        with path.open("rb") as file:
+            first = file.read(8)
+            data = first + file.read(_told(path, status.st_size, first) - 8)
+        yield {
+            "file": name,
+            "size": status.st_size,
+            "time": status.st_mtime_ns,
+            "data": base64.b64encode(data).decode(),
+        }
+
+
+def _told(path: Path, size: int, first: bytes) -> int:
+    """How many bytes of a file are told, 8 at least."""
+    if path.suffix == ".safetensors":
+        return 8 + min(int.from_bytes(first, "little"), _SMALL)
+    return max(size, 8) if size <= _SMALL else 8
+
+
+def _say(**told: object) -> None:
+    """A line for whoever asked; where nobody listens any more, that is the end."""
+    try:
+        with _TELLING:
+            sys.stdout.write(json.dumps(told) + "\n")
+            sys.stdout.flush()
+    except OSError:
+        os._exit(1)
+
+
+def _home() -> Path:
+    """The tool's home on this machine, as `orchestrator.core.paths` finds it."""
+    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")  # noqa: PTH111
+    return Path(os.environ.get("DEPLOY_HOME") or os.path.join(data, "deploy"))  # noqa: PTH118
+
+
+def _stage(asked: dict[str, Any], directory: Path) -> None:
+    files = {name: (size, identity) for name, (size, identity) in asked["files"].items()}
+    directory.mkdir(parents=True, exist_ok=True)
+    missing = sum(size for size, _ in files.values()) - arrived_bytes(files, asked["commit"], directory)
+    free = shutil.disk_usage(directory).free
+    if missing > free:
+        _say(room={"missing": missing, "free": free})
+        os._exit(0)
+    ended = threading.Event()
+
+    def tell_progress() -> None:
+        while not ended.wait(_TICK):
+            _say(done=arrived_bytes(files, asked["commit"], directory))
+
+    def fetch_one(name: str, part: Path) -> None:
+        _download(f"{asked['address']}/{urllib.parse.quote(name)}", asked["headers"], part, files[name][0])
+
+    threading.Thread(target=tell_progress, daemon=True).start()
+    fetch_all(files, asked["commit"], directory, fetch_one)
+    ended.set()
+    _say(done=arrived_bytes(files, asked["commit"], directory))
+
+
+def main() -> None:
+    """Do what the first line asks; keep the receipt that the second one is."""
+    asked = json.loads(sys.stdin.readline())
+    directory = _home() / asked["directory"]
+    try:
+        if asked["files"]:
+            _stage(asked, directory)
+        elif not directory.is_dir():
+            _say(nothing=str(directory))
+            os._exit(0)
+        for told in _found(directory):
+            _say(**told)
+        _say(end=True, directory=str(directory))
+        if receipt := sys.stdin.readline():
+            beside = directory.with_name(directory.name + ".receipt.json")
+            new = beside.with_name(beside.name + ".new")
+            new.write_text(receipt)
+            new.replace(beside)
+    except (OSError, ValueError, RuntimeError, http.client.HTTPException) as error:
+        _say(error=" ".join(str(error).split()) or type(error).__name__, full=is_full(error))
+    sys.stdout.flush()
+    os._exit(0)  # without waiting for the downloads that are still under way
+
+
+if __name__ == "__main__":
+    main()

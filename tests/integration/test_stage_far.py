@@ -1,0 +1,180 @@
+"""`deploy stage --host`: a hub on loopback, a real ssh connection; the far machine is this one, under another home."""
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkpoint_samples import write_checkpoint
+from command_line import processes_with
+from loopback_hub import COMMIT, Hub, serve
+from loopback_ssh import needs_sshd, ssh_server
+from patience import PATIENCE, wait_for
+
+from orchestrator.commands.planning import load
+from orchestrator.weights import fetch_there, read_receipt, verify_checkpoint
+
+pytestmark = needs_sshd
+
+PLAN = load("mi355x-tp8").plan
+SECOND = "model-00002-of-00003.safetensors"
+PIECE = 1 << 20
+TOKEN = "hf_" + "b" * 34
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One machine for all tests; each takes a directory of its own there."""
+    folder = tmp_path_factory.mktemp("ssh")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        ssh_server(folder, deploy_home=folder / "home", monkeypatch=patch) as url,
+    ):
+        yield url
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    source = write_checkpoint(tmp_path / "hub", size=100_000, layers=4, mtp_layer=78)
+    with serve(Hub(repository="amd/GLM-5.2-MXFP4", directory=source)) as running:
+        yield running
+
+
+def command(far: str, there: Path) -> list[str]:
+    words = ["stage", "--profile", "mi355x-tp8", "--host", far, "--dir", str(there)]
+    return [sys.executable, "-m", "orchestrator", *words]
+
+
+def environment(hub: Hub, tmp_path: Path, **more: str) -> dict[str, str]:
+    base = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return {**base, "HF_ENDPOINT": hub.url, "DEPLOY_HOME": str(tmp_path / "here"), "HF_HOME": str(tmp_path), **more}
+
+
+def stage(hub: Hub, tmp_path: Path, far: str, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*command(far, tmp_path / "glm"), *words],
+        env=environment(hub, tmp_path, **more),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+
+
+def test_a_checkpoint_arrives_whole_over_there_and_the_token_is_seen_by_nobody(
+    hub: Hub, far: str, tmp_path: Path
+) -> None:
+    hub.token = TOKEN
+    seen: list[str] = []
+    hub.before_body = lambda: seen.extend(processes_with(TOKEN))
+
+    done = stage(hub, tmp_path, far, "--json", HF_TOKEN=TOKEN)
+
+    assert done.returncode == 0, done.stderr
+    there = tmp_path / "glm"
+    told = json.loads(done.stdout)
+    assert (told["revision"], told["directory"], told["shards"]) == (COMMIT, str(there), 3)
+    assert "100% of 0.0 GB" in done.stderr
+    assert (there / SECOND).read_bytes() == (hub.directory / SECOND).read_bytes()
+    assert verify_checkpoint(there, PLAN.model, speculative=True).from_receipt, "its receipt holds over there"
+    assert hub.tokens == {f"Bearer {TOKEN}"}
+    assert (seen, TOKEN in done.stdout + done.stderr) == ([], False)
+    assert not any(TOKEN in path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
+    assert not (tmp_path / "here/models").exists(), "nothing is kept here"
+    sent = dict(hub.sent)
+    assert stage(hub, tmp_path, far, HF_TOKEN=TOKEN).returncode == 0
+    assert hub.sent == sent
+
+
+def test_a_cut_costs_only_what_was_still_to_come(hub: Hub, far: str, tmp_path: Path) -> None:
+    write_checkpoint(hub.directory, size=6 * PIECE, layers=4, mtp_layer=78)
+    hub.cuts[SECOND] = 4 * PIECE
+    broken = stage(hub, tmp_path, far)
+    assert broken.returncode == 4
+    assert "the download broke off: HTTP Error 503" in broken.stderr
+    assert "are here and are kept" in broken.stderr
+    before = hub.sent[SECOND]
+    hub.cuts.clear()
+    hub.down = False
+    again = stage(hub, tmp_path, far)
+    assert again.returncode == 0, again.stderr
+    assert {name for name, _ in hub.ranges} == {SECOND}
+    assert hub.sent[SECOND] - before < 3 * PIECE
+    assert (tmp_path / "glm" / SECOND).read_bytes() == (hub.directory / SECOND).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        ("room", "GB are to come and"),
+        ("header", f"`{SECOND}` has no safetensors header"),
+        ("missing", f"`{SECOND}` is missing"),
+    ],
+)
+def test_what_is_not_whole_is_refused_by_the_name_it_has_there(
+    hub: Hub, far: str, tmp_path: Path, harm: str, said: str
+) -> None:
+    if harm == "room":
+        hub.sizes[SECOND] = 10**16
+    elif harm == "header":
+        (hub.directory / SECOND).write_bytes(b"\xff" * 500)
+    else:
+        (hub.directory / SECOND).unlink()
+    done = stage(hub, tmp_path, far)
+    assert done.returncode == 4
+    assert said in done.stderr
+    assert f"{far}: {tmp_path / 'glm'}" in done.stderr
+    assert read_receipt(tmp_path / "glm") is None
+    if harm == "room":
+        assert hub.sent == {}, "the disk is looked at first"
+
+
+def test_ctrl_c_ends_it_on_both_machines(hub: Hub, far: str, tmp_path: Path) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        reached.set()
+        go_on.wait(PATIENCE)
+
+    hub.before_body = hold
+    argv = command(far, tmp_path / "glm")
+    with subprocess.Popen(argv, env=environment(hub, tmp_path), stderr=subprocess.DEVNULL) as started:
+        try:
+            assert reached.wait(PATIENCE)
+            started.send_signal(signal.SIGINT)
+            assert started.wait(PATIENCE / 2) == 130  # while the hub holds the file back
+            wait_for(lambda: not processes_with("sent to a far machine as text"))
+        finally:
+            go_on.set()
+            started.kill()
+
+
+def test_a_machine_that_cannot_be_reached_is_told(hub: Hub, tmp_path: Path) -> None:
+    done = stage(hub, tmp_path, "ssh://127.0.0.1:9")
+    assert done.returncode == 4
+    assert "error: nothing can be staged on ssh://127.0.0.1:9" in done.stderr
+    assert "Connection refused" in done.stderr
+    assert "ssh has to reach it without a question" in done.stderr
+
+
+def test_a_checkpoint_that_is_there_is_verified_where_it_lies(hub: Hub, far: str, tmp_path: Path) -> None:
+    there = write_checkpoint(tmp_path / "share", mtp_layer=78)
+    origin = ("--set", "model.origin.kind=directory", "--set", f"model.origin.location={there}", "--dir", str(there))
+    assert stage(hub, tmp_path, far, *origin).returncode == 0
+    assert read_receipt(there) is not None
+    (there / SECOND).unlink()
+    refused = stage(hub, tmp_path, far, *origin)
+    assert (refused.returncode, f"`{SECOND}` is missing" in refused.stderr) == (4, True)
+
+
+def test_the_program_is_written_in_what_an_old_python_reads() -> None:
+    source = Path(fetch_there.__file__).read_text()
+    ast.parse(source, feature_version=(3, 8))
+    imported = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
+    assert imported <= {"__future__", "collections.abc", "concurrent.futures", "pathlib", "typing"}

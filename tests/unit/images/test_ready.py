@@ -1,0 +1,147 @@
+"""An image that CI built, held against a plan: what differs is named, each with its way out."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from orchestrator.commands.planning import load, render_artifacts
+from orchestrator.commands.ready import require_contained
+from orchestrator.core.errors import BuildError, UsageError
+from orchestrator.images import ImageReceipt, ReadyImage, require_ready
+from orchestrator.images.receipt import BASE_DIGEST, BASE_NAME, PatchedFile, PatchRecord, SourceRecord
+from orchestrator.patches import patch_digest, read_diffs, read_ledger
+from orchestrator.plan import Plan
+from orchestrator.runtimes.docker.container import spec_of
+
+GUARD, TABLE, TOPK = "rocm-cuda-runtime-guard", "aiter-fp4-moe-table", "dsa-topk-v2-off"
+PINNED = "sha256:" + "a" * 64
+
+
+def july(*overrides: str) -> Plan:
+    return load("mi355x-tp8-july", overrides=overrides).plan
+
+
+def records(plan: Plan, **states: str) -> tuple[PatchRecord, ...]:
+    """One for each patch the plan carries, in the ledger's own form."""
+    ledger = read_ledger()
+    diffs, known = read_diffs(ledger), {patch.id: patch for patch in ledger}
+    return tuple(
+        PatchRecord(
+            id=use.id,
+            title="",
+            kind=use.kind,
+            state=states.get(use.id.replace("-", "_"), "applied" if use.kind == "diff" else "not applicable"),
+            upstream="",
+            evidence=(),
+            files=(),
+            digest=patch_digest(known[use.id], diffs),
+        )
+        for use in plan.patches
+    )
+
+
+def ready(plan: Plan, *, version: str = "0.5.14", pinned: str | None = None, **states: str) -> ReadyImage:
+    """An image as the plan's own build would make it."""
+    engine = plan.engine
+    sources = (
+        ("aiter", SourceRecord(root="/aiter", version=None, commit=pinned or engine.aiter_commit)),
+        ("sglang", SourceRecord(root="/sglang", version=version, commit=None)),
+    )
+    labels = {BASE_NAME: engine.image or "", BASE_DIGEST: engine.image_digest or ""}
+    receipt = ImageReceipt(python="3.10", sources=sources, patches=records(plan, **states))
+    return ReadyImage(reference="ghcr.io/me/tp8@sha256:1", receipt=receipt, labels=labels)
+
+
+def without(name: str, image: ReadyImage) -> ReadyImage:
+    kept = tuple(record for record in image.receipt.patches if record.id != name)
+    return replace(image, receipt=replace(image.receipt, patches=kept))
+
+
+def in_another_form(name: str, image: ReadyImage) -> ReadyImage:
+    changed = tuple(
+        replace(record, digest="0" * 64) if record.id == name else record for record in image.receipt.patches
+    )
+    return replace(image, receipt=replace(image.receipt, patches=changed))
+
+
+def labelled(name: str, text: str, image: ReadyImage) -> ReadyImage:
+    return replace(image, labels={**image.labels, name: text})
+
+
+def test_the_image_of_the_plans_own_build_is_taken() -> None:
+    require_ready(july(), ready(july()))
+
+
+@pytest.mark.parametrize(
+    ("image", "message", "hint"),
+    [
+        (partial(ready, version="0.5.16"), "it holds sglang 0.5.16, the engine says 0.5.14", "engine.version=0.5.16"),
+        (partial(ready, pinned="9127" * 10), "it holds aiter 912791279127, the engine pins 7d604afe5fa7", "9127" * 10),
+        (
+            lambda plan: labelled(BASE_NAME, "mine:1", ready(plan)),
+            "it was built on `mine:1`, the engine names `lmsysorg/sglang-rocm:v0.5.14-rocm720-mi35x-20260626`",
+            "`--set engine.image=mine:1`",
+        ),
+        (
+            lambda plan: without(GUARD, ready(plan)),
+            f"patch `{GUARD}` was not looked for in it",
+            "`deploy build --profile mi355x-tp8-july --tag … --push`",
+        ),
+        (
+            lambda plan: in_another_form(GUARD, ready(plan)),
+            f"patch `{GUARD}` is in it in another form than here",
+            "build it anew",
+        ),
+    ],
+)
+def test_what_differs_is_refused_with_the_way_out(image: Callable[[Plan], ReadyImage], message: str, hint: str) -> None:
+    with pytest.raises(BuildError, match="is not an image for `mi355x-tp8-july`") as caught:
+        require_ready(july(), image(july()))
+    [problem] = caught.value.problems
+    assert message in problem.message
+    assert hint in problem.hint
+
+
+def test_a_pinned_base_is_held_against_the_digest_that_was_built_on() -> None:
+    plan = july(f"engine.image_digest={PINNED}")
+    require_ready(plan, ready(plan))
+    with pytest.raises(BuildError) as caught:
+        require_ready(plan, labelled(BASE_DIGEST, "sha256:" + "b" * 64, ready(plan)))
+    assert "the engine pins sha256:aaaaaaaaaaaa…" in caught.value.problems[0].message
+
+
+def test_an_image_with_a_fix_that_the_plan_leaves_out_is_refused() -> None:
+    """A variable of a patch stands in the image's own environment: nothing here would take it back."""
+    plain = july("without_patches=[rocm-cuda-runtime-guard, dsa-topk-v2-off]")
+    image = ready(july(), dsa_topk_v2_off="acts at start")
+    with pytest.raises(BuildError) as caught:
+        require_ready(plain, image)
+    assert [problem.message for problem in caught.value.problems] == [
+        f"it carries patch `{TOPK}` (acts at start), the plan does not",
+        f"it carries patch `{GUARD}` (applied), the plan does not",
+    ]
+    require_ready(plain, without(GUARD, ready(july())))
+
+
+def test_the_table_is_known_by_the_receipt() -> None:
+    image = ready(july(), aiter_fp4_moe_table="applied")
+    file = PatchedFile(path="/opt/deploy/tables/tuned_fmoe.csv", before=None, after="c" * 64)
+    given = tuple(replace(record, files=(file,)) if record.id == TABLE else record for record in image.receipt.patches)
+    image = replace(image, receipt=replace(image.receipt, patches=given))
+    assert image.inputs == {"moe-table": "c" * 64}
+    assert image.tables == {"moe-table": "/opt/deploy/tables/tuned_fmoe.csv"}
+    assert ready(july()).inputs == {}
+
+
+def test_a_ready_image_is_started_as_it_is_and_another_one_is_another_plan() -> None:
+    plan = replace(july(), ready_image="ghcr.io/me/tp8@sha256:1")
+    artifacts = render_artifacts(plan)
+    assert (artifacts.build, spec_of(artifacts).image) == (None, "ghcr.io/me/tp8@sha256:1")
+    assert plan.digest != july().digest
+
+
+def test_a_runtime_without_images_takes_none() -> None:
+    with pytest.raises(UsageError, match="the process runtime starts no image"):
+        require_contained(load("cpu-tiny").plan)

@@ -1,0 +1,121 @@
+"""What a registry says of an image without a pull; and every way in which it does not."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import httpx
+import pytest
+
+from orchestrator.core.errors import BuildError
+from orchestrator.images import Registry
+
+INT8 = "ROCM_QUICK_REDUCE_QUANTIZATION=INT8"
+BLOB = json.dumps({"config": {"Env": ["PATH=/bin", INT8], "Labels": {"a": "b"}}}).encode()
+
+
+def digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+MANIFEST = json.dumps({"config": {"digest": digest(BLOB)}}).encode()
+INDEX = json.dumps(
+    {
+        "manifests": [
+            {"digest": digest(b"arm"), "platform": {"os": "linux", "architecture": "arm64"}},
+            {"digest": digest(MANIFEST), "platform": {"os": "linux", "architecture": "amd64"}},
+        ]
+    }
+).encode()
+
+
+def registry(answer: Callable[[httpx.Request], httpx.Response], *, ticks: float = 0.0) -> Registry:
+    """A registry that answers so; each look at the clock takes `ticks` seconds."""
+    moments: Iterator[float] = count(0.0, ticks)
+    return Registry(within=5.0, transport=httpx.MockTransport(answer), clock=lambda: next(moments))
+
+
+def served(asked: list[str], *, top: bytes = INDEX, config: bytes = BLOB) -> Callable[[httpx.Request], httpx.Response]:
+    """Docker's own registry, which hands everyone a token; `asked` takes each address."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        if request.url.host == "auth.example":
+            return httpx.Response(200, json={"token": "public"})
+        if request.headers.get("Authorization") != "Bearer public":
+            challenge = 'Bearer realm="https://auth.example/token",service="s",scope="repository:a/b:pull"'
+            return httpx.Response(401, headers={"WWW-Authenticate": challenge})
+        if "/blobs/" in request.url.path:
+            return httpx.Response(200, content=config)
+        return httpx.Response(200, content=top if request.url.path.endswith("/v1") else MANIFEST)
+
+    return answer
+
+
+def test_variables_and_labels_are_read_through_index_manifest_and_token() -> None:
+    asked: list[str] = []
+    found = registry(served(asked)).config("a/b:v1")
+    assert found.engine_env == {"ROCM_QUICK_REDUCE_QUANTIZATION": "INT8"}
+    assert (found.labels, found.digest) == ({"a": "b"}, digest(INDEX))
+    assert asked[0] == "https://registry-1.docker.io/v2/a/b/manifests/v1"
+    assert asked[1] == "https://auth.example/token?service=s&scope=repository%3Aa%2Fb%3Apull"
+    assert asked[-1].endswith(f"/blobs/{digest(BLOB)}")
+
+
+@pytest.mark.parametrize(
+    ("reference", "address"),
+    [
+        ("ubuntu", "https://registry-1.docker.io/v2/library/ubuntu/manifests/latest"),
+        ("ghcr.io/me/x:1", "https://ghcr.io/v2/me/x/manifests/1"),
+        ("localhost:5000/x:1", "http://localhost:5000/v2/x/manifests/1"),
+        ("node:5000/x:1", "https://node:5000/v2/x/manifests/1"),
+        (f"a/b:v1@{digest(MANIFEST)}", f"https://registry-1.docker.io/v2/a/b/manifests/{digest(MANIFEST)}"),
+    ],
+)
+def test_a_name_leads_to_its_registry_as_dockers_does(reference: str, address: str) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        return httpx.Response(200, content=BLOB if "/blobs/" in request.url.path else MANIFEST)
+
+    registry(answer).config(reference)
+    assert asked[0] == address
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda _: httpx.Response(404), "404 Not Found"),
+        (lambda _: httpx.Response(401, headers={"WWW-Authenticate": 'Basic realm="x"'}), "it asks for a login"),
+        (
+            lambda _: httpx.Response(401, headers={"WWW-Authenticate": 'Bearer realm="http://elsewhere/token"'}),
+            "it asks for a login",
+        ),
+        (lambda _: httpx.Response(200, content=b"<html>"), "it answers in another form"),
+        (lambda _: httpx.Response(200, json={"manifests": [1]}), "it answers in another form"),
+        (lambda _: httpx.Response(200, content=b"x" * (9 << 20)), "it answers with more than a manifest"),
+        (served([], config=BLOB + b" "), "the content is not that of its digest"),
+    ],
+)
+def test_an_answer_that_is_none_is_told_with_the_way_out(
+    answer: Callable[[httpx.Request], httpx.Response], why: str
+) -> None:
+    with pytest.raises(BuildError) as caught:
+        registry(answer).config("a/b:v1")
+    assert why in caught.value.message
+    assert "`docker pull a/b:v1` first" in caught.value.hint
+
+
+def test_a_registry_that_drips_is_left_after_the_time_of_the_whole() -> None:
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=(b"x" for _ in range(1000)))
+
+    with pytest.raises(BuildError, match="it takes too long"):
+        registry(answer, ticks=0.1).config("a/b:v1")
+
+
+def test_what_is_no_name_is_asked_of_nobody() -> None:
+    with pytest.raises(BuildError, match="is no image's name"):
+        registry(served([])).config("UPPER case")
