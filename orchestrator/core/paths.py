@@ -9,8 +9,10 @@
         packages/<digest>/            a patched copy of an interpreter's sglang (process runtime)
         runs/<name>/<run>/            what was done: plan, rendered files, command, log, record, reports
         kernels/                      measured rows of tuned tables
+        far/<digest>/overlays/…       what is made here for a far machine, by its URL
 """
 
+import hashlib
 import os
 import shlex
 from collections.abc import Mapping
@@ -77,6 +79,10 @@ class Home:
     def kernels(self) -> Path:
         """Measured rows of tuned kernel tables."""
         return self.root / "kernels"
+
+    def made_for(self, far: str | None) -> Path:
+        """Where files for a machine are made that lie below its own home there: nowhere else's are taken for them."""
+        return self.root if far is None else self.root / "far" / hashlib.sha256(far.encode()).hexdigest()[:12]
 
     def holds(self, run_dir: Path) -> bool:
         """Whether that is a directory of this home's runs: a container may name any."""
