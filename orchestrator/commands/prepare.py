@@ -95,7 +95,7 @@ def _overlay(plan: Plan, place: Place, not_needed: frozenset[str]) -> None:
     ids = {patch.id for patch in plan.patches} - not_needed
     applied = [patch.apply for patch in read_ledger() if patch.id in ids]
     transforms = [apply.transform for apply in applied if isinstance(apply, ConfigTransform)]
-    written = (place.home.root / overlay).parent
+    written = (place.home.made_for(place.far) / overlay).parent
     if place.far is None:
         said = write_overlay(checkpoint_directory(plan.model, place.home), written, transforms)
     else:

@@ -10,8 +10,10 @@
         runs/<name>/<run>/            what was done: plan, rendered files, command, log, record, reports
         kernels/                      measured rows of tuned tables
         images/                       what registries said of images: variables and labels
+        far/<digest>/overlays/…       what is made here for a far machine, by its URL
 """
 
+import hashlib
 import os
 import shlex
 from collections.abc import Mapping
@@ -83,6 +85,10 @@ class Home:
     def images(self) -> Path:
         """The user's own templates of images, and what registries said of images."""
         return self.root / "images"
+
+    def made_for(self, far: str | None) -> Path:
+        """Where files for a machine are made that lie below its own home there: nowhere else's are taken for them."""
+        return self.root if far is None else self.root / "far" / hashlib.sha256(far.encode()).hexdigest()[:12]
 
     def holds(self, run_dir: Path) -> bool:
         """Whether that is a directory of this home's runs: a container may name any."""

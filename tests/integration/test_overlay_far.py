@@ -78,21 +78,37 @@ def test_the_patched_config_reaches_the_far_machine(far: Place, checkpoint: Path
     prepare._overlay(PLAN, Place(home=Home(tmp_path / "there")), frozenset())
     assert carried.read_text() == text
     assert {path.name: path.read_bytes() for path in checkpoint.iterdir()} == before
-    assert [path.name for path in (far.home.root / OVERLAY).parent.iterdir()] == ["config.json"]  # no link to nowhere
+    made = far.home.made_for(far.far) / OVERLAY
+    assert [path.name for path in made.parent.iterdir()] == ["config.json"]  # no link to nowhere
+
+
+def test_what_is_made_for_another_machine_is_not_taken_for_it(far: Place, checkpoint: Path, tmp_path: Path) -> None:
+    """Two machines, and this one, may hold other checkpoints under one name; two commands may prepare them at once."""
+    prepare._overlay(PLAN, far, frozenset())
+    for other in (Place(home=far.home, far=f"{far.far}/other.sock"), Place(home=far.home)):
+        elsewhere = far.home.made_for(other.far) / OVERLAY
+        elsewhere.parent.mkdir(parents=True)
+        elsewhere.write_text("{}")
+
+    with closing(DockerHost(far.home, far.far)) as host:
+        host.copy_files(container_spec(PLAN, "image"))
+
+    theirs, ours = (json.loads(path.read_text()) for path in (checkpoint / "config.json", tmp_path / "there" / OVERLAY))
+    assert ours.keys() == theirs.keys()
 
 
 def test_a_far_machine_without_the_checkpoint_says_so(far: Place) -> None:
     with pytest.raises(NoWeightsError, match="no checkpoint on that machine") as caught:
         prepare._overlay(PLAN, far, frozenset())
     assert "deploy stage" in caught.value.hint
-    assert not (far.home.root / "overlays").exists()
+    assert not far.home.made_for(far.far).exists()
 
 
 def test_a_far_shard_that_is_missing_is_named(far: Place, checkpoint: Path) -> None:
     (checkpoint / "b é.safetensors").unlink()
     with pytest.raises(WeightsError, match=r"`b é\.safetensors` is missing"):
         prepare._overlay(PLAN, far, frozenset())
-    assert not (far.home.root / "overlays").exists()
+    assert not far.home.made_for(far.far).exists()
 
 
 def test_a_far_shard_that_is_none_is_named(far: Place, checkpoint: Path) -> None:
@@ -100,4 +116,4 @@ def test_a_far_shard_that_is_none_is_named(far: Place, checkpoint: Path) -> None
     with pytest.raises(WeightsError, match="git-lfs pointer") as caught:
         prepare._overlay(PLAN, far, frozenset())
     assert caught.value.where == f"{far.far}: models/glm-5.2-mxfp4/b é.safetensors"
-    assert not (far.home.root / "overlays").exists()
+    assert not far.home.made_for(far.far).exists()

@@ -49,7 +49,7 @@ class DockerHost:
         if self._tunnel is None:
             return
         for mount in spec.mounts:
-            if (local := self._local_home.root / mount.source).is_file():
+            if (local := self._local_home.made_for(self._url) / mount.source).is_file():
                 self._tunnel.write(f"{self._tunnel.home}/{mount.source}", local.read_text())
 
     def group_id(self, name: str) -> str | None:
