@@ -199,14 +199,14 @@ def test_a_queue_shows_as_latency_from_the_plan_and_as_not_sustained(
 def test_the_knee_lies_between_a_rate_that_holds_and_one_that_does_not(
     timed_bench: Bench, quietness: Quietness, tmp_path: Path
 ) -> None:
-    workload = WORKLOAD.model_copy(update={"requests": 50, "rates_rps": (8.0, 16.0)})
+    workload = WORKLOAD.model_copy(update={"requests": 50, "rates_rps": (16.0, 32.0)})
     result = timed_bench(
-        Script(one_at_a_time_s=0.08, answer=lambda _: Answer(cached_tokens=300)), tmp_path, workload=workload
+        Script(one_at_a_time_s=0.04, answer=lambda _: Answer(cached_tokens=300)), tmp_path, workload=workload
     )
     assert result.points[1].sustained is False
     quietness.or_not_judged()
     assert result.points[0].sustained is True
-    assert result.knee_rps == 8.0
+    assert result.knee_rps == 16.0
 
 
 def test_slow_accept_counts_as_latency(timed_bench: Bench, quietness: Quietness, tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_the_same_seed_sends_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_a_server_that_dies_ends_the_run_with_what_was_measured_and_resume_goes_on(tmp_path: Path) -> None:
-    workload = WORKLOAD.model_copy(update={"rates_rps": (20.0, 21.0, 22.0)})
+    workload = WORKLOAD.model_copy(update={"rates_rps": (40.0, 41.0, 42.0)})
     answered = itertools.count()
 
     def answer(_: int) -> Answer:
@@ -326,7 +326,7 @@ def test_a_server_that_dies_ends_the_run_with_what_was_measured_and_resume_goes_
         again = order(server, tmp_path, workload=workload)
         earlier = replace(result, run=replace(result.run, endpoint=replace(result.run.endpoint, url=server.url)))
         whole = measure(replace(again, earlier=earlier), lambda _text, _far: None)
-    assert [point.label for point in whole.points] == ["20", "21", "22"]
+    assert [point.label for point in whole.points] == ["40", "41", "42"]
     assert whole.points[0] == result.points[0]
     assert whole.ending is BenchEnding.COMPLETE
     assert not kinds(whole)
@@ -431,7 +431,7 @@ def test_a_closed_terminal_ends_nothing_that_runs_under_nohup(tmp_path: Path) ->
 def test_an_interrupted_run_keeps_and_reports_what_is_finished(tmp_path: Path, number: signal.Signals) -> None:
     """The server falls silent in the middle of the second rate: when the signal comes, that cannot be finished."""
     workload, kept_in = tmp_path / "two-rates.yaml", tmp_path / "out"
-    rates = {"rates_rps": [10.0, 11.0], "climb": None, "concurrency": None, "duration_s": None, "timeout_s": 600.0}
+    rates = {"rates_rps": [20.0, 21.0], "climb": None, "concurrency": None, "duration_s": None, "timeout_s": 600.0}
     workload.write_text(json.dumps({**WORKLOAD.to_dict(), **rates}))
     answered, silence = itertools.count(), threading.Event()
 
@@ -450,5 +450,5 @@ def test_an_interrupted_run_keeps_and_reports_what_is_finished(tmp_path: Path, n
     assert bench.process.returncode == 130
     assert "Traceback" not in err
     assert "--resume" in err
-    assert re.search(r"NOT COMPARABLE \(.*incomplete at 11", out)
+    assert re.search(r"NOT COMPARABLE \(.*incomplete at 21", out)
     assert [point.ending for point in load_result(kept_in).points] == [BenchEnding.COMPLETE, BenchEnding.INTERRUPTED]

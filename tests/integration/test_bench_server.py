@@ -20,9 +20,9 @@ from orchestrator.results import Latency, MarkKind, Point, ServerProvenance
 
 pytestmark = pytest.mark.engine
 
-REQUESTS = 40
+REQUESTS = 30
 WORKLOAD = load_workload("smoke-tiny").model_copy(update={"rates_rps": (4.0,), "requests": REQUESTS})
-TURNS, TURN_REQUESTS = 3, 20
+TURNS, TURN_REQUESTS = 3, 14
 AGREES = 0.25  # of the median
 QUANTITIES = ("ttft", "e2e_latency", "tpot")  # as sglang.bench_serving names them
 

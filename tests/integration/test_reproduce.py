@@ -27,7 +27,7 @@ class Publication:
 @pytest.fixture
 def publication(tmp_path: Path) -> Publication:
     port, profile, workload = free_port(), tmp_path / "tiny-again.yaml", tmp_path / "two-rates.yaml"
-    profile.write_text(changed(SHIPPED / "cpu-tiny.yaml", ("port: 30010", f"port: {port}")))
+    profile.write_text(changed(SHIPPED / "cpu-tiny.yaml", ("port: 30010", f"port: {port}"), ("grace: 20", "grace: 2")))
     workload.write_text(
         changed(
             SHIPPED / "workloads" / "smoke-tiny.yaml",
