@@ -63,11 +63,11 @@ def build(
 
     if push and tag is None:
         raise UsageError("`--push` needs a name to push", hint="give one with `--tag registry/name:tag`")
-    docker, given = find_docker(), named_files("--give", give)
+    given = named_files("--give", give)
     plan, inputs = plan_to_build(
         profile, set_ or (), Home.from_environment(), base=base_image, given=given, accept_untuned=accept_untuned
     )
-    artifacts = render_artifacts(plan, inputs)
+    artifacts, docker = render_artifacts(plan, inputs), find_docker()
     built = build_image(docker, artifacts, secrets=named_files("--secret", secret), network=network, no_cache=no_cache)
     if tag:
         tag_image(docker, built.tag, tag)

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import fields, replace
 
+from orchestrator.commands.machine import place_of
 from orchestrator.commands.planning import planned
+from orchestrator.commands.ready import ready_preview
 from orchestrator.commands.runs import RunDir, known_names, read_plan, require_name, runs_of
 from orchestrator.commands.up import Up, UpRequest, up
 from orchestrator.core.errors import NameTakenError, StartError
@@ -25,6 +27,8 @@ def restart(name: str, home: Home) -> Up:
             f"no server `{name}` has come up from here", hint=near or "`deploy up PROFILE` starts a server"
         )
     before, (now, _) = read_plan(run), planned(request.profile, request.overrides, home)
+    if request.image:
+        now = ready_preview(request.on_image(request.image), now, place_of(now, home, request.host))
     if before is not None and before.digest != now.digest:
         raise NameTakenError(
             f"profile `{request.profile}` says something else than when `{name}` was started",

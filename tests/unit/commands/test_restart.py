@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.commands import restart as command
 from orchestrator.commands.planning import load
-from orchestrator.commands.runs import open_run
+from orchestrator.commands.runs import RunDir, open_run
 from orchestrator.commands.up import UpRequest
 from orchestrator.core.errors import NameTakenError, StartError
 from orchestrator.core.paths import Home
@@ -20,9 +20,9 @@ def request_of(*overrides: str) -> UpRequest:
     return UpRequest(**{**choices, "profile": "cpu-tiny", "overrides": overrides, "replace": False})
 
 
-def ran(home: Home, request: UpRequest, *, came_up: bool, planned: tuple[str, ...] | None = None) -> None:
+def ran(home: Home, request: UpRequest, *, came_up: bool, planned: tuple[str, ...] | None = None, day: int = 1) -> None:
     plan = load("cpu-tiny", overrides=request.overrides if planned is None else planned).plan
-    run = open_run(home, "owl", plan)
+    run = RunDir(home.make_runs("owl") / f"2026070{day}T000000Z-{plan.digest[:8]}")
     run.save("plan.json", plan.to_dict())
     run.save("up.json", {"request": asdict(request)})
     if came_up:
@@ -39,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
 def test_the_last_that_came_up_is_repeated(tmp_path: Path, asked: list[UpRequest]) -> None:
     home = Home(tmp_path)
     for port, came_up in ((1, True), (2, True), (3, False)):
-        ran(home, request_of(f"server.port={port}"), came_up=came_up)
+        ran(home, request_of(f"server.port={port}"), came_up=came_up, day=port)
 
     command.restart("owl", home)
 
