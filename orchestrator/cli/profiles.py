@@ -7,7 +7,7 @@ import typer
 
 from orchestrator.cli.grammar import LOOK_UP, PREPARE, add
 from orchestrator.cli.options import GiveOption, Json, ProfileArgument, SetOption, named_files
-from orchestrator.core.console import note, out, out_json, say
+from orchestrator.core.console import fitted, note, out, out_json, say
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +26,7 @@ def profiles(*, json: Json = False) -> None:
     if json:
         out_json(found)
     else:
-        out("\n\n".join(table(header, rows) for header, rows in tables(found)))
+        out(fitted("\n\n".join(table(header, rows) for header, rows in tables(found))))
 
 
 def schema(
@@ -85,7 +85,7 @@ def show(
         if json:
             out_json([row.to_dict() for row in rows])
         else:
-            out(explained_table(rows))
+            out(fitted(explained_table(rows)))
     elif json:
         out_json({**loaded.plan.to_dict(), "digest": loaded.plan.digest})
     else:

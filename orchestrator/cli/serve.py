@@ -15,7 +15,7 @@ from orchestrator.cli.options import (
     SetOption,
     with_revision,
 )
-from orchestrator.core.console import note, out, out_json, say
+from orchestrator.core.console import fitted, note, out, out_json, say
 from orchestrator.core.errors import StartError, UsageError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def status(
         if json:
             out_json([server.to_dict() for server in found])
         elif found:
-            out(status_table(found))
+            out(fitted(status_table(found)))
         elif not servers.silent:
             say("nothing runs; `deploy profiles` lists what `deploy up PROFILE` can start")
         for server in found if name is None else ():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
@@ -82,6 +83,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
+
+
+def fitted(text: str, stream: TextIO | None = None) -> str:
+    """`text` with its lines cut to a terminal's width; whole for a file or a pipe."""
+    stream = stream or sys.stdout
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(line if len(line) <= width else f"{line[: width - 1]}…" for line in text.split("\n"))
 
 
 class Progress:
