@@ -58,16 +58,25 @@ def report(
         list[Path] | None, typer.Option(metavar="FILE", help="an outcome of `deploy eval` to compare its suite with")
     ] = None,
     title: Annotated[str, typer.Option(metavar="TEXT", help="of the page; default: what was measured")] = "",
+    node_watts: Annotated[
+        float | None, typer.Option(metavar="W", help="the whole node's power under load, at a meter")
+    ] = None,
+    kwh: Annotated[float | None, typer.Option(metavar="USD", help="what a kWh costs")] = None,
+    pue: Annotated[float, typer.Option(metavar="RATIO", help="watts drawn for each watt used")] = 1.0,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="write there instead of into DIR")] = None,
     json: Json = False,
 ) -> None:
     """Write report.html, report.md and report.json. The page is self-contained; the others say the same."""
     from orchestrator.commands.report import find_evals, find_results, make_report, write_report
     from orchestrator.core.errors import BenchError
-    from orchestrator.report import render_json
+    from orchestrator.report import NodePower, render_json
 
+    power = NodePower(watts=node_watts, usd_per_kwh=kwh, pue=pue)
+    power.require()
     evals = find_evals(directory, baseline or ())
-    made = make_report(find_results([directory]), published=published, prices=price or (), evals=evals, title=title)
+    made = make_report(
+        find_results([directory]), published=published, prices=price or (), evals=evals, title=title, power=power
+    )
     try:
         written = write_report(made, output or directory)
     except OSError as error:

@@ -7,6 +7,7 @@ from orchestrator.commands.runs import load_outcome, load_result
 from orchestrator.core.errors import UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.report import (
+    NodePower,
     PriceBook,
     Prices,
     Published,
@@ -54,6 +55,7 @@ def make_report(
     prices: Sequence[str],
     evals: tuple[tuple[Outcome | None, Outcome], ...] = (),
     title: str = "",
+    power: NodePower | None = None,
 ) -> Report:
     """Read the results and set them beside the published figures of that name, or file.
 
@@ -64,6 +66,7 @@ def make_report(
         measured,
         published=_of_the_same(measured) if published is None else _named(published),
         title=title,
+        power=power or NodePower(),
         everything=load_all_published(),
         prices=price_book(prices),
         evals=evals,

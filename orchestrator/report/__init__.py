@@ -7,6 +7,7 @@
 
 from orchestrator.report.compare import foreign
 from orchestrator.report.document import Report, build_report
+from orchestrator.report.economics import NodePower
 from orchestrator.report.published import (
     PriceBook,
     Prices,
@@ -22,6 +23,7 @@ from orchestrator.report.render import render_html, render_json, render_markdown
 from orchestrator.report.show import comparison_text
 
 __all__ = [
+    "NodePower",
     "PriceBook",
     "Prices",
     "Published",

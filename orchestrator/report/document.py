@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from orchestrator.core.errors import UsageError
 from orchestrator.plan.changes import flat
 from orchestrator.report.compare import Comparison, compare
+from orchestrator.report.economics import Costs, NodePower, costs_of
 from orchestrator.report.published import (
     PriceBook,
     Prices,
@@ -16,6 +18,8 @@ from orchestrator.report.published import (
     of_kind,
 )
 from orchestrator.results import BenchResult, Judgement, Outcome, figures, judge_independent, judge_outcomes
+
+_UNKNOWN: Final = NodePower()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,7 @@ class Report:
     published_usd_per_hour: float | None  # of the whole node that the published rates were measured on
     references: tuple[Reference, ...]
     price_notes: tuple[str, ...]
+    costs: Costs | None
 
     @property
     def headline(self) -> tuple[str, ...]:
@@ -93,6 +98,7 @@ def build_report(
     prices: PriceBook,
     evals: tuple[tuple[Outcome | None, Outcome], ...] = (),
     title: str = "",
+    power: NodePower = _UNKNOWN,
 ) -> Report:
     """Put a report together. `evals` are pairs of baseline and candidate; without one, the published baseline is it."""
     comparisons = _numbered(tuple(compare(result, published, prices) for result in results))
@@ -107,6 +113,7 @@ def build_report(
         published_usd_per_hour=_hourly(published.rates_system, prices) if published else None,
         references=of_kind(everything, Reference) if published else (),
         price_notes=_price_notes(published, comparisons, prices),
+        costs=costs_of(comparisons, prices, power),
     )
 
 

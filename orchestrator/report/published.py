@@ -236,8 +236,12 @@ class PriceBook:
         for key in (name, ""):
             if key in self.given:
                 return self.given[key], "given"
+        return self.of_owner(gpu)
+
+    def of_owner(self, gpu: str | None) -> tuple[float | None, str]:
+        """What owning it costs as was published, whatever the user gave, and where that comes from."""
         for book in self.published:
-            if (price := book.of(name)) is not None:
+            if (price := book.of(gpu or "")) is not None:
                 return price, f"{book.title} ({book.source})"
         return None, ""
 

@@ -72,6 +72,7 @@ def _environment() -> Environment:
         "change": change,
         "pretty": pretty,
         "load": load,
+        "cost": cost,
         "agreement_class": agreement_class,
         "signed": signed,
         "remarks": remarks,
@@ -109,6 +110,13 @@ def load(comparison: Comparison) -> str:
         f", {figures.share(cached)} of each prompt shared with others" if isinstance(cached, float) and cached else ""
     )
     return f"{tokens_in:,} tokens in, {tokens_out:,} out{shared}"
+
+
+def cost(value: float | None, unit: str) -> str:
+    """A value of the table of costs: dollars, or a plain ratio."""
+    if value is None:
+        return figures.ABSENT
+    return figures.usd(value) if unit else f"{value:.3g}"
 
 
 def agreement_class(agreement: Agreement) -> str:

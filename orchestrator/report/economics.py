@@ -1,0 +1,123 @@
+"""What a token costs whoever pays for the node: rented or owned, busy or half idle, with the power it draws. Pure."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from orchestrator.core.errors import UsageError
+from orchestrator.report.compare import Comparison
+from orchestrator.report.published import PriceBook
+from orchestrator.results import figures
+
+UTILISATIONS: Final = (1.0, 0.8, 0.6, 0.4, 0.2)  # shares of the hours that the node works at its knee
+_USD: Final = "USD per million output tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePower:
+    """What the user knows of the node: its watts under load, what a kWh costs, and watts drawn for each used."""
+
+    watts: float | None = None
+    usd_per_kwh: float | None = None
+    pue: float = 1.0
+
+    def require(self) -> None:
+        """Raise UsageError for what cannot be."""
+        for option, value, least in (("node-watts", self.watts, 1), ("kwh", self.usd_per_kwh, 0), ("pue", self.pue, 1)):
+            if value is not None and not least <= value < 1e6:
+                raise UsageError(f"`--{option} {value:g}` cannot be", hint=f"a number from {least} on")
+        if self.usd_per_kwh is not None and self.watts is None:
+            raise UsageError("`--kwh` needs the node's power", hint="`--node-watts W`, of the whole node under load")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostRow:
+    """One quantity, of each result in turn; None where something that it rests on is not known."""
+
+    name: str
+    unit: str
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """A table of costs at each result's knee, and every number that it rests on with where that comes from."""
+
+    labels: tuple[str, ...]
+    rows: tuple[CostRow, ...]
+    inputs: tuple[str, ...]
+
+
+def costs_of(comparisons: tuple[Comparison, ...], prices: PriceBook, power: NodePower) -> Costs | None:
+    """The table; None where no result has a knee, or neither a price nor the node's power is known."""
+    found = tuple(each for each in comparisons if _tok_s(each) is not None)
+    rows = []
+    for name, unit, value in _rows(prices, power):
+        values = tuple(map(value, found))
+        rows += [CostRow(name=name, unit=unit, values=values)] if any(each is not None for each in values) else []
+    if not rows:
+        return None
+    inputs = tuple(dict.fromkeys(_inputs(found, prices, power)))
+    return Costs(labels=tuple(each.label for each in found), rows=tuple(rows), inputs=inputs)
+
+
+def _rows(prices: PriceBook, power: NodePower) -> Iterator[tuple[str, str, Callable[[Comparison], float | None]]]:
+    for paid, price in (("rented", _rent), ("owned", partial(_ownership, prices=prices))):
+        for share in UTILISATIONS:
+            yield f"{paid}, {share:.0%} of the hours used", _USD, partial(_at, price=price, share=share)
+    yield "electricity alone", _USD, partial(_at, price=partial(_electricity, power=power), share=1.0)
+    yield "output tok/s per watt of the node", "", partial(_per_watt, power=power)
+
+
+def _tok_s(comparison: Comparison) -> float | None:
+    return comparison.best.of(figures.OUTPUT).measured if comparison.best is not None else None
+
+
+def _at(comparison: Comparison, *, price: Callable[[Comparison], float | None], share: float) -> float | None:
+    """USD per million tokens where the node is paid for all hours and works in a share of them."""
+    hourly = price(comparison)
+    return figures.usd_per_million_tokens(hourly / share if hourly else None, _tok_s(comparison))
+
+
+def _rent(comparison: Comparison) -> float | None:
+    """USD an hour for the node, at the price that the user gave now or at the measurement."""
+    return _of_node(comparison, comparison.usd_per_gpu_hour if comparison.price_source == "given" else None)
+
+
+def _ownership(comparison: Comparison, *, prices: PriceBook) -> float | None:
+    """USD an hour for the node, at the published total cost of ownership."""
+    return _of_node(comparison, prices.of_owner(comparison.result.run.provenance.gpu)[0])
+
+
+def _of_node(comparison: Comparison, usd_per_gpu_hour: float | None) -> float | None:
+    gpus = comparison.result.run.provenance.gpus
+    return usd_per_gpu_hour * gpus if usd_per_gpu_hour and gpus else None
+
+
+def _electricity(_: Comparison, *, power: NodePower) -> float | None:
+    """USD an hour for what the node draws, cooling and losses included."""
+    if power.watts is None or power.usd_per_kwh is None:
+        return None
+    return power.watts / 1000 * power.pue * power.usd_per_kwh
+
+
+def _per_watt(comparison: Comparison, *, power: NodePower) -> float | None:
+    tok_s = _tok_s(comparison)
+    return tok_s / power.watts if tok_s is not None and power.watts else None
+
+
+def _inputs(found: tuple[Comparison, ...], prices: PriceBook, power: NodePower) -> Iterator[str]:
+    for each in found:
+        gpu = each.result.run.provenance.gpu
+        if _rent(each):
+            yield f"rented: ${each.usd_per_gpu_hour:.2f} per GPU-hour, given"
+        price, source = prices.of_owner(gpu)
+        if price and _ownership(each, prices=prices):
+            yield f"owned: ${price:.2f} per {gpu}-hour, {source}; what it includes is the source's own reckoning"
+    if power.watts is not None:
+        yield f"power of the node: {power.watts:g} W, given"
+    if power.usd_per_kwh is not None and power.watts is not None:
+        hourly = power.watts / 1000 * power.pue * power.usd_per_kwh
+        yield f"electricity: ${power.usd_per_kwh:g} a kWh, PUE {power.pue:g}, given: ${hourly:.2f} an hour"
+    yield "throughput: output tok/s at the knee; in hours that are not used nothing is earned and all is paid"

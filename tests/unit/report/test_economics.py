@@ -1,0 +1,114 @@
+"""What a token costs: by price, by utilisation, by power; every input named."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measured_samples import save, single_stream, tp4dp2
+
+from orchestrator.cli.report import report as report_command
+from orchestrator.commands.report import make_report
+from orchestrator.core.errors import UsageError
+from orchestrator.report import NodePower, render_html, render_json, render_markdown
+from orchestrator.report.economics import CostRow, Costs
+from orchestrator.results import BenchResult, figures
+
+
+def costs(tmp_path: Path, *results: BenchResult, prices: tuple[str, ...] = (), power: NodePower | None = None) -> Costs:
+    for place, result in enumerate(results):
+        save(result, tmp_path / str(place))
+    files = [tmp_path / str(place) / "result.json" for place in range(len(results))]
+    found = make_report(files, published=None, prices=prices, power=power).costs
+    assert found is not None
+    return found
+
+
+def rows(found: Costs) -> dict[str, CostRow]:
+    return {row.name: row for row in found.rows}
+
+
+def test_rent_and_ownership_by_utilisation(tmp_path: Path) -> None:
+    """2,364 output tok/s at the knee of eight GPUs: at $2.10 an hour each, 16.8 / 3600 / 2364 × 1e6 = $1.97."""
+    found = costs(tmp_path, tp4dp2(), prices=("2.10",))
+    table = rows(found)
+
+    assert table["rented, 100% of the hours used"].values[0] == pytest.approx(16.8 / 3600 / 2364 * 1e6, rel=1e-3)
+    assert table["owned, 100% of the hours used"].values[0] == pytest.approx(8 * 1.48 / 3600 / 2364 * 1e6, rel=1e-3)
+    for kind in ("rented", "owned"):
+        (whole,), (fifth,) = (table[f"{kind}, {share} of the hours used"].values for share in ("100%", "20%"))
+        assert whole is not None
+        assert fifth == pytest.approx(5 * whole)
+    assert "rented: $2.10 per GPU-hour, given" in found.inputs
+    assert any(each.startswith("owned: $1.48 per mi355x-hour, InferenceX") for each in found.inputs)
+
+
+def test_without_a_rent_only_ownership_is_reckoned(tmp_path: Path) -> None:
+    result = tp4dp2()
+    unpriced = replace(result, run=replace(result.run, price=None))
+
+    assert not any(name.startswith("rented") for name in rows(costs(tmp_path, unpriced)))
+
+
+def test_power_and_electricity(tmp_path: Path) -> None:
+    """10 kW × 1.3 × $0.20 = $2.60 an hour."""
+    found = costs(tmp_path, tp4dp2(), power=NodePower(watts=10_000, usd_per_kwh=0.2, pue=1.3))
+    table = rows(found)
+
+    assert table["electricity alone"].values[0] == pytest.approx(2.6 / 3600 / 2364 * 1e6, rel=1e-3)
+    assert table["output tok/s per watt of the node"].values[0] == pytest.approx(0.2364, rel=1e-3)
+    assert "power of the node: 10000 W, given" in found.inputs
+    assert "electricity: $0.2 a kWh, PUE 1.3, given: $2.60 an hour" in found.inputs
+
+
+def test_what_is_not_known_is_not_measured_and_never_zero(tmp_path: Path) -> None:
+    result = tp4dp2()
+    unknown = replace(
+        result, run=replace(result.run, price=None, provenance=replace(result.run.provenance, gpu="l40s", gpus=None))
+    )
+    found = costs(tmp_path, tp4dp2(), unknown)
+
+    assert rows(found)["owned, 100% of the hours used"].values[1] is None
+    assert make_report([tmp_path / "1" / "result.json"], published="none", prices=()).costs is None
+
+
+def test_a_single_stream_has_no_knee_and_no_cost(tmp_path: Path) -> None:
+    save(single_stream(), tmp_path / "one")
+
+    assert make_report([tmp_path / "one" / "result.json"], published=None, prices=()).costs is None
+
+
+def test_the_table_is_in_every_rendering(tmp_path: Path) -> None:
+    save(tp4dp2(), tmp_path / "one")
+    report_command(tmp_path, node_watts=10_000.0, kwh=0.2, pue=1.3)
+    made = make_report([tmp_path / "one" / "result.json"], published=None, prices=(), power=NodePower(watts=10_000))
+
+    assert "| electricity alone, USD per million output tokens | $0.31 |" in (tmp_path / "report.md").read_text()
+    assert "<th>output tok/s per watt of the node</th><td>0.236</td>" in render_html(made)
+    assert "| output tok/s per watt of the node | 0.236 |" in render_markdown(made)
+    assert '"costs": {' in render_json(made)
+
+
+@pytest.mark.parametrize(
+    ("power", "option"),
+    [
+        (NodePower(watts=0), "--node-watts 0"),
+        (NodePower(watts=float("nan")), "--node-watts nan"),
+        (NodePower(watts=9e3, usd_per_kwh=-1), "--kwh -1"),
+        (NodePower(watts=9e3, pue=0.9), "--pue 0.9"),
+        (NodePower(usd_per_kwh=0.2), "--kwh"),
+    ],
+)
+def test_what_cannot_be_is_refused(power: NodePower, option: str) -> None:
+    with pytest.raises(UsageError, match=option):
+        power.require()
+
+
+def test_a_knee_without_throughput_costs_nothing_that_is_known(tmp_path: Path) -> None:
+    result = tp4dp2()
+    bare = tuple(replace(point, window=None) for point in result.points)
+    save(replace(result, points=bare), tmp_path / "one")
+
+    made = make_report([tmp_path / "one" / "result.json"], published=None, prices=("2",))
+    assert made.costs is None
+    assert made.comparisons[0].best is not None
+    assert made.comparisons[0].best.of(figures.OUTPUT).measured is None
