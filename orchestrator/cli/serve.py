@@ -13,6 +13,7 @@ from orchestrator.cli.options import (
     ProfileArgument,
     RevisionOption,
     SetOption,
+    TargetArgument,
     with_revision,
 )
 from orchestrator.core.console import fitted, note, out, out_json, say
@@ -178,15 +179,32 @@ def logs(
 
 
 def smoke(
-    name: NameArgument, *, strict_kernels: StrictKernels = False, host: HostOption = None, json: Json = False
+    target: TargetArgument,
+    *,
+    strict_kernels: StrictKernels = False,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="PROFILE", help="what a URL's server is to be; default: what it says it is"),
+    ] = None,
+    api_key_env: Annotated[str | None, typer.Option(metavar="VARIABLE", help="holds a URL's key")] = None,
+    host: HostOption = None,
+    json: Json = False,
 ) -> None:
     """Prove a running server: the smoke test of `up`, once more. A feature that is absent turns a check red."""
-    from orchestrator.commands.proof import prove_again
-    from orchestrator.commands.servers import fleet
+    from orchestrator.commands.bench import is_url
+    from orchestrator.commands.planning import load
+    from orchestrator.commands.proof import prove_again, prove_url
+    from orchestrator.commands.servers import api_key, fleet
     from orchestrator.core.paths import Home
 
-    with fleet(Home.from_environment(), host) as servers:
-        report = prove_again(servers, name, strict_kernels=strict_kernels)
+    if is_url(target):
+        plan = load(against).plan if against else None
+        report = prove_url(target, plan=plan, key=api_key(api_key_env))
+    else:
+        if against or api_key_env:
+            raise UsageError("`--against` and `--api-key-env` are for a URL", hint="a server of ours has a plan")
+        with fleet(Home.from_environment(), host) as servers:
+            report = prove_again(servers, target, strict_kernels=strict_kernels)
     if json:
         out_json(report.to_dict())
     else:

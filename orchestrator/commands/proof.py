@@ -7,6 +7,7 @@ from typing import Final
 
 import httpx
 
+from orchestrator.bench import Address
 from orchestrator.commands.kernels import kernel_gate
 from orchestrator.commands.parts import lost_parts, note_parts
 from orchestrator.commands.runs import RunDir, read_plan
@@ -17,7 +18,7 @@ from orchestrator.diagnose import diagnose
 from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
 from orchestrator.plan import Plan
-from orchestrator.prove import SmokeReport, Starting, smoke_test, target_of, wait
+from orchestrator.prove import SmokeReport, Starting, smoke_test, target_as_told, target_of, wait
 from orchestrator.runtimes import Handle, Runtime, Status
 
 AGAIN: Final = "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` starts it anew"
@@ -91,6 +92,23 @@ def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeRepo
     run.save("smoke.json", report.to_dict())
     kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=strict_kernels)
     return report
+
+
+def prove_url(url: str, *, plan: Plan | None, key: Secret | None) -> SmokeReport:
+    """The smoke test of an endpoint that somebody else started, by a plan, or by what it says of itself.
+
+    Raises UsageError for what is no URL, SmokeError for what is no sglang server that answers.
+    """
+    url = Address.from_url(url).url
+    if plan is not None:
+        return smoke_test(target_of(plan, url=url, api_key=key), faults=None)
+    try:
+        with EngineClient(url, key=key) as server:
+            target = target_as_told(server, url=url, api_key=key)
+    except (NoAnswerError, OddAnswerError) as error:
+        hint = "is a key needed? `--api-key-env VARIABLE` names the variable that holds it" if key is None else ""
+        raise SmokeError(f"no sglang server describes itself at `{url}`: {error}", hint=hint) from error
+    return smoke_test(target, faults=None)
 
 
 def faults(log: Iterable[str]) -> tuple[str, ...]:

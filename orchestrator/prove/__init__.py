@@ -5,7 +5,17 @@ Each check of the smoke test goes red when a feature of the server's profile is 
 
 from orchestrator.prove.report import CheckResult, SmokeReport, Verdict
 from orchestrator.prove.smoke import smoke_test
-from orchestrator.prove.target import Target, target_of
+from orchestrator.prove.target import Target, target_as_told, target_of
 from orchestrator.prove.waiting import Starting, wait
 
-__all__ = ["CheckResult", "SmokeReport", "Starting", "Target", "Verdict", "smoke_test", "target_of", "wait"]
+__all__ = [
+    "CheckResult",
+    "SmokeReport",
+    "Starting",
+    "Target",
+    "Verdict",
+    "smoke_test",
+    "target_as_told",
+    "target_of",
+    "wait",
+]

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from orchestrator.core.secret import Secret
+from orchestrator.engine import OddAnswerError, endpoints, read_server_info
+from orchestrator.engine.client import EngineClient
 from orchestrator.plan import Hazard, Plan, Question
 
 
@@ -47,5 +49,32 @@ def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
         prefill_chunk=max(int(plan.flag("chunked-prefill-size") or 0), 0) or None,
         wrong_answers=plan.wrong_answers,
         inexact=plan.inexact,
+        api_key=api_key,
+    )
+
+
+def target_as_told(server: EngineClient, *, url: str, api_key: Secret | None) -> Target:
+    """The target that a server without a plan says it is; what it does not tell is not promised.
+
+    Raises NoAnswerError, and OddAnswerError for what is no sglang server.
+    """
+    info = read_server_info(server.get(endpoints.SERVER_INFO))
+    named = next(((name, length) for name, length in server.models().items() if length is not None), None)
+    if info is None or named is None:
+        raise OddAnswerError("it does not describe itself as sglang does")
+    return Target(
+        url=url,
+        served_name=named[0],
+        context_length=named[1],
+        dp=info.replicas,
+        speculative=info.speculative is not None,
+        prefix_cache=True,
+        cache_report=info.reports_cache,
+        metrics=bool(server.metrics()),
+        grammar=True,
+        questions=(),
+        prefill_chunk=None,
+        wrong_answers=(),
+        inexact=(),
         api_key=api_key,
     )

@@ -11,6 +11,7 @@ from ports import free_port
 
 from orchestrator import prove as smoke
 from orchestrator.commands.planning import load
+from orchestrator.commands.proof import prove_url
 from orchestrator.core.errors import NotReadyError, SmokeError
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
@@ -40,6 +41,12 @@ def test_a_real_server_passes(server: CpuServer) -> None:
     absent = {name for name, verdict in verdicts.items() if verdict is Verdict.NOT_APPLICABLE}
     assert absent == {"key required", "each rank serves", "drafts accepted"}
     assert set(verdicts.values()) == {Verdict.PASSED, Verdict.NOT_APPLICABLE}
+
+
+def test_a_real_server_is_what_it_says_it_is(server: CpuServer) -> None:
+    verdicts = {check.name: check.verdict for check in prove_url(server.url, plan=None, key=None).checks}
+    assert Verdict.FAILED not in verdicts.values()
+    assert verdicts["right model"] is verdicts["prefix cached"] is verdicts["metrics count"] is Verdict.PASSED
 
 
 def test_a_real_server_that_lacks_what_its_profile_says_turns_red(server: CpuServer) -> None:
