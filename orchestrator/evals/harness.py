@@ -21,6 +21,7 @@ REQUIREMENTS: Final = "lm-eval-0.4.13.txt"  # of the environment that the harnes
 CONCURRENCY: Final = 32
 LOCAL_TASK: Final = "deploy_local"
 _TAIL: Final = 12
+_MOST_MEMORY: Final = 8 << 30  # bytes: its own client keeps an answer however long it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,7 @@ def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:
     if not suite.chat:  # the text goes to the server as it is: no tokenizer is fetched
         model |= {"tokenizer_backend": "None", "tokenized_requests": "False"}
     return [
+        *("prlimit", f"--data={_MOST_MEMORY}:"),
         *shell.own("lm_eval", "run", python=str(request.python)),
         *("--model", "local-chat-completions" if suite.chat else "local-completions"),
         *("--model_args", _pairs(model)),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +15,11 @@ from together import together
 
 from orchestrator.commands.bench import MeasuredTarget, url_target
 from orchestrator.commands.evals import run_eval
+from orchestrator.core import shell
 from orchestrator.core.errors import BenchError
 from orchestrator.core.paths import Home
+from orchestrator.evals import EvalRequest, find_suite
+from orchestrator.evals.harness import argv
 from orchestrator.results import Outcome, judge_outcomes
 
 SUMS = [(number, 2 * number + 1) for number in range(12)]
@@ -110,3 +114,13 @@ def test_questions_that_cannot_be_read_are_an_error_with_the_harness_s_last_word
         ask(target)
     assert "exit code 1" in caught.value.message
     assert "Error" in caught.value.details
+
+
+def test_what_an_endpoint_pours_out_does_not_fill_the_machine(tmp_path: Path) -> None:
+    """The harness keeps an answer however long it is: 6 GB within a minute, as long as it was let."""
+    suite, python = find_suite("gsm8k"), Path(sys.executable)
+    request = EvalRequest(python=python, suite=suite, url="", model="", key=None, limit=None, data=None, command="")
+    command = argv(request, task="gsm8k", work=tmp_path)
+    limited = command[: command.index(sys.executable) + 1]
+    done = shell.run([*limited, "-c", "bytes(1 << 30); bytes(9 << 30)"])
+    assert (done.code, done.stderr.splitlines()[-1]) == (1, "MemoryError")

@@ -37,6 +37,7 @@ def request(
 def test_the_command_line_of_gsm8k() -> None:
     line = argv(request(limit=200), task="gsm8k", work=Path("/w"))
     assert line == [
+        *("prlimit", "--data=8589934592:"),
         *("/e/bin/python", "-P", "-m", "lm_eval", "run", "--model", "local-completions", "--model_args"),
         MODEL_ARGS,
         *("--tasks", "gsm8k", "--num_fewshot", "5"),
