@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 DEPLOY := $(VENV)/bin/deploy
+WORKERS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test check unit integration golden attack gpu down clean
 
@@ -11,7 +12,7 @@ demo: $(VENV)/ready ## a real sglang server on this machine's CPU: up, proven, o
 	$(DEPLOY) down cpu-tiny
 
 test: check ## format, lint, types, unit, golden, integration; installs what the tests need where it can
-	.ci/services $(VENV)/bin/python -m pytest tests --durations=10 --durations-min=5
+	.ci/services $(VENV)/bin/python -m pytest tests $(WORKERS) --durations=10 --durations-min=5
 
 check: $(VENV)/ready ## format, lint, types: seconds
 	$(VENV)/bin/ruff format --check .

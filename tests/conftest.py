@@ -1,16 +1,23 @@
-"""For every test: signals reach what it starts, and hypothesis measures no times."""
+"""For every test: signals reach what it starts, hypothesis measures no times, and who judges times runs alone."""
 
+import fcntl
+import os
+import random
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 from hypothesis import settings
 
+from orchestrator.core.console import table
 from orchestrator.core.known_secrets import know
 
 settings.register_profile("untimed", deadline=None)  # other programs share the machine
 settings.load_profile("untimed")
+os.environ.setdefault("ATTACK_SEED", str(random.SystemRandom().randrange(1_000_000)))  # every worker throws the same
 
 
 def hand_on_no_deafness() -> None:
@@ -41,6 +48,47 @@ def end_well_on_signals() -> None:
 def pytest_configure() -> None:
     end_well_on_signals()
     hand_on_no_deafness()
+
+
+def pytest_report_header() -> str:
+    return f"attack: ATTACK_SEED={os.environ['ATTACK_SEED']} ATTACK={os.environ.get('ATTACK', '1')}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Who judges times comes last, when one worker after the other has nothing left to do."""
+    items.sort(key=_judges_times)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """With several workers a test that judges times waits until no other one runs, and the others wait for it."""
+    with ExitStack() as held:
+        if hasattr(item.config, "workerinput"):
+            shared = item.config._tmp_path_factory.getbasetemp().parent
+            with _flocked(shared / "turn", fcntl.LOCK_EX):  # who waits to be alone is not overtaken
+                held.enter_context(_flocked(shared / "runs", fcntl.LOCK_EX if _judges_times(item) else fcntl.LOCK_SH))
+        return (yield)
+
+
+def _judges_times(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
+
+
+@contextmanager
+def _flocked(path: Path, kind: int) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, kind)
+        yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How the attacks ended, in whichever process they were carried out."""
+    reports = [each for kind in terminalreporter.stats.values() for each in kind if isinstance(each, pytest.TestReport)]
+    rows = {value[0]: value for each in reports for name, value in each.user_properties if name == "attack"}
+    if rows:
+        terminalreporter.section(f"attack, ATTACK_SEED={os.environ['ATTACK_SEED']}")
+        header = ("group", "rounds", "survived", "left over", "seconds")
+        terminalreporter.write_line(table(header, rows.values()))
 
 
 @pytest.fixture(autouse=True)

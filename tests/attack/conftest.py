@@ -1,4 +1,4 @@
-"""What every attack needs: a process that commands are forked from, homes of its own, and a table at the end."""
+"""What every attack needs: a process that commands are forked from, homes of its own, and a row in the last table."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 from deployment import Deployments
 from forked import Forks, forking
-from rounds import HEADER, SEED, TIMES, outcomes
-
-from orchestrator.core.console import table
+from rounds import outcomes
 
 
 @pytest.fixture(scope="session")
@@ -25,11 +23,9 @@ def deployments(forks: Forks, tmp_path: Path) -> Iterator[Deployments]:
         deployment.end()
 
 
-def pytest_report_header() -> str:
-    return f"attack: ATTACK_SEED={SEED} ATTACK={TIMES}"
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if outcomes:
-        terminalreporter.section(f"attack, ATTACK_SEED={SEED}")
-        terminalreporter.write_line(table(HEADER, [outcome.row for outcome in outcomes]))
+@pytest.fixture(autouse=True)
+def in_the_table(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Send the outcome with the test's report, which comes from another process where several share the work."""
+    yield
+    while outcomes:
+        request.node.user_properties.append(("attack", outcomes.pop().row))

@@ -38,7 +38,7 @@ COMMANDS = (
     Asks(
         ("smoke", "target"), ("/generate", "/v1/chat/completions", "/v1/models", "/metrics", "/v1/completions"), (), 8
     ),
-    Asks(("status", "target", "--json"), (), ("/health",), 0),
+    Asks(("status", "target", "--json"), (), ("/health",), 8),
     Asks(
         ("bench", "target", "--workload", "smoke-tiny", "--rates", "20", "--requests", "4", "--output", "measured"),
         ("/v1/models", "/v1/completions"),

@@ -1,6 +1,7 @@
 """A stand-in of the ROCm image: aiter's tables where it keeps them, and nothing else."""
 
 import io
+import os
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,7 +32,8 @@ def imported(engine: docker.DockerClient) -> Iterator[str]:
             member = tarfile.TarInfo(f"{AITER.lstrip('/')}/{path}")
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text.encode()))
-    engine.api.import_image_from_data(content.getvalue(), repository="deploy-kernels-test", tag="1")
-    yield "deploy-kernels-test:1"
+    repository = f"deploy-kernels-test-{os.getpid()}"  # two runs of the tests on one machine have one each
+    engine.api.import_image_from_data(content.getvalue(), repository=repository, tag="1")
+    yield f"{repository}:1"
     with suppress(ImageNotFound):
-        engine.images.remove("deploy-kernels-test:1", force=True)
+        engine.images.remove(f"{repository}:1", force=True)

@@ -29,6 +29,8 @@ from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.results import BenchEnding, BenchResult, FailureCount, MarkKind, Point, ServerProvenance, Spread
 
+pytestmark = pytest.mark.alone
+
 TOKENS = 6
 WORKLOAD = load_workload("smoke-tiny").model_copy(
     update={"output_tokens": TOKENS, "requests": 30, "rates_rps": (10.0,), "prefixes": 2, "timeout_s": 5.0}

@@ -18,7 +18,7 @@ from orchestrator.commands.runs import load_result
 from orchestrator.environments import Environment
 from orchestrator.results import Latency, MarkKind, Point, ServerProvenance
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.alone]
 
 REQUESTS = 30
 WORKLOAD = load_workload("smoke-tiny").model_copy(update={"rates_rps": (4.0,), "requests": REQUESTS})

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,35 +14,15 @@ from cpu_server import CpuEngine, CpuServer, healthy, processes_of
 from patience import wait_for
 
 from orchestrator.core.errors import NameTakenError
+from orchestrator.core.secret import Secret
 from orchestrator.runtimes import Status
 from orchestrator.runtimes.process.record import read_record, write_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 
 pytestmark = pytest.mark.engine
 
-Start = Callable[..., CpuServer]
+KEY = "a-key-that-must-not-be-seen"
 NO_CHECKPOINT = ("model.origin.kind=directory", "model.origin.location=/nonexistent")
-
-
-@pytest.fixture
-def start(cpu_engine: CpuEngine) -> Iterator[Start]:
-    """Start servers that are taken down after the test, however it ends."""
-    started: list[CpuServer] = []
-
-    def run(name: str, *overrides: str) -> CpuServer:
-        started.append(cpu_engine.start(name, *overrides))
-        return started[-1]
-
-    yield run
-    for one in started:
-        one.runtime.stop(one.handle, grace=0)
-
-
-def server_pid(server: CpuServer) -> int:
-    record = read_record(Path(server.handle.run_dir))
-    assert record is not None
-    assert record.server is not None
-    return int(record.server.split("/")[1])
 
 
 def wait_for_nothing_left(server: CpuServer) -> None:
@@ -68,16 +48,40 @@ def test_server_that_exits_while_loading_leaves_its_code_and_its_log(broken: Cpu
     wait_for_nothing_left(broken)
 
 
-def test_killed_supervisor_leaves_no_orphans(start: Start) -> None:
-    orphan = start("orphan")
-    orphan.wait_until_ready()
+@pytest.fixture(scope="module")
+def locked(cpu_engine: CpuEngine) -> Iterator[CpuServer]:
+    """A server that serves whoever has its key."""
+    artifacts = cpu_engine.artifacts("server.api_key_env=DEPLOY_API_KEY")
+    server = cpu_engine.start("locked", artifacts=artifacts, secrets={"DEPLOY_API_KEY": Secret(KEY)})
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.runtime.stop(server.handle, grace=0)
 
-    os.kill(int(orphan.handle.identity.split("/")[1]), signal.SIGKILL)
-    wait_for(lambda: not processes_of(orphan.handle))
 
-    state = orphan.runtime.state(orphan.handle)
+def test_api_key_protects_the_server_and_stands_nowhere(locked: CpuServer) -> None:
+    shown = [
+        Path(f"/proc/{process.pid}/{file}")
+        for process in processes_of(locked.handle)
+        for file in ("cmdline", "environ")
+    ]
+
+    assert locked.complete().status_code == 401
+    assert "api_key='[REDACTED]'" in locked.log.read_text()
+    assert all(KEY.encode() not in path.read_bytes() for path in shown)
+    assert all(KEY not in path.read_text() for path in Path(locked.handle.run_dir).iterdir())
+
+
+def test_killed_supervisor_leaves_no_orphans(locked: CpuServer) -> None:
+    """It ends the server: the last test that asks it."""
+    assert healthy(locked.url)
+    os.kill(int(locked.handle.identity.split("/")[1]), signal.SIGKILL)
+    wait_for(lambda: not processes_of(locked.handle))
+
+    state = locked.runtime.state(locked.handle)
     assert (state.status, state.exit_code) == (Status.EXITED, None)
-    wait_for_nothing_left(orphan)
+    wait_for_nothing_left(locked)
 
 
 def test_server_outlives_a_killed_cli_and_is_found_again(cpu_engine: CpuEngine) -> None:

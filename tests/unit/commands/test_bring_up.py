@@ -1,6 +1,5 @@
 """A start that fails, in whatever way: nothing of it stays, unless it is to be looked at."""
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,7 +175,7 @@ def test_a_second_ctrl_c_while_it_gives_up_leaves_no_server(monkeypatch: pytest.
     """It fell between the first one and the holding of signals, and the server stayed."""
 
     def impatient(*arguments: object, **options: object) -> BaseException:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         return give_up(*arguments, **options)  # type: ignore[arg-type]
 
     failing(monkeypatch, KeyboardInterrupt())
@@ -205,7 +204,7 @@ def test_nothing_interrupts_an_up_whose_server_is_proven(monkeypatch: pytest.Mon
     try:
         up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
         for number in ENDING:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -219,7 +218,7 @@ def test_ctrl_c_ends_the_reading_of_a_large_log_after_the_server_is_down(
         def logs(self, _handle: Handle, *, follow: bool) -> Iterator[str]:
             assert not follow
             self.asked.append("logs")
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
             yield from iter(lambda: "a line", "")
 
     failing(monkeypatch, NotReadyError("the server exited"))
@@ -247,7 +246,7 @@ def test_a_start_interrupted_before_it_could_be_told_is_taken_down(tmp_path: Pat
 
 def end_in_the_middle(number: signal.Signals, done: list[str]) -> None:
     with held():
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         done.append("the rest of the block")
 
 
