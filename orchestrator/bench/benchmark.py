@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime as dt
+import hashlib
 import json
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -11,11 +12,12 @@ from pathlib import Path
 from orchestrator import __version__
 from orchestrator.bench.connection import Address, Connections
 from orchestrator.bench.drive import Drive, Sample
-from orchestrator.bench.endpoint import check_fits, probe
+from orchestrator.bench.endpoint import Endpoint, check_fits, probe
 from orchestrator.bench.energy import EnergyReader
 from orchestrator.bench.marks import marks
 from orchestrator.bench.run_point import PointRunner
 from orchestrator.bench.steady import knee
+from orchestrator.bench.texts import LEAST_TOKENS
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError, DeployError, Interrupted, UsageError
 from orchestrator.core.files import write_whole
@@ -52,6 +54,7 @@ class BenchRequest:
     price: Price | None
     read_energy: EnergyReader | None
     directory: Path
+    text: str  # that prompts of text are cut from
     earlier: BenchResult | None  # continue this one: its complete points are kept
 
 
@@ -90,10 +93,12 @@ async def _measure(request: BenchRequest, say: Callable[[str, str], None]) -> Be
         except asyncio.CancelledError as error:
             raise Interrupted("interrupted before anything was measured", hint="run the same command again") from error
         check_fits(request.workload, endpoint.facts)
+        text = await _tokens(request, endpoint)
         result = _begin(request, endpoint.facts)
         _write(request, result)
         runner = PointRunner(
             workload=request.workload,
+            text=text,
             endpoint=endpoint,
             gpus=request.provenance.gpus,
             price=request.price,
@@ -103,6 +108,20 @@ async def _measure(request: BenchRequest, say: Callable[[str, str], None]) -> Be
         return await _all_points(request, runner, result)
     finally:
         connections.close()
+
+
+async def _tokens(request: BenchRequest, endpoint: Endpoint) -> tuple[int, ...]:
+    """The text that prompts are cut from, as tokens of the model. Raises BenchError where it has too few."""
+    if request.workload.prompts == "random":
+        return ()
+    ids = await endpoint.tokenize(request.text)
+    if len(ids) < LEAST_TOKENS:
+        raise BenchError(
+            f"the text has {len(ids)} tokens, prompts of text are cut from at least {LEAST_TOKENS}",
+            where=request.workload.text_file or "",
+            hint="name a longer `text_file`, or none: a text ships with the tool",
+        )
+    return ids
 
 
 def _end_well_on_signals() -> None:
@@ -125,6 +144,7 @@ def _begin(request: BenchRequest, facts: EndpointFacts) -> BenchResult:
         workload=request.workload.to_dict(),
         workload_digest=request.workload.digest,
         seed=request.workload.seed,
+        text_sha256=hashlib.sha256(request.text.encode()).hexdigest() if request.text else None,
         warmup="",
         endpoint=facts,
         provenance=request.provenance,
@@ -140,6 +160,7 @@ def _begin(request: BenchRequest, facts: EndpointFacts) -> BenchResult:
 def _check_same(earlier: Run, now: Run) -> None:
     for name, before, after in (
         ("workload", earlier.workload_digest, now.workload_digest),
+        ("text", earlier.text_sha256, now.text_sha256),
         ("endpoint", earlier.endpoint, now.endpoint),
         ("plan", earlier.provenance.plan_digest, now.provenance.plan_digest),
     ):
@@ -176,7 +197,13 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
 def _marked(request: BenchRequest, result: BenchResult) -> BenchResult:
     """`result` with its points in order, and what follows from them."""
     points = tuple(sorted(result.points, key=lambda point: point.offered_rps or 0.0))
-    found = marks(points, result.run.provenance, ending=result.ending, overridden=request.overridden)
+    found = marks(
+        points,
+        result.run.provenance,
+        ending=result.ending,
+        overridden=request.overridden,
+        guessed=result.run.endpoint.speculative if request.workload.prompts == "random" else None,
+    )
     return replace(result, points=points, knee_rps=knee(points), marks=found)
 
 

@@ -193,13 +193,13 @@ class Connections:
         self._keep(connection)
 
     async def fetch(
-        self, method: str, path: str, *, most: int = MOST_BYTES, timeout_s: float = 30
+        self, method: str, path: str, *, content: bytes = b"", most: int = MOST_BYTES, timeout_s: float = 30
     ) -> tuple[int, bytearray]:
-        """A control request: status and content, of `most` bytes. Raises NoAnswerError."""
+        """A control request with JSON `content`: status and content, of `most` bytes. Raises NoAnswerError."""
         sink = _Body(most)
         try:
             async with asyncio.timeout(timeout_s):
-                await self.send((self.head(method, path, 0),), sink)
+                await self.send((self.head(method, path, len(content)), content), sink)
         except TimeoutError as error:
             raise NoAnswerError(f"no answer to {method} {path} within {timeout_s:g} s") from error
         if sink.failure is not None:

@@ -1,5 +1,6 @@
 """What an endpoint says of itself, and the few control requests a measurement needs."""
 
+import json
 from dataclasses import dataclass, replace
 
 from orchestrator.bench.connection import Address, Connections
@@ -18,6 +19,8 @@ from orchestrator.engine import (
     read_models,
     read_object,
     read_server_info,
+    read_token_ids,
+    tokenize_body,
 )
 from orchestrator.results import EndpointFacts
 
@@ -50,6 +53,19 @@ class Endpoint:
         except NoAnswerError:
             return None
         return read_metrics(content) if status == 200 else None
+
+    async def tokenize(self, text: str) -> tuple[int, ...]:
+        """The token ids of a text by the model's own tokenizer. Raises BenchError where the endpoint does not say."""
+        body = json.dumps(tokenize_body(self.facts.served_model, text)).encode()
+        hint = "`prompts: random` in the workload, with `token_ids`, needs no tokenizer"
+        try:
+            status, content = await self.connections.fetch("POST", endpoints.TOKENIZE, content=body)
+            if status != 200:
+                raise BenchError(f"POST {endpoints.TOKENIZE} gives status {status}", where=self.facts.url, hint=hint)
+            return read_token_ids(content)
+        except (NoAnswerError, OddAnswerError) as error:
+            message = f"the endpoint does not say which tokens a text has: {error}"
+            raise BenchError(message, where=self.facts.url, hint=hint) from error
 
     async def flush_cache(self) -> bool:
         """Empty the prefix caches, so that a repeated run does not find its own prompts there."""

@@ -16,9 +16,14 @@ def marks(
     *,
     ending: BenchEnding,
     overridden: Sequence[str],
+    guessed: str | None = None,
 ) -> tuple[Mark, ...]:
-    """Every mark of a result, those of the whole first; `overridden` names what the command line changed."""
-    return (*_of_the_server(provenance), *_of_the_run(ending, overridden), *_of_points(points))
+    """Every mark of a result, those of the whole first.
+
+    `overridden` names what the command line changed, `guessed` the speculation that had to guess at random ids.
+    """
+    of_the_run = (*_of_the_run(ending, overridden), *_of_random_prompts(points, guessed))
+    return (*_of_the_server(provenance), *of_the_run, *_of_points(points))
 
 
 def _of_the_server(provenance: ServerProvenance) -> Iterator[Mark]:
@@ -40,6 +45,16 @@ def _of_the_run(ending: BenchEnding, overridden: Sequence[str]) -> Iterator[Mark
     if overridden:
         named = ", ".join(f"`{name}`" for name in overridden)
         yield Mark(kind=MarkKind.CHANGED_WORKLOAD, detail=f"changed on the command line: {named}")
+
+
+def _of_random_prompts(points: Sequence[Point], guessed: str | None) -> Iterator[Mark]:
+    """What a model says after ids that are no text is not what it says to anybody, and its drafts fare otherwise."""
+    if guessed is None:
+        return
+    lengths = [length for point in points if (length := figures.accept_length(point)) is not None]
+    seen = f": {min(lengths):.2f} to {max(lengths):.2f} tokens a step" if lengths else ""
+    detail = f"prompts are random ids, which say nothing about speculation ({guessed}){seen}"
+    yield Mark(kind=MarkKind.RANDOM_PROMPTS, detail=detail)
 
 
 def _of_points(points: Sequence[Point]) -> Iterator[Mark]:

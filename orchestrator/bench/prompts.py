@@ -2,11 +2,15 @@
 
 Everything is drawn from SHAKE-128 over a label, so request 17 at 2.25 rps is the same whether or not the rates before
 it were run (`--resume`), and no prompt's own part is ever sent twice in a run.
+
+Prompts of text are passages of one text, whose end goes on with its beginning. No two own parts of a point begin at the
+same token of it.
 """
 
 import hashlib
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.bench.workload import Workload
@@ -25,30 +29,33 @@ class Prompt:
         return (self.prefix, b",", self.rest) if self.prefix else (self.rest,)
 
 
-def prefix_pool(workload: Workload) -> tuple[bytes, ...]:
+def prefix_pool(workload: Workload, text: Sequence[int] = ()) -> tuple[bytes, ...]:
     """The shared prefixes; a single empty one where nothing is to come from cache."""
     if not workload.prefix_tokens:
         return (b"",)
-    return tuple(_ids(workload, f"prefix/{index}", workload.prefix_tokens) for index in range(workload.prefixes))
+    return tuple(_part(workload, "prefix", index, workload.prefix_tokens, text) for index in range(workload.prefixes))
 
 
-def prompts(workload: Workload, label: str, count: int) -> list[Prompt]:
-    """`count` prompts of exactly `input_tokens` ids for the point `label`, prefixes drawn evenly at random."""
-    pool = prefix_pool(workload)
+def prompts(workload: Workload, label: str, count: int, text: Sequence[int] = ()) -> list[Prompt]:
+    """`count` prompts of exactly `input_tokens` ids for the point `label`, prefixes drawn evenly at random.
+
+    `text` are the token ids of the text, for a workload whose prompts are text.
+    """
+    pool = prefix_pool(workload, text)
     choices = _words(workload, f"{label}/choice", count)
     own = workload.input_tokens - workload.prefix_tokens
     return [
-        Prompt(prefix=pool[choice % len(pool)], rest=_ids(workload, f"{label}/{index}", own))
+        Prompt(prefix=pool[choice % len(pool)], rest=_part(workload, label, index, own, text))
         for index, choice in enumerate(choices)
     ]
 
 
-def warmup_prompts(workload: Workload, label: str) -> list[Prompt]:
+def warmup_prompts(workload: Workload, label: str, text: Sequence[int] = ()) -> list[Prompt]:
     """One prompt for each prefix, of the same shape as those that are measured."""
     own = workload.input_tokens - workload.prefix_tokens
     return [
-        Prompt(prefix=prefix, rest=_ids(workload, f"{label}/warm-up/{index}", own))
-        for index, prefix in enumerate(prefix_pool(workload))
+        Prompt(prefix=prefix, rest=_part(workload, f"{label}/warm-up", index, own, text))
+        for index, prefix in enumerate(prefix_pool(workload, text))
     ]
 
 
@@ -69,10 +76,19 @@ def arrival_times(workload: Workload, rate_rps: float, count: int) -> list[float
     return times
 
 
-def _ids(workload: Workload, label: str, count: int) -> bytes:
+def _part(workload: Workload, label: str, index: int, count: int, text: Sequence[int]) -> bytes:
+    """`count` ids as they stand in a JSON array: random ones, or a passage of `text`."""
+    if workload.token_ids is None:
+        begin = _words(workload, label, 1)[0] + index * _stride(len(text))
+        return ",".join([str(text[(begin + place) % len(text)]) for place in range(count)]).encode()
     first, last = workload.token_ids
     span = last - first + 1
-    return ",".join([str(first + word % span) for word in _words(workload, label, count)]).encode()
+    return ",".join([str(first + word % span) for word in _words(workload, f"{label}/{index}", count)]).encode()
+
+
+def _stride(length: int) -> int:
+    """From passage to passage: far apart, and back at the first only after as many as the text has tokens."""
+    return next(step for step in range(round(length * 0.618), length) if math.gcd(step, length) == 1)
 
 
 def _words(workload: Workload, label: str, count: int) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ class PointRunner:
     """Measures one point after the other on one endpoint; `say` is told what is going on, and how far it is."""
 
     workload: Workload
+    text: tuple[int, ...]  # token ids of the text, where prompts are cut from one
     endpoint: Endpoint
     gpus: int | None
     price: Price | None
@@ -40,7 +41,7 @@ class PointRunner:
         token counts.
         """
         flushed = await self.endpoint.flush_cache()
-        prefixes = warmup_prompts(self.workload, label)
+        prefixes = warmup_prompts(self.workload, label, self.text)
         replicas = self.endpoint.facts.replicas
         self.say(f"{label}: warm-up", f"{len(prefixes)} prefixes on {replicas} replica(s)")
         ranks: list[int | None] = list(range(replicas)) if replicas > 1 else [None]
@@ -53,7 +54,7 @@ class PointRunner:
     async def run_open(self, label: str, rate_rps: float) -> tuple[Point, Drive]:
         """Measure one offered rate."""
         count = self.workload.requests_at(rate_rps)
-        requests = self._requests(prompts(self.workload, label, count))
+        requests = self._requests(prompts(self.workload, label, count, self.text))
         times = arrival_times(self.workload, rate_rps, count)
 
         def shown(ended: int) -> None:
@@ -69,7 +70,7 @@ class PointRunner:
     async def run_closed(self, label: str) -> tuple[Point, Drive]:
         """Measure a fixed number of requests at a time."""
         concurrency, count = self.workload.concurrency or 1, self.workload.requests
-        requests = self._requests(prompts(self.workload, label, count))
+        requests = self._requests(prompts(self.workload, label, count, self.text))
 
         def shown(ended: int) -> None:
             self.say(f"{label}: {count} requests, {concurrency} at a time", f"{ended}/{count} answered")

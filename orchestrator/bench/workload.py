@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import ProfileError, UsageError
-from orchestrator.core.validation import StrictModel, read_model
+from orchestrator.core.validation import StrictModel, Text, read_model
 
 Rate = Annotated[float, Field(gt=0, le=10_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -30,7 +30,11 @@ class SustainedLimits(StrictModel):
 
 
 class Workload(StrictModel):
-    """One workload. Tokens are the model's own; shares are parts of 1."""
+    """One workload. Tokens are the model's own; shares are parts of 1.
+
+    Prompts are token ids drawn at random, or passages of a text: of random ids a model foretells nothing, so that they
+    say nothing about speculation.
+    """
 
     description: str
     source: str
@@ -38,7 +42,9 @@ class Workload(StrictModel):
     output_tokens: Annotated[int, Field(ge=2)]
     cached_share: Annotated[float, Field(ge=0, lt=1)]
     prefixes: Annotated[int, Field(ge=1)]
-    token_ids: tuple[Annotated[int, Field(ge=0)], int]
+    prompts: Literal["random", "text"] = "random"
+    token_ids: tuple[Annotated[int, Field(ge=0)], int] | None = None  # the first and the last to draw from
+    text_file: Text | None = None  # by default the text that ships
     temperature: Annotated[float, Field(ge=0)]
     load: Literal["open", "closed"]
     arrivals: Literal["constant", "poisson"] = "constant"
@@ -59,8 +65,12 @@ class Workload(StrictModel):
             raise ValueError("a closed load needs `concurrency` and has neither `rates_rps` nor `climb`")
         if list(self.rates_rps) != sorted(set(self.rates_rps)):
             raise ValueError("`rates_rps` must rise")
-        if self.token_ids[1] <= self.token_ids[0]:
+        if (self.prompts == "random") != (self.token_ids is not None):
+            raise ValueError("`token_ids` are what `prompts: random` draws from, and nothing else has them")
+        if self.token_ids is not None and self.token_ids[1] <= self.token_ids[0]:
             raise ValueError("`token_ids` is the first and the last id to draw from")
+        if self.prompts == "random" and self.text_file is not None:
+            raise ValueError("a `text_file` is for `prompts: text`")
         return self
 
     @property
@@ -73,8 +83,9 @@ class Workload(StrictModel):
         return max(2, round(rate_rps * self.duration_s)) if self.duration_s is not None else self.requests
 
     def to_dict(self) -> dict[str, object]:
-        """The workload as plain JSON-able data."""
-        return self.model_dump(mode="json")
+        """The workload as plain JSON-able data; of random prompts as it was before there were others."""
+        unsaid = {"prompts", "text_file"} if self.prompts == "random" else {"token_ids"}
+        return self.model_dump(mode="json", exclude=unsaid)
 
     @property
     def digest(self) -> str:

@@ -19,6 +19,7 @@ from orchestrator.bench import (
     load_workload,
     measure,
     read_energy,
+    read_text,
     workload_name,
 )
 from orchestrator.commands.kernels import kernel_report
@@ -134,6 +135,7 @@ def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str
         price=_price(options.usd_per_gpu_hour),
         read_energy=_energy_reader(target),
         directory=directory,
+        text=read_text(workload),
         earlier=_earlier(directory, resume=options.resume),
     )
     return measure(request, say), directory

@@ -30,6 +30,7 @@ class Kind(Enum):
     ENGINE = "profiles/engines/*.yaml"
     FLAGS = "profiles/engines/flags/*.json"
     WORKLOAD = "profiles/workloads/*.yaml"
+    TEXT = "profiles/texts/*.txt"
     PUBLISHED = "profiles/published/*.yaml"
     KERNELS = "profiles/kernels/*.yaml"
     REPORTS = "profiles/reports/*.yaml"

@@ -21,6 +21,7 @@ from orchestrator.engine.answers import (
     read_models,
     read_object,
     read_server_info,
+    read_token_ids,
     read_usage_of,
 )
 from orchestrator.engine.arguments import Arguments, argument_problems, name_problem, port_problem, speculation
@@ -39,6 +40,7 @@ from orchestrator.engine.requests import (
     completion_body,
     generate_body,
     load_body,
+    tokenize_body,
 )
 from orchestrator.engine.stream import (
     DONE,
@@ -105,10 +107,12 @@ __all__ = [
     "read_models",
     "read_object",
     "read_server_info",
+    "read_token_ids",
     "read_usage",
     "read_usage_of",
     "says_nothing",
     "says_port_taken",
     "speculation",
+    "tokenize_body",
     "tokens_so_far",
 ]

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from orchestrator.core.redaction import excerpt
-from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, SERVER_INFO
+from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, SERVER_INFO, TOKENIZE
 
 Json = Mapping[str, Any]  # an answer of the server, of which nothing is known until it is read
 MOST_BYTES: Final = 2 << 20  # of one document; parsed, it takes up to 30 times as much
 MOST_COUNT: Final = 1 << 53  # beyond it a JSON number is no exact one any more (RFC 8259, 6)
 _MOST_REPLICAS: Final = 1024
 _MOST_PAGE: Final = 1 << 16  # tokens
+_LARGEST_ID: Final = (1 << 31) - 1
 _SHOWN: Final = 40  # characters of a value in a message
 _ABORTED: Final = "abort"  # sglang 0.5.14, managers/schedule_batch.py, FINISH_ABORT
 _SPECULATIVE: Final = ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
@@ -236,6 +237,14 @@ def read_chat_events(events: Iterable[bytes]) -> Chat:
         completion_tokens=number(usage, "completion_tokens"),
         pieces=pieces,
     )
+
+
+def read_token_ids(content: bytes | bytearray) -> tuple[int, ...]:
+    """The token ids of a text. Raises OddAnswerError."""
+    ids = read_object(content, path=TOKENIZE).get("tokens")
+    if not isinstance(ids, list) or not all(type(each) is int and 0 <= each <= _LARGEST_ID for each in ids):
+        raise _odd("tokens", ids, "a list of token ids")
+    return tuple(ids)
 
 
 def read_completion_event(event: bytes) -> tuple[str, str | None]:

@@ -14,6 +14,7 @@ MODEL_INFO: Final = "/model_info"
 SERVER_INFO: Final = "/server_info"  # holds the server's keys in clear: never show or store it whole
 METRICS: Final = "/metrics"  # Prometheus text, where the server runs with --enable-metrics
 FLUSH_CACHE: Final = "/flush_cache"
+TOKENIZE: Final = "/tokenize"  # 0.5.10 to 0.5.23; vLLM's has the same form
 GENERATE: Final = "/generate"
 COMPLETIONS: Final = "/v1/completions"
 CHAT_COMPLETIONS: Final = "/v1/chat/completions"

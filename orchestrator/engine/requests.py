@@ -45,6 +45,11 @@ def chat_body(model: str, question: str, *, tokens: int, **more: object) -> Body
     return {**fixed, "max_tokens": tokens, **more}
 
 
+def tokenize_body(model: str, text: str) -> Body:
+    """The token ids of a text, as they stand in the middle of one: no special tokens."""
+    return {"model": model, "prompt": text, "add_special_tokens": False}
+
+
 def load_body(
     api: Api, ids: Sequence[bytes], *, model: str, tokens: int, temperature: float, rank: int | None = None
 ) -> tuple[bytes, ...]:

@@ -112,7 +112,8 @@ def _tpot_ms(point: Point) -> float | None:
     return point.latency.tpot_s.p50 * 1e3 if point.latency and point.latency.tpot_s else None
 
 
-def _accept_length(point: Point) -> float | None:
+def accept_length(point: Point) -> float | None:
+    """Tokens that a verification step gave, by the server's own count; None without speculation."""
     return point.server.accept_length if point.server else None
 
 
@@ -142,7 +143,7 @@ FIGURES: Final = (
     Figure("tpot_p50_ms", "TPOT p50", "ms", plain, _tpot_ms, shown=Shown.BY_BENCH, higher_is_better=False),
     Figure("success_share", "success", "", share, lambda point: point.success_share, shown=Shown.BY_RATE, exact=True),
     Figure("cached_share", "from cache", "", share, cached_share, shown=Shown.BY_RATE),
-    Figure("accept_length", "accepted", "tokens a step", plain, _accept_length, shown=Shown.BY_RATE),
+    Figure("accept_length", "accepted", "tokens a step", plain, accept_length, shown=Shown.BY_RATE),
     Figure("usd_per_million", "$/M", "output tok", usd, _usd, higher_is_better=False, unpublished="no price"),
     Figure("joules_per_output_token", "J", "per output tok", plain, _joules, higher_is_better=False),
     Figure("output_tok_per_s_per_watt", "output tok/s", "per watt", plain, _per_watt),

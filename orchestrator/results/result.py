@@ -38,6 +38,7 @@ class MarkKind(StrEnum):
     WRONG_LENGTH = "wrong-length"  # of older results; an answer of another length is a failed request now
     CLIENT_LAGGED = "client-lagged"  # the load client did not keep its own schedule
     INCOMPLETE = "incomplete"  # interrupted, or the endpoint died
+    RANDOM_PROMPTS = "random-prompts"  # which say nothing about speculation, and it was on
     CHANGED_WORKLOAD = "changed-workload"  # requests or duration were overridden on the command line
 
 
@@ -232,6 +233,7 @@ class Run:
     endpoint: EndpointFacts
     provenance: ServerProvenance
     price: Price | None = None
+    text_sha256: str | None = None  # of the text that prompts were cut from
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,7 @@ def test_a_log_that_cannot_be_read_loses_no_point(tmp_path: Path) -> None:
             price=None,
             read_energy=None,
             directory=tmp_path,
+            text="",
             earlier=None,
         )
         result = measure(request, lambda _text, _far: None)

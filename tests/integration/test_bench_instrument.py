@@ -104,6 +104,7 @@ def order(server: ScriptedServer, directory: Path, *, workload: Workload = QUICK
         price=None,
         read_energy=None,
         directory=directory,
+        text="",
         earlier=None,
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
@@ -340,6 +341,9 @@ def test_another_workload_is_not_resumed(tmp_path: Path) -> None:
         other = QUICK.model_copy(update={"seed": 1})
         with pytest.raises(UsageError, match="the workload is not the one"):
             measure(order(server, tmp_path, workload=other, earlier=first), lambda _text, _far: None)
+        of_a_text = replace(first, run=replace(first.run, text_sha256="0" * 64))
+        with pytest.raises(UsageError, match="the text is not the one"):
+            measure(order(server, tmp_path, earlier=of_a_text), lambda _text, _far: None)
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +387,9 @@ def test_a_key_that_the_endpoint_repeats_is_written_nowhere(tmp_path: Path) -> N
 
 def test_one_request_at_a_time(timed_bench: Bench, quietness: Quietness, tmp_path: Path) -> None:
     """0.3 s to the first token and 0.1 s for each of five others: 6 tokens in 0.8 s."""
-    workload = load_workload("single-stream-10k-1.5k").model_copy(update={"output_tokens": TOKENS, "requests": 4})
+    workload = load_workload("single-stream-10k-1.5k").model_copy(
+        update={"output_tokens": TOKENS, "requests": 4, "prompts": "random", "token_ids": (1000, 100000)}
+    )
     script = Script(answer=lambda _: Answer(ttft_s=0.3, itl_s=0.1))
     result = timed_bench(script, tmp_path, workload=workload)
     point, true = only(result), from_arrival(script.exchanges[-4:])

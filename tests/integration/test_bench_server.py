@@ -1,5 +1,6 @@
 """The measuring instrument against real sglang: the server's own counters, and sglang's own client, agree with it."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -13,8 +14,11 @@ import pytest
 from cpu_server import CpuServer
 from quiet import Quietness
 
-from orchestrator.bench import BenchRequest, Workload, load_workload, measure
+from orchestrator.bench import BenchRequest, Workload, load_workload, measure, read_text
+from orchestrator.bench.prompts import prompts
 from orchestrator.commands.runs import load_result
+from orchestrator.engine import endpoints, tokenize_body
+from orchestrator.engine.client import EngineClient
 from orchestrator.environments import Environment
 from orchestrator.results import Latency, MarkKind, Point, ServerProvenance
 
@@ -54,12 +58,33 @@ def bench(server: CpuServer, directory: Path, *, workload: Workload = WORKLOAD, 
         price=None,
         read_energy=None,
         directory=directory,
+        text=read_text(workload),
         earlier=None,
     )
     result = measure(order, lambda _text, _far: None)
     assert {mark.kind for mark in result.marks} <= {MarkKind.CLIENT_LAGGED}  # two cores, and the server is on them
     assert load_result(directory) == result
     return result.points[0]
+
+
+def test_prompts_of_text_have_exactly_the_tokens_that_were_asked_for(server: CpuServer, tmp_path: Path) -> None:
+    """By the server's own counters; and they are text: the server reads the same tokens from it."""
+    changes = {"prompts": "text", "token_ids": None, "requests": 8, "output_tokens": 4, "input_tokens": 700}
+    workload = WORKLOAD.model_copy(update=changes)
+    point = bench(server, tmp_path, workload=workload)
+    counted = point.server
+    assert counted is not None
+    assert counted.prompt_tokens == point.input_tokens == 8 * 700
+    assert point.cache is not None
+    assert point.cache.usage_share == pytest.approx(workload.cached_share, abs=0.02)
+    told = load_result(tmp_path).run
+    text = read_text(workload)
+    assert told.text_sha256 == hashlib.sha256(text.encode()).hexdigest()
+    with EngineClient(server.url, key=None) as client:
+        tokens = client.post(endpoints.TOKENIZE, tokenize_body("tiny", text))["tokens"]
+        sent = [int(word) for word in prompts(workload, "4", 1, tokens)[0].rest.split(b",")]
+        passage = client.post("/detokenize", {"model": "tiny", "tokens": sent})["text"]
+    assert passage.strip() in text
 
 
 @pytest.mark.parametrize("api", ["completions", "generate"])

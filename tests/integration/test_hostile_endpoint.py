@@ -1,5 +1,6 @@
 """What an endpoint can do to those who ask it: each verb ends, within bounds of time and memory, with its own error."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from orchestrator.commands.planning import load
 from orchestrator.core.errors import BenchError, NotReadyError, StartError
 from orchestrator.engine.client import HEALTH_LIMITS, TimeLimits
 from orchestrator.prove import Starting, Target, Verdict, smoke_test, target_of, wait
-from orchestrator.results import BenchResult, ServerProvenance
+from orchestrator.results import BenchResult, MarkKind, ServerProvenance
 from orchestrator.runtimes import ServerState, Status
 
 pytestmark = pytest.mark.timeout(300)
@@ -72,7 +73,7 @@ def measured(rules: dict[str, str], folder: Path, **changes: object) -> BenchRes
         request = BenchRequest(
             url=url, api="completions", key=None, workload_name="a test", workload=WORKLOAD.model_copy(update=changes),
             overridden=(), command="", provenance=ServerProvenance(), kernel_gate=lambda: None, price=None,
-            read_energy=None, directory=folder, earlier=None,
+            read_energy=None, directory=folder, text="one two three", earlier=None,
         )  # fmt: skip
         return measure(request, lambda _text, _far: None)
 
@@ -196,6 +197,30 @@ def test_a_metric_without_a_number_costs_one_figure_and_no_point(value: str, tmp
     result = measured({"/metrics": text}, tmp_path)
     assert result.points[0].succeeded == 4
     assert BenchResult.from_json((tmp_path / "result.json").read_text(), where="") == result
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({}, "`tokens` is missing where a list of token ids was expected"),
+        ({"/tokenize": '{"tokens": [1, -2]}'}, "`tokens` is a list of 2 where a list of token ids"),
+        ({"/tokenize": '{"tokens": [1, 2.5]}'}, "`tokens` is a list of 2 where a list of token ids"),
+        ({"/tokenize": '{"tokens": [[1, 2]]}'}, "`tokens` is a list of 1 where a list of token ids"),
+        ({"/tokenize": '{"tokens": [1, 2, 3]}'}, "the text has 3 tokens, prompts of text are cut from at least 1000"),
+        ({"/tokenize": "unavailable"}, "POST /tokenize gives status 503"),
+        ({"/tokenize": "flood"}, "the endpoint does not say which tokens a text has"),
+        ({"/tokenize": "html"}, "`/tokenize` does not answer with JSON"),
+    ],
+)
+def test_bench_cuts_no_prompts_from_what_is_no_text(rules: dict[str, str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match=re.escape(message)):
+        measured(rules, tmp_path, prompts="text", token_ids=None)
+
+
+@pytest.mark.parametrize("value", ["null", '"EAGLE"'])
+def test_random_prompts_are_marked_where_there_is_speculation(value: str, tmp_path: Path) -> None:
+    found = measured({"/server_info#speculative_algorithm": value}, tmp_path).marks
+    assert (MarkKind.RANDOM_PROMPTS in {mark.kind for mark in found}) == (value != "null")
 
 
 @pytest.mark.parametrize("behaviour", ["flood", "million-metrics", "metrics-unclosed", "gzip-bomb", "close"])

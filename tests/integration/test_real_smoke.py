@@ -12,10 +12,13 @@ from ports import free_port
 from orchestrator import prove as smoke
 from orchestrator.commands.planning import load
 from orchestrator.commands.proof import prove_url
-from orchestrator.core.errors import NotReadyError, SmokeError
+from orchestrator.core.errors import NotReadyError
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
+from orchestrator.engine.client import EngineClient
 from orchestrator.prove import Verdict
+from orchestrator.prove.checks import answers_right
+from orchestrator.prove.client import SmokeClient
 
 pytestmark = pytest.mark.engine
 
@@ -60,15 +63,14 @@ def test_a_real_server_that_lacks_what_its_profile_says_turns_red(server: CpuSer
 
 
 def test_a_model_of_random_weights_fails_what_the_trained_one_is_asked(server: CpuServer) -> None:
-    trained = load("mi355x-tp4dp2", overrides=["flags.chunked-prefill-size=2048"]).plan
+    trained = load("mi355x-tp4dp2", overrides=["flags.chunked-prefill-size=1024"]).plan
     own = smoke.target_of(server.plan, url=server.url, api_key=None)
     claims = dataclasses.replace(own, questions=trained.model.questions, wrong_answers=trained.wrong_answers)
-    report = smoke.smoke_test(claims, faults=None)
-    assert failures(report).keys() == {"answers right"}
-    assert failures(report)["answers right"].startswith("3 of 3 answers wrong; rank 0: after ")
-    with pytest.raises(SmokeError) as caught:
-        report.require()
-    assert "#40084" in caught.value.details
+    with EngineClient(server.url, key=None) as client:
+        found = answers_right(SmokeClient(claims, client, seed=1, faults=None))
+    assert found.verdict is Verdict.FAILED
+    assert found.evidence.startswith("3 of 3 answers wrong; rank 0: after ")
+    assert any("#40084" in cause for cause in found.causes)
 
 
 def test_a_port_that_another_process_holds(cpu_engine: CpuEngine) -> None:

@@ -242,6 +242,15 @@ def test_what_makes_a_result_not_comparable_is_marked() -> None:
     ]
 
 
+def test_random_prompts_say_nothing_about_speculation() -> None:
+    measured = [replace(point(steady()), server=ServerCounts(accept_length=length)) for length in (1.25, 1.5)]
+    (mark,) = marks(measured, ServerProvenance(), ending=BenchEnding.COMPLETE, overridden=(), guessed="EAGLE 5/1/6")
+    assert mark.kind is MarkKind.RANDOM_PROMPTS
+    assert mark.detail == (
+        "prompts are random ids, which say nothing about speculation (EAGLE 5/1/6): 1.25 to 1.50 tokens a step"
+    )
+
+
 def test_marks_name_their_point_and_what_was_changed() -> None:
     cut = replace(point(steady()), ending=BenchEnding.INTERRUPTED)
     assert marks([cut], ServerProvenance(), ending=BenchEnding.INTERRUPTED, overridden=("requests",)) == (

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.bench import read_text
 from orchestrator.bench.prompts import arrival_times, prompts, warmup_prompts
 from orchestrator.bench.workload import Workload, load_workload, workload_name
 from orchestrator.core.catalogue import Catalogue
@@ -55,6 +56,9 @@ def test_every_shipped_workload_is_valid() -> None:
         ("seed: 20260701", "seed: 1\nseed: 2", "`seed` stands here twice", 15),
         ("rates_rps: [1.0, 2.0, 4.0]", "rates_rps: [2.0, 1.0]", "`rates_rps` must rise", 2),
         ("load: open", "load: closed", "a closed load needs `concurrency`", 2),
+        ("load: open", "load: open\nprompts: texts", "`prompts`: should be 'random' or 'text'", 11),
+        ("load: open", "load: open\nprompts: text", "`token_ids` are what `prompts: random` draws from", 2),
+        ("load: open", "load: open\ntext_file: mine.txt", "a `text_file` is for `prompts: text`", 2),
     ],
 )
 def test_a_fault_is_named_with_its_line(was: str, is_: str, message: str, line: int, tmp_path: Path) -> None:
@@ -85,6 +89,7 @@ def test_prompts_have_exactly_the_stated_tokens_and_share() -> None:
         assert len(ids(prompt.array)) == 500
         assert len(ids((prompt.prefix,))) == 300
         assert prompt.prefix in prefixes
+    assert workload.token_ids is not None
     first, last = workload.token_ids
     assert all(first <= token <= last for token in ids(made[0].array))
 
@@ -108,6 +113,73 @@ def test_prompts_are_these_bytes_on_every_machine() -> None:
 def test_nothing_shared_where_nothing_is_to_be_cached() -> None:
     workload = load_workload("smoke-tiny").model_copy(update={"cached_share": 0.0})
     assert len(ids(prompts(workload, "2", 1)[0].array)) == 500
+
+
+WORDS = tuple(range(5000, 6500))  # the ids of a text
+
+
+def of_text(**changes: object) -> Workload:
+    return load_workload("smoke-tiny").model_copy(update={"prompts": "text", "token_ids": None, **changes})
+
+
+def test_prompts_of_text_are_passages_of_exactly_the_stated_tokens() -> None:
+    made = prompts(of_text(), "2", 40, WORDS)
+    assert {len(ids(prompt.array)) for prompt in made} == {500}
+    for part in [ids((part,)) for prompt in made for part in (prompt.prefix, prompt.rest)]:
+        assert part == [5000 + (part[0] - 5000 + place) % 1500 for place in range(len(part))]
+    assert {prompt.prefix for prompt in made} <= {warm.prefix for warm in warmup_prompts(of_text(), "2", WORDS)}
+
+
+@pytest.mark.parametrize("length", [1000, 1499, 1500, 1536])
+def test_no_two_passages_of_a_point_begin_alike(length: int) -> None:
+    made = prompts(of_text(), "2", length, WORDS[:length] if length <= 1500 else range(length))
+    assert len({ids((prompt.rest,))[0] for prompt in made}) == length
+
+
+def test_passages_are_the_same_however_many_are_made_and_others_at_another_point() -> None:
+    assert prompts(of_text(), "2", 7, WORDS) == prompts(of_text(), "2", 40, WORDS)[:7]
+    assert prompts(of_text(), "2", 7, WORDS) != prompts(of_text(), "4", 7, WORDS)
+    assert prompts(of_text(), "2", 7, WORDS) != prompts(of_text(seed=1), "2", 7, WORDS)
+
+
+def test_a_passage_longer_than_the_text_goes_on_with_its_beginning() -> None:
+    long = of_text(input_tokens=4000, cached_share=0.0)
+    assert len(ids(prompts(long, "2", 1, WORDS)[0].array)) == 4000
+
+
+def test_the_text_that_ships_is_taken_where_a_workload_names_none() -> None:
+    text = read_text(load_workload("wafer-20k-1k"))
+    assert text.startswith("CHAPTER I\n\nDown the Rabbit-Hole\n")
+    assert 90_000 < len(text.encode()) < 100_000
+    assert read_text(load_workload("smoke-tiny")) == ""
+
+
+def test_a_text_of_the_users(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text("wörds")
+    assert read_text(of_text(text_file=str(path))) == "wörds"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "`text_file` cannot be read: No such file or directory"),
+        (b"\xff\xfe", "`text_file` cannot be read: it is not UTF-8"),
+        (bytes((1 << 18) + 1), "`text_file` has 262145 bytes, at most 262144 are taken"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ProfileError, match=message) as caught:
+        read_text(of_text(text_file=str(path)))
+    assert caught.value.where == str(path)
+
+
+def test_a_workload_of_random_prompts_has_the_digest_it_always_had() -> None:
+    """A measurement that an earlier version has begun goes on with `--resume`."""
+    assert load_workload("smoke-tiny").digest.startswith("c23fdfbb85cd508c")
 
 
 def test_constant_arrivals() -> None:
