@@ -26,6 +26,10 @@ _WINDOW: Final = 1 << 16  # characters that are looked through at a time
 _PERCENT: Final = re.compile(r"%[0-9A-Fa-f]{2}")  # a search for this alone is ten times as quick
 _STEPS: Final = (_LINE_ENDS, _MARKS, _MARKS, _MARKS)  # JSON within JSON, in a message
 _UNFINISHED_MARK: Final = re.compile(r"(?:%[0-9A-Fa-f]?|\\(?:u[0-9A-Fa-f]{0,3}|x[0-9A-Fa-f]?)?|\x1b(?:\[[ -?]*)?)\Z")
+# What most escapes are made of or stand for: without these characters a text and all its readings are the same, but for
+# colours and what is written by its number.
+_OF_ESCAPES: Final = dict.fromkeys(map(ord, "\\\"'/nr\r\n"))
+_NUMBERED: Final = re.compile(r"x[0-9A-Fa-f]{2}")
 _URL_SAFE: Final = str.maketrans("+/", "-_")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]")
 _LONGEST_MARK: Final = 32  # characters: colours with all their numbers
@@ -38,6 +42,7 @@ class _Known:
     values: frozenset[str] = frozenset()
     forms: tuple[tuple[str, int], ...] = ()
     beginnings: frozenset[str] = frozenset()  # of each form, all that are shorter than it
+    bare: tuple[str, ...] = ()  # each form without what escapes are made of
     longest: int = 0
     words: re.Pattern[str] | None = None  # the short ones
 
@@ -73,6 +78,7 @@ def know(values: Iterable[str]) -> None:
         values=values,
         forms=tuple(forms.items()),
         beginnings=frozenset(form[:end] for form in forms for end in range(1, len(form))),
+        bare=tuple({form.translate(_OF_ESCAPES) for form in forms}),
         longest=max(map(len, forms), default=0),
         words=re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])") if words else None,
     )
@@ -120,9 +126,26 @@ def known_spans(text: str) -> Iterator[tuple[int, int]]:
 def _in_windows(text: str, size: int) -> Iterator[tuple[int, int]]:
     for at in range(0, len(text), size):
         window = text[at : at + size + MOST_APART]
-        if any(form in reading for reading in _readings(window) for form, _ in _known.forms):
+        if _holds_known(window):
             spans = _in_windows(window, MOST_APART) if size > MOST_APART else _spans_in_readings(window)
             yield from ((at + start, at + end) for start, end in spans)
+
+
+def _holds_known(text: str) -> bool:
+    readings = _readings(text)
+    plain = next(readings)
+    if any(form in plain for form, _ in _known.forms):
+        return True
+    may = _is_marked(plain) and _may_hold_known(plain)
+    return may and any(form in reading for reading in readings for form, _ in _known.forms)
+
+
+def _may_hold_known(text: str) -> bool:
+    """Whether a reading of it may hold a known secret: told ten times as quickly than by reading it."""
+    bare = text.translate(_OF_ESCAPES)
+    if "\x1b" in text or "u00" in bare or _NUMBERED.search(bare) or _PERCENT.search(bare):
+        return True
+    return any(form in bare for form in _known.bare)
 
 
 def _spans_in_readings(text: str) -> Iterator[tuple[int, int]]:

@@ -3,8 +3,8 @@
     python tests/benchmarks/log_path.py [megabytes]
 
 Four parts, each in a process of its own: the supervisor's copy (secrets removed), the reading of a growing log, the
-lines of a container's log (secrets removed), and the diagnosis of a log. Four logs: ordinary decode lines with an API
-key known; one known fault in ten of them; lines of 1 MiB; no line end at all.
+lines of a container's log (secrets removed), and the diagnosis of a log. Five logs, an API key known: ordinary decode
+lines; one known fault in ten of them; lines of 1 MiB; no line end at all; prompts, as `--log-requests` writes them.
 """
 
 import subprocess
@@ -31,6 +31,9 @@ LOGS: Final = {
     "one fault in ten": b"\n".join([*[DECODE] * 9, FAULT]) + b"\n",
     "lines of 1 MiB": DECODE * ((1 << 20) // len(DECODE)) + b"\n",
     "no line end": DECODE,
+    "requests, their line ends escaped": b"[2026-07-02 10:14:31] Receive: obj=Req(text='"
+    + rb"words of a prompt\n" * 20
+    + b"')\n",
 }
 
 

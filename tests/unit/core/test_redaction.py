@@ -10,13 +10,13 @@ from typing import Final, cast
 
 import pytest
 from docker.models.containers import Container
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.bench.answer import Answer
 from orchestrator.cli.main import _of_this_tool
 from orchestrator.commands.runs import RunDir
-from orchestrator.core import console
+from orchestrator.core import console, known_secrets
 from orchestrator.core.errors import DeployError
 from orchestrator.core.known_secrets import know, known
 from orchestrator.core.log_lines import redacted
@@ -331,3 +331,44 @@ def test_a_log_is_copied_in_little_memory_whatever_stands_in_it(line: bytes) -> 
     tracemalloc.stop()
     assert shown
     assert peak < 32 << 20
+
+
+PIECES = (
+    "\\",
+    "\\\\",
+    "\\n",
+    "\n",
+    '"',
+    "/",
+    "%",
+    "%5C",
+    "\\u00",
+    "\\x",
+    "41",
+    "5c",
+    "\x1b[31m",
+    "u0041",
+    "n",
+    "A",
+    "-0123",
+)
+
+
+@given(
+    st.sampled_from(["sk-0123456789-nAn", 'nr/nA"n\\-0123']), st.lists(st.sampled_from(PIECES), max_size=4), st.data()
+)
+@settings(max_examples=300, derandomize=True)
+def test_a_text_that_is_passed_over_holds_no_secret_in_any_reading(
+    key: str, between: list[str], data: st.DataObject
+) -> None:
+    know([key])
+    text = key
+    for piece in between:
+        at = data.draw(st.integers(0, len(text)))
+        written = data.draw(
+            st.sampled_from([piece, json.dumps(text[at : at + 1])[1:-1], f"\\u{ord(text[at - 1]):04x}"])
+        )
+        text = f"{text[:at]}{written}{text[at + (written != piece) :]}"
+        text = data.draw(st.sampled_from([text, text.replace("\\", "\\\\")]))
+    held = any(form in reading for reading in known_secrets._readings(text) for form, _ in known_secrets._known.forms)
+    assert known_secrets._holds_known(text) == held
