@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from orchestrator import __version__
+from orchestrator.bench.cap import capped
 from orchestrator.bench.connection import Address, Connections
 from orchestrator.bench.drive import Drive, Sample
 from orchestrator.bench.endpoint import Endpoint, check_fits, probe
@@ -174,7 +175,8 @@ def _check_same(earlier: Run, now: Run) -> None:
 async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchResult) -> BenchResult:
     ending = BenchEnding.COMPLETE
     try:
-        async for point, drive, warmup in _points(runner, result.points):
+        async for measured, drive, warmup in _points(runner, result.points):
+            point = replace(measured, capped=capped(measured, request.provenance))
             run = replace(result.run, warmup=warmup, ended_at=_now())
             result = _marked(request, replace(result, run=run, points=(*result.points, point)))
             _write_samples(request, result, drive, label=point.label)

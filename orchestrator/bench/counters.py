@@ -24,7 +24,9 @@ def server_counts(before: Metrics, after: Metrics, gauges: Iterable[Metrics]) ->
         total, count = delta(f"{name}_sum"), delta(f"{name}_count")
         return total / count if total is not None and count else None
 
-    queue = [depth for reading in gauges if (depth := reading.get(Metric.QUEUED)) is not None and depth >= 0]
+    readings = tuple(gauges)
+    queue = [depth for reading in readings if (depth := reading.get(Metric.QUEUED)) is not None and depth >= 0]
+    running = [many for reading in readings if (many := reading.get(Metric.RUNNING)) is not None and many >= 0]
     output, requests, verified = (delta(name) for name in (Metric.OUTPUT_TOKENS, Metric.REQUESTS, Metric.VERIFY_STEPS))
     drafted = max(0.0, (output or 0.0) - (requests or 0.0))  # the first token of a request comes from its prefill
     return ServerCounts(
@@ -38,4 +40,5 @@ def server_counts(before: Metrics, after: Metrics, gauges: Iterable[Metrics]) ->
         accept_length=drafted / verified if output and verified else None,
         queue_depth_mean=sum(queue) / len(queue) if queue else None,
         queue_depth_max=max(queue, default=None),
+        running_max=max(running, default=None),
     )

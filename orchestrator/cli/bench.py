@@ -1,7 +1,7 @@
 """`deploy bench`: measure a served model."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -11,8 +11,18 @@ from orchestrator.core.console import Progress, note, out
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
 
 if TYPE_CHECKING:
-    from orchestrator.commands.bench import BenchOptions, MeasuredTarget
+    from orchestrator.commands.bench import BenchOptions, MeasuredTarget, NamedHardware
     from orchestrator.results import BenchResult
+
+GpuOption: TypeAlias = Annotated[
+    str | None, typer.Option("--gpu", metavar="NAME", help="hardware behind a URL, such as b200, to be judged by")
+]
+GpusOption: TypeAlias = Annotated[
+    int | None, typer.Option("--gpus", min=1, metavar="N", help="GPUs behind a URL, for the figures per GPU")
+]
+LayoutOption: TypeAlias = Annotated[
+    str | None, typer.Option("--layout", metavar="LAYOUT", help="behind a URL, such as tp8 or tp4dp2")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -33,9 +43,9 @@ def bench(
     ] = None,
     api: Annotated[str, typer.Option(metavar="completions|generate", help="which API")] = "completions",
     api_key_env: Annotated[str | None, typer.Option(metavar="VARIABLE", help="holds a URL's key")] = None,
-    gpus: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="GPUs behind a URL, for the figures per GPU")
-    ] = None,
+    gpus: GpusOption = None,
+    gpu: GpuOption = None,
+    layout: LayoutOption = None,
     price: Annotated[float | None, typer.Option(metavar="USD", help="of one GPU for an hour")] = None,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="default: results/WORKLOAD-TIME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="measure what DIR does not hold yet")] = False,
@@ -72,13 +82,25 @@ def bench(
     )
     with ExitStack() as stack:
         if is_url(target):
-            found = url_target(target, gpus=gpus, api_key_env=api_key_env)
+            found = url_target(target, gpus=gpus, api_key_env=api_key_env, named=_named(gpu, gpus, layout))
         else:
+            _require_url(target, gpu, layout)
             found = server_target(stack.enter_context(fleet(Home.from_environment(), host)), target)
         result, directory = _measure(found, options)
     _show(result, json=json)
     note(f"the result is in `{directory}`")
     _tell_ending(result, url=found.url, again=command_to_resume(options.command, directory))
+
+
+def _named(gpu: str | None, gpus: int | None, layout: str | None) -> "NamedHardware":
+    from orchestrator.commands.bench import NamedHardware
+
+    return NamedHardware.parse(gpu=gpu, gpus=gpus, layout=layout)
+
+
+def _require_url(target: str, gpu: str | None, layout: str | None) -> None:
+    if gpu or layout:
+        raise UsageError("`--gpu` and `--layout` describe a URL", hint=f"the plan of `{target}` says both")
 
 
 def _measure(target: "MeasuredTarget", options: "BenchOptions") -> "tuple[BenchResult, Path]":

@@ -3,11 +3,13 @@
 import datetime as dt
 import ipaddress
 import json
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -25,11 +27,15 @@ from orchestrator.bench import (
 from orchestrator.commands.kernels import kernel_report
 from orchestrator.commands.runs import RunDir, load_result, read_plan
 from orchestrator.commands.servers import Fleet, api_key
+from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import UsageError
+from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.secret import Secret
 from orchestrator.core.validation import faults_in
 from orchestrator.plan import Hazard
 from orchestrator.results import RESULT_FILE, BenchResult, Price, ServerProvenance
+
+_LAYOUT: Final = re.compile(r"tp(?P<tp>[1-9]\d?)[x×]?(?:dp(?P<dp>[1-9]\d?))?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +79,36 @@ def is_url(target: str) -> bool:
     return "://" in target
 
 
-def url_target(url: str, *, gpus: int | None, api_key_env: str | None) -> MeasuredTarget:
+@dataclass(frozen=True, kw_only=True)
+class NamedHardware:
+    """What the user says stands behind a URL, so that it is judged as a server of this tool is."""
+
+    gpu: str | None = None  # a hardware file's name, `b200`
+    gpus: int | None = None
+    layout: str | None = None  # as the field writes it, `TP4×DP2`
+
+    @classmethod
+    def parse(cls, *, gpu: str | None, gpus: int | None, layout: str | None) -> "NamedHardware":
+        """From the options. Raises UsageError for hardware that nobody described, and for what is no layout."""
+        catalogue = Catalogue.from_environment()
+        if gpu is not None and catalogue.find(Kind.HARDWARE, gpu.lower()) is None:
+            raise UsageError(f"there is no hardware `{gpu}`", hint=did_you_mean(gpu, catalogue.names(Kind.HARDWARE)))
+        if layout is None:
+            return cls(gpu=gpu and gpu.lower(), gpus=gpus)
+        found = _LAYOUT.fullmatch(layout)
+        if found is None:
+            raise UsageError(f"`--layout {layout}` is no layout", hint="such as tp8, or tp4dp2")
+        tp, dp = int(found["tp"]), int(found["dp"] or 1)
+        named = f"TP{tp}×DP{dp}" if dp > 1 else f"TP{tp}"
+        return cls(gpu=gpu and gpu.lower(), gpus=gpus or tp * dp, layout=named)
+
+
+def url_target(
+    url: str, *, gpus: int | None, api_key_env: str | None, named: NamedHardware | None = None
+) -> MeasuredTarget:
     """Any endpoint that speaks the API. Raises UsageError for what is not its URL, or holds a password."""
-    provenance = ServerProvenance(gpus=gpus)
+    behind = named or NamedHardware(gpus=gpus)
+    provenance = ServerProvenance(gpu=behind.gpu, gpus=behind.gpus, layout=behind.layout)
     return MeasuredTarget(
         url=Address.from_url(url).url,
         key=api_key(api_key_env),

@@ -14,6 +14,7 @@ ABOUT: Final[Mapping[str, float]] = {
     "copy": 5.0,
     "smoke": 60.0,
     "report": 5.0,
+    "eval": 600.0,  # 200 questions of some 200 tokens in few streams, and the harness's environment
     "down": 120.0,
 }
 PULL: Final = 900.0  # of an engine's image

@@ -20,11 +20,13 @@ from orchestrator.commands.servers import Fleet
 from orchestrator.core.console import say
 from orchestrator.core.errors import DeployError, Interrupted, UsageError
 from orchestrator.core.files import read_file, write_whole
+from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.shell import quote
 from orchestrator.core.text import parse_json
 from orchestrator.kernels import applies_to
 from orchestrator.plan import Plan
 from orchestrator.report import Published, ReproduceRun
-from orchestrator.results import RESULT_FILE
+from orchestrator.results import RESULT_FILE, outcome_file
 from orchestrator.runtimes import runtime_kind
 
 STATE_FILE: Final = "reproduce.json"
@@ -32,6 +34,8 @@ _BEFORE: Final = ("preflight", "stage", "kernels", "build")  # what may fail bef
 _COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {"kernels": ("kernels", "table")}  # else the stage's own name
 
 _MOST_BYTES: Final = 1 << 20  # of the state
+_ON_THE_SERVER: Final = frozenset({"smoke", "bench", "eval"})
+_TABLE: Final = "aiter-fp4-moe-table"
 _DRAIN: Final = 30.0  # until the last answer of a rate has come
 _CLIMB: Final = 2  # rates beyond the listed ones until the knee is found
 
@@ -54,43 +58,122 @@ class ReproducePlan:
 
     steps: tuple[Step, ...]
     left_out: tuple[str, ...]
+    servers: tuple["Server", ...]
 
 
-def plan_steps(published: Published, directory: Path, *, named: str, download_mb_s: float) -> ReproducePlan:
+@dataclass(frozen=True, kw_only=True)
+class ReproduceRequest:
+    """What the user asked for; by default the published runs, from the hub, on this machine."""
+
+    named: str  # what the user called the published figures: a name, or a file
+    download_mb_s: float
+    overrides: tuple[str, ...] = ()
+    host: str | None = None
+    weights: Path | None = None  # where the published checkpoint lies already
+    ablations: tuple[str, ...] = ()
+    prices: tuple[str, ...] = ()  # as `report` takes them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """One server to bring up, with what is asked of it."""
+
+    name: str
+    profile: str
+    overrides: tuple[str, ...]
+    plan: Plan
+    workloads: tuple[str, ...]
+    suites: tuple[str, ...]
+    ablation: bool  # something is left out of it
+    baseline: bool  # its scores are what others are set beside
+
+
+def plan_steps(published: Published, directory: Path, request: ReproduceRequest) -> ReproducePlan:
     """First what may fail before anything is measured, then one server after the other.
 
-    `named` is what the user called the published figures: a name, or a file.
+    Raises UsageError for an ablation that the publication does not have.
     """
-    runs = [(run, load(run.profile).plan) for run in published.reproduce.runs]
-    early = [(stage, run, plan) for stage in _BEFORE for run, plan in runs]
-    steps = list(_prepare([each for each in early if _needless(each[0], each[2]) is None], download_mb_s))
-    for run, plan in runs:
-        steps += _serve(run, plan, directory, published=published, named=named)
+    servers = tuple(_servers(published, request))
+    early = [(stage, server) for stage in _BEFORE for server in servers]
+    needed = [(stage, server) for stage, server in early if _needless(stage, server.plan, request.host) is None]
+    steps, baselines = list(_prepare(needed, request)), dict[str, Path]()
+    for server in servers:
+        if server.baseline:
+            baselines |= {suite: directory / server.name / outcome_file(suite) for suite in server.suites}
+        steps += _serve(server, directory, published=published, request=request, baselines=baselines)
     left_out = (
-        f"no step `{stage}` for `{plan.profile}`: {why}" for stage, _, plan in early if (why := _needless(stage, plan))
+        f"no step `{stage}` for `{server.name}`: {why}"
+        for stage, server in early
+        if (why := _needless(stage, server.plan, request.host))
     )
-    return ReproducePlan(steps=tuple(steps), left_out=tuple(left_out))
+    return ReproducePlan(steps=tuple(steps), left_out=tuple(left_out), servers=servers)
 
 
-def _needless(stage: str, plan: Plan) -> str | None:
+def _servers(published: Published, request: ReproduceRequest) -> Iterator[Server]:
+    """Those of the publication, then one for each ablation, whose settings come last."""
+    known = {ablation.name: ablation for ablation in published.reproduce.ablations}
+    if unknown := next((name for name in request.ablations if name not in known), None):
+        raise UsageError(f"`{published.name}` has no ablation `{unknown}`", hint=did_you_mean(unknown, known))
+    chosen = [known[name] for name in dict.fromkeys(request.ablations)]
+    for run in published.reproduce.runs:
+        suites = (suite for ablation in chosen if ablation.profile == run.profile for suite in ablation.suites)
+        yield _server(run, request, settings=(), suites=tuple(dict.fromkeys(suites)))
+    for ablation in chosen:
+        yield _server(ablation, request, settings=ablation.settings, suites=ablation.suites)
+
+
+def _server(
+    run: ReproduceRun, request: ReproduceRequest, *, settings: tuple[str, ...], suites: tuple[str, ...]
+) -> Server:
+    own_model = any(setting.startswith("model=") for setting in settings)  # another checkpoint than the staged one
+    here = request.weights.absolute() if request.weights and not own_model else None
+    staged = ("model.origin.kind=directory", f"model.origin.location={here}") if here else ()
+    overrides = (*request.overrides, *staged, *settings)
+    return Server(
+        name=run.server,
+        profile=run.profile,
+        overrides=overrides,
+        plan=load(run.profile, overrides=overrides).plan,
+        workloads=run.workloads,
+        suites=suites,
+        ablation=bool(settings),
+        baseline=own_model,
+    )
+
+
+def _needless(stage: str, plan: Plan, host: str | None) -> str | None:
     """Why a plan does without a stage; None where it needs it."""
     if stage == "stage" and plan.model.source.kind == "generated":
         return "its checkpoint is made on the way up"
     if stage == "kernels" and not applies_to(plan):
         return "its server asks aiter for no MXFP4 experts"
+    if stage == "kernels" and all(patch.id != _TABLE for patch in plan.patches):
+        return "its server reads aiter's own tables"
     if stage == "build" and not runtime_kind(plan.runtime).contained:
         return "it runs in no container"
+    if stage in {"kernels", "build"} and host is not None:
+        return f"it is made on {host} on the way up"
     return None
 
 
-def _prepare(needed: Sequence[tuple[str, ReproduceRun, Plan]], download_mb_s: float) -> Iterator[Step]:
+def _prepare(needed: Sequence[tuple[str, Server]], request: ReproduceRequest) -> Iterator[Step]:
     """The steps before the first server; a checkpoint or an image that two of them need is downloaded once."""
     here: set[str] = set()
-    for stage, run, plan in needed:
-        what, seconds = _download(stage, plan, download_mb_s)
-        command = (*_COMMANDS.get(stage, (stage,)), "--profile", run.profile)
-        yield _step(stage, plan.profile, *command, more=0.0 if what in here else seconds)
+    for stage, server in needed:
+        what, seconds = _download(stage, server.plan, request.download_mb_s)
+        there = _there(request.host) if stage in {"preflight", "stage"} else ()
+        command = (*_COMMANDS.get(stage, (stage,)), "--profile", server.profile, *_settings(server), *there)
+        yield _step(stage, server.name, *command, more=0.0 if what in here else seconds)
         here.add(what)
+
+
+def _settings(server: Server) -> Iterator[str]:
+    for override in server.overrides:
+        yield from ("--set", override)
+
+
+def _there(host: str | None) -> tuple[str, ...]:
+    return ("--host", host) if host is not None else ()
 
 
 def _download(stage: str, plan: Plan, download_mb_s: float) -> tuple[str, float]:
@@ -102,22 +185,37 @@ def _download(stage: str, plan: Plan, download_mb_s: float) -> tuple[str, float]
     return "", 0.0
 
 
-def _serve(run: ReproduceRun, plan: Plan, directory: Path, *, published: Published, named: str) -> Iterator[Step]:
-    name = plan.profile
-    yield _step("up", name, "up", "--profile", run.profile, "--name", name, more=starting(plan))
-    yield _step("smoke", name, "smoke", name)
-    for workload in run.workloads:
+def _serve(
+    server: Server, directory: Path, *, published: Published, request: ReproduceRequest, baselines: Mapping[str, Path]
+) -> Iterator[Step]:
+    name, there = server.name, _there(request.host)
+    up = ("up", "--profile", server.profile, "--name", name, *_settings(server), *there)
+    yield _step("up", name, *up, more=starting(server.plan) + (PULL if request.host else 0.0))
+    yield _step("smoke", name, "smoke", name, *there)
+    for workload in server.workloads:
         output = directory / name / workload_name(workload)
         yield Step(
             id=f"{name}/bench/{workload}",
             stage="bench",
             run=name,
-            argv=("bench", name, "--workload", workload, "--output", str(output)),
+            argv=("bench", name, "--workload", workload, "--output", str(output), *there),
             about=bench_seconds(load_workload(workload), tok_s=published.single_stream.output_tok_s),
             output=output,
         )
-    yield _step("report", name, "report", str(directory), "--published", named)
-    yield _step("down", name, "down", name)
+    for suite in server.suites:
+        limit = next((str(line.items) for line in published.evals if line.suite == suite and line.items), None)
+        asked = ("eval", name, "--suite", suite, *(("--limit", limit) if limit else ()))
+        yield Step(
+            id=f"{name}/eval/{suite}",
+            stage="eval",
+            run=name,
+            argv=(*asked, "--output", str(directory / name), *there),
+            about=ABOUT["eval"],
+        )
+    beside = (word for path in baselines.values() for word in ("--baseline", str(path)))
+    prices = (word for price in request.prices for word in ("--price", price))
+    yield _step("report", name, "report", str(directory), "--published", request.named, *prices, *beside)
+    yield _step("down", name, "down", name, *there)
 
 
 def _step(stage: str, run: str, *argv: str, more: float = 0.0) -> Step:
@@ -168,7 +266,7 @@ class FinishedSteps:
 def still_to_do(steps: Sequence[Step], done: Mapping[str, str]) -> tuple[Step, ...]:
     """The steps that remain; an `up` that is done comes again while its server has something left to do."""
     left = [step for step in steps if step.id not in done]
-    needed = {step.run for step in left if step.stage in {"smoke", "bench"}}
+    needed = {step.run for step in left if step.stage in _ON_THE_SERVER}
     return tuple(step for step in steps if step in left or (step.stage == "up" and step.run in needed))
 
 
@@ -179,10 +277,11 @@ class StepRunner:
     run: Callable[[tuple[str, ...]], int]
     may_be_there: Callable[[str], bool]
     now: Callable[[], dt.datetime]
+    host: str | None = None  # where the servers are; None for this machine
 
     def take_down(self, server: str) -> int:
         """Take a server down that may be gone already; the exit code."""
-        return self.run(("down", server)) if self.may_be_there(server) else 0
+        return self.run(("down", server, *_there(self.host))) if self.may_be_there(server) else 0
 
 
 def may_be_there(servers: Fleet, name: str) -> bool:
@@ -200,7 +299,7 @@ def reproduce(steps: Sequence[Step], state: FinishedSteps, runner: StepRunner, *
     """
     todo = still_to_do(steps, state.done)
     for number, step in enumerate(todo, start=1):
-        say(f"[{number}/{len(todo)}] deploy {' '.join(command(step))}")
+        say(f"[{number}/{len(todo)}] {quote(['deploy', *command(step)])}")
         finished = False
         try:
             _do(step, runner)
@@ -208,7 +307,7 @@ def reproduce(steps: Sequence[Step], state: FinishedSteps, runner: StepRunner, *
         except KeyboardInterrupt as error:
             raise Interrupted("interrupted", hint="the same command goes on from here") from error
         finally:
-            if not finished and not keep and step.stage in {"smoke", "bench", "report"}:
+            if not finished and not keep and step.stage in {*_ON_THE_SERVER, "report"}:
                 runner.take_down(step.run)
         state.finish(step, runner.now())
 
@@ -219,7 +318,7 @@ def _do(step: Step, runner: StepRunner) -> None:
     code = runner.take_down(step.run) if step.stage == "down" else runner.run(argv)
     if code != 0:
         error = DeployError(
-            f"`deploy {' '.join(argv)}` ended with exit code {code}", hint="the same command goes on from here"
+            f"`{quote(['deploy', *argv])}` ended with exit code {code}", hint="the same command goes on from here"
         )
         error.exit_code = code
         raise error

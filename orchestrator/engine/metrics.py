@@ -26,6 +26,7 @@ class Metric(StrEnum):
     VERIFY_STEPS = "sglang:spec_verify_calls_total"
     RETRACTIONS = "sglang:num_retracted_requests_total"
     QUEUED = "sglang:num_queue_reqs"
+    RUNNING = "sglang:num_running_reqs"
     TTFT = "sglang:time_to_first_token_seconds"  # a histogram: `_sum` and `_count`
     E2E = "sglang:e2e_request_latency_seconds"  # a histogram as well
 

@@ -18,6 +18,7 @@ from orchestrator.report.published import (
     load_published,
     of_kind,
     parse_prices,
+    split_currency,
 )
 from orchestrator.report.render import render_html, render_json, render_markdown
 from orchestrator.report.show import comparison_text
@@ -40,4 +41,5 @@ __all__ = [
     "render_html",
     "render_json",
     "render_markdown",
+    "split_currency",
 ]

@@ -60,6 +60,7 @@ class RateRow:
     figures: Mapping[str, ComparedFigure]  # by the key of `results.figures`
     sustained: bool | None
     not_sustained_because: tuple[str, ...]
+    capped: str | None
 
     def of(self, figure: Figure) -> ComparedFigure:
         """That figure, measured and published."""
@@ -103,6 +104,7 @@ class Comparison:
 def compare(result: BenchResult, published: Published | None, prices: PriceBook) -> Comparison:
     """Set one result beside `published`, or by itself, with prices from `prices` where the result brings none."""
     reasons, caveats = find_reasons(result, published), _caveats(result, published)
+    ablation = published.reproduce.ablation_of(result.run.provenance.name) if published else None
     price, source = _price(result, prices)
     terms = ComparisonTerms(tolerance=published.tolerance if published else 0.0, judged=not reasons)
     closed = any(point.concurrency is not None for point in result.points)
@@ -114,7 +116,7 @@ def compare(result: BenchResult, published: Published | None, prices: PriceBook)
         note=published.knee.caveat if published else "",
     )
     return Comparison(
-        name=layout_name(result),
+        name=f"{layout_name(result)}, {ablation.name}" if ablation else layout_name(result),
         system=system_name(result),
         layout=layout_name(result),
         result=result,
@@ -149,6 +151,8 @@ def foreign(result: BenchResult, published: Published) -> Iterator[Reason]:
     if not _is_of(result, published.workload.name, published.single_stream.workload):
         detail = f"measured {result.run.workload_name}, published {published.workload.name}"
         yield Reason(kind="another-workload", detail=detail)
+    if (ablation := published.reproduce.ablation_of(result.run.provenance.name)) is not None:
+        yield Reason(kind="ablation", detail=f"something is left out on purpose ({ablation.claim})")
     systems = {layout.system for layout in published.layouts}
     if result.run.provenance.gpu is None:
         yield Reason(kind="unknown-hardware", detail="the result does not say what it ran on")
@@ -177,6 +181,8 @@ def system_name(result: BenchResult) -> str:
 
 def layout_name(result: BenchResult) -> str:
     """The layout as the field writes it, `TP8` or `TP4×DP2`, from the plan; else the name of the server or model."""
+    if (named := result.run.provenance.layout) is not None:
+        return named
     layout = (result.run.provenance.plan or {}).get("layout")
     tp, dp = (layout.get("tp"), layout.get("dp")) if isinstance(layout, dict) else (None, None)
     if not (isinstance(tp, int) and isinstance(dp, int)):
@@ -279,6 +285,7 @@ def _row(
         figures=found,
         sustained=point.sustained if point else None,
         not_sustained_because=point.not_sustained_because if point else (),
+        capped=point.capped if point else None,
     )
 
 

@@ -1,6 +1,6 @@
 """The report as data: everything that its three renderings show, decided once. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -60,6 +60,22 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AblationRow:
+    """One figure with something and without it, both measured here."""
+
+    name: str
+    claim: str
+    figure: str  # with its unit
+    without: float
+    whole: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as much with it."""
+        return self.whole / self.without
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """A whole report; `published` is None where nothing that was published is of the same kind."""
 
@@ -69,6 +85,7 @@ class Report:
     differences: tuple[Difference, ...]
     layouts: tuple[LayoutRow, ...]
     evals: tuple[EvalRow, ...]
+    ablations: tuple[AblationRow, ...]
     published_usd_per_hour: float | None  # of the whole node that the published rates were measured on
     references: tuple[Reference, ...]
     price_notes: tuple[str, ...]
@@ -110,6 +127,7 @@ def build_report(
         differences=_differences(comparisons),
         layouts=_layouts(published, comparisons, prices),
         evals=(*map(_published_eval, said), *(_measured_eval(said, *pair) for pair in evals)),
+        ablations=tuple(_ablations(published, comparisons)) if published else (),
         published_usd_per_hour=_hourly(published.rates_system, prices) if published else None,
         references=of_kind(everything, Reference) if published else (),
         price_notes=_price_notes(published, comparisons, prices),
@@ -133,6 +151,31 @@ def _differences(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
         for key in keys
         if len({side.get(key) for side in sides}) > 1
     )
+
+
+def _ablations(published: Published, comparisons: tuple[Comparison, ...]) -> Iterator[AblationRow]:
+    """What each ablation answers, where both servers were measured on its workload."""
+    measured = {(one.result.run.provenance.name, one.result.run.workload_name): one for one in comparisons}
+    for ablation in published.reproduce.ablations:
+        for name in ablation.measured:
+            without, whole = measured.get((ablation.server, name)), measured.get((ablation.beside, name))
+            if without is None or whole is None:
+                continue
+            with_it = _answers(whole)
+            for figure, value in _answers(without).items():
+                if value and (other := with_it.get(figure)):
+                    yield AblationRow(
+                        name=ablation.name, claim=ablation.claim, figure=figure, without=value, whole=other
+                    )
+
+
+def _answers(comparison: Comparison) -> dict[str, float | None]:
+    """The figures that say what a thing brings: of one stream, or of the knee."""
+    if comparison.single_stream_tok_s is not None:
+        return {"single stream, tok/s": comparison.single_stream_tok_s.measured}
+    best = comparison.best
+    output = best.of(figures.OUTPUT).measured if best else None
+    return {"knee, rps": comparison.knee_rps.measured if comparison.knee_rps else None, "knee, tok/s": output}
 
 
 def _numbered(comparisons: tuple[Comparison, ...]) -> tuple[Comparison, ...]:

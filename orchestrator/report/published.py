@@ -1,9 +1,10 @@
 """Published figures and prices as data: profiles/published/<name>.yaml, each with its source, unit and caveats."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import Field, RootModel
 
@@ -12,6 +13,8 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.validation import StrictModel, read_model
 
+_USD: Final = "USD"
+_CURRENCY: Final = re.compile(r"(?<=[\d.])\s*[A-Za-z]{3}\Z")
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Positive = Annotated[float, Field(gt=0)]
 
@@ -98,18 +101,57 @@ class BoardPower(StrictModel):
     watts: int
 
 
+def _called(text: str) -> str:
+    """A name, which may hold a dot; or that of a file."""
+    return Path(text).stem if text.endswith((".yaml", ".yml")) else text
+
+
 class ReproduceRun(StrictModel):
     """One server to bring up, and the workloads to put on it."""
 
     profile: str
     workloads: tuple[str, ...]
 
+    @property
+    def server(self) -> str:
+        """What it is called: the profile's name, also where that is a file."""
+        return _called(self.profile)
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Its workloads as results call them."""
+        return tuple(_called(workload) for workload in self.workloads)
+
+
+class Ablation(ReproduceRun):
+    """One thing left out of a server, measured beside it: what it brings."""
+
+    name: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
+    claim: str  # that it puts to the test
+    settings: tuple[str, ...]  # as `--set` takes them
+    suites: tuple[str, ...] = ()  # asked of both, the one left out being the baseline
+
+    @property
+    def beside(self) -> str:
+        """The server with everything."""
+        return super().server
+
+    @property
+    def server(self) -> str:
+        """The server without."""
+        return f"{self.beside}-{self.name}"
+
 
 class Reproduce(StrictModel):
-    """What `deploy reproduce` runs."""
+    """What `deploy reproduce` runs; an ablation only where it is asked for."""
 
     summary: str
     runs: tuple[ReproduceRun, ...]
+    ablations: tuple[Ablation, ...] = ()
+
+    def ablation_of(self, server: str | None) -> Ablation | None:
+        """The ablation that a server of this name is, None for any other."""
+        return next((ablation for ablation in self.ablations if ablation.server == server), None)
 
 
 class Published(StrictModel):
@@ -259,3 +301,18 @@ def parse_prices(texts: Iterable[str]) -> dict[str, float]:
             raise UsageError(f"not a price: `{text}`", hint="USD per GPU-hour: `--price 2.10` or `--price MI355X=2.10`")
         given[gpu.strip().lower()] = price
     return given
+
+
+def split_currency(texts: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    """The currency that prices were given in, USD where none stands behind them, and the prices without it.
+
+    Raises UsageError for two currencies: nothing is converted.
+    """
+    found, plain = dict[str, None](), []
+    for text in texts:
+        amount = _CURRENCY.sub("", text)
+        found[text[len(amount) :].strip().upper() or _USD] = None
+        plain.append(amount)
+    if len(found) > 1:
+        raise UsageError(f"prices in {' and '.join(found)}", hint="give them in one currency: nothing is converted")
+    return next(iter(found), _USD), tuple(plain)

@@ -97,6 +97,7 @@ def remarks(comparison: Comparison) -> list[str]:
         found += [f"{row.rate_rps:g} rps: {figure.note}" for figure in row.figures.values() if figure.note]
         verdict = "was not sustained" if row.sustained is False else "was not judged"
         found += [f"{row.rate_rps:g} rps {verdict}: {reason}" for reason in row.not_sustained_because]
+        found += [f"{row.rate_rps:g} rps: {row.capped}"] if row.capped else []
     return found
 
 

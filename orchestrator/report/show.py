@@ -17,6 +17,10 @@ def comparison_text(report: Report) -> str:
     parts = [f"published: {known.title} ({known.source}, {known.date})", ""] if known else []
     parts += [_header(index, comparison) for index, comparison in enumerate(report.comparisons)]
     parts += ["", *_rates(report), *([_layouts(report.layouts)] if report.layouts else []), *_differences(report)]
+    parts += [
+        f"{row.name}: {row.figure} {row.without:.4g} without, {row.whole:.4g} with, {row.ratio:.2f} times ({row.claim})"
+        for row in report.ablations
+    ]
     measured = [row for row in report.evals if row.measured and row.judgement is not None]
     parts += [f"{row.title}: {row.judgement.sentence}" for row in measured if row.judgement is not None]
     return "\n".join(parts) + "\n"

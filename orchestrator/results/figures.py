@@ -188,6 +188,7 @@ def _remarks(result: BenchResult) -> Iterator[str]:
     yield ""
     for point in result.points:
         yield from (f"{point.label}: {reason}" for reason in point.not_sustained_because)
+        yield from (f"{point.label}: {text}" for text in (point.capped,) if text)
         yield from (f"{point.label}: {each.count} x {each.kind}: {each.example}" for each in point.failures)
     yield _knee(result)
     for mark in result.marks:

@@ -120,6 +120,7 @@ class ServerCounts:
     accept_length: Amount | None = None  # tokens a verification step gave; absent without speculation
     queue_depth_mean: Amount | None = None
     queue_depth_max: Amount | None = None
+    running_max: Amount | None = None  # requests at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +177,7 @@ class Point:
     usd_per_million_output_tokens: Amount | None = None
     sustained: bool | None = None  # None: too short to tell, or a closed loop
     not_sustained_because: tuple[str, ...] = ()
+    capped: str | None = None  # that as many requests ran as the server admits: its setting was measured, not the GPUs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +217,7 @@ class ServerProvenance:
     host: dict[str, object] | None = None
     gpu: str | None = None  # hardware name of the plan, `mi355x`
     gpus: Count | None = None
+    layout: str | None = None  # `TP4×DP2`, of an endpoint without a plan whose user named it
 
 
 @dataclass(frozen=True, kw_only=True)

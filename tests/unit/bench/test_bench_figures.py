@@ -287,6 +287,8 @@ sglang:spec_verify_calls_total{model_name="m"} 100.0
 sglang:num_queue_reqs{tp_rank="0",dp_rank="0"} 2.0
 sglang:num_queue_reqs{tp_rank="0",dp_rank="1"} 3.0
 sglang:num_queue_reqs{tp_rank="1",dp_rank="0"} 2.0
+sglang:num_running_reqs{tp_rank="0",dp_rank="0"} 16.0
+sglang:num_running_reqs{tp_rank="0",dp_rank="1"} 15.0
 sglang:time_to_first_token_seconds_sum{model_name="m"} 5.0
 sglang:time_to_first_token_seconds_count{model_name="m"} 10.0
 sglang:time_to_first_token_seconds_bucket{le="0.1",model_name="m"} 0.0
@@ -300,6 +302,7 @@ def test_counters_are_summed_over_replicas_and_not_over_tensor_ranks() -> None:
     counts = server_counts({}, reading, [reading])
     assert counts.cached_tokens == 600
     assert counts.queue_depth_max == 5.0
+    assert counts.running_max == 31.0
     assert counts.accept_length == pytest.approx(3.7)
     assert counts.ttft_mean_s == pytest.approx(0.5)
     assert counts.retractions is None  # the server did not say

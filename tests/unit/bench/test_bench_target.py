@@ -9,6 +9,7 @@ from kernel_samples import MISS
 from orchestrator.bench import BenchRequest, load_workload
 from orchestrator.commands.bench import (
     BenchOptions,
+    NamedHardware,
     WorkloadChanges,
     bench,
     change,
@@ -82,6 +83,30 @@ def test_any_endpoint_can_be_measured_by_its_url() -> None:
     assert is_url("http://node:30000")
     assert not is_url("glm52")
     assert url_target("http://node:30000", gpus=8, api_key_env=None).provenance.gpus == 8
+
+
+@pytest.mark.parametrize(
+    ("layout", "named", "gpus"),
+    [("tp8", "TP8", 8), ("TP4DP2", "TP4×DP2", 8), ("tp4xdp2", "TP4×DP2", 8), ("tp4", "TP4", 4), ("tp8dp1", "TP8", 8)],
+)
+def test_what_stands_behind_a_url_is_named_as_the_field_writes_it(layout: str, named: str, gpus: int) -> None:
+    behind = NamedHardware.parse(gpu="B200", gpus=None, layout=layout)
+    found = url_target("http://node:30000", gpus=None, api_key_env=None, named=behind).provenance
+    assert (found.gpu, found.gpus, found.layout) == ("b200", gpus, named)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "layout", "message"),
+    [
+        ("b20", "tp8", "there is no hardware `b20`"),
+        ("b200", "8", "`--layout 8` is no layout"),
+        ("b200", "tp0", "is no layout"),
+        ("b200", "tp8dp2x", "is no layout"),
+    ],
+)
+def test_hardware_that_nobody_described_and_what_is_no_layout_are_refused(gpu: str, layout: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        NamedHardware.parse(gpu=gpu, gpus=None, layout=layout)
 
 
 def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,11 @@ from orchestrator.report import (
     load_published,
     of_kind,
     parse_prices,
+    render_html,
+    render_markdown,
 )
 from orchestrator.report.compare import Agreement, Comparison, agreement_of, compare
-from orchestrator.results import BenchResult, MarkKind, figures
+from orchestrator.results import BenchResult, MarkKind, ServerProvenance, figures
 
 PUBLISHED = load_published("wafer-glm52")
 TCO = PriceBook(given={}, published=of_kind(load_all_published(), Prices))
@@ -101,6 +103,60 @@ def test_another_machine_is_another_measurement() -> None:
     for provenance, kind in ((cpu, "another-machine"), (unknown, "unknown-hardware")):
         comparison = compared(replace(result, run=replace(result.run, provenance=provenance)))
         assert [reason.kind for reason in comparison.reasons] == [kind]
+
+
+def test_a_server_by_its_url_is_judged_as_what_its_user_named() -> None:
+    """B200: its layout was not published, its best stands beside the published figure of that system."""
+    named = ServerProvenance(gpu="b200", gpus=8, layout="TP8")
+    base = b200()
+    result = replace(base, run=replace(base.run, provenance=named))
+    found = compared(result)
+    assert (found.label, found.comparable) == ("TP8 on 8×B200", True)
+    everything = load_all_published()
+    made = build_report((result,), published=PUBLISHED, everything=everything, prices=TCO)
+    [row] = [row for row in made.layouts if row.comparison == 0]
+    assert row.change == pytest.approx(3.0 * 985 / 3192 - 1)
+    unnamed = compared(replace(base, run=replace(base.run, provenance=ServerProvenance(gpus=8))))
+    assert [reason.kind for reason in unnamed.reasons] == ["unknown-hardware"]
+
+
+def ablated(result: BenchResult, name: str) -> BenchResult:
+    """The same measurement of a server with something left out."""
+    provenance = replace(result.run.provenance, name=f"{result.run.provenance.profile}-{name}")
+    return replace(result, run=replace(result.run, provenance=provenance))
+
+
+def test_an_ablation_is_judged_against_nothing_and_answers_its_claim() -> None:
+    without = ablated(single_stream(), "mtp-off")
+    latency = without.points[0].latency
+    assert latency is not None
+    slow = replace(latency, tpot_s=replace(latency.tpot_s, p50=1 / 70))  # type: ignore[type-var]
+    without = replace(without, points=(replace(without.points[0], latency=slow),))
+    table_off = ablated(tp4dp2(), "table-off")
+    table_off = replace(table_off, knee_rps=2.0)
+    results = (single_stream(), without, tp4dp2(), table_off)
+    made = build_report(results, published=PUBLISHED, everything=load_all_published(), prices=TCO)
+
+    assert [one.comparable for one in made.comparisons] == [True, False, True, False]
+    assert made.comparisons[1].name == "TP8, mtp-off"
+    assert [reason.kind for reason in made.comparisons[1].reasons] == ["ablation"]
+    answers = {(row.name, row.figure): (row.without, row.whole, row.ratio) for row in made.ablations}
+    assert answers == {
+        ("mtp-off", "single stream, tok/s"): pytest.approx((70, 208, 208 / 70)),
+        ("table-off", "knee, rps"): pytest.approx((2.0, 2.4, 1.2)),
+        ("table-off", "knee, tok/s"): pytest.approx((1970, 2364, 1.2)),
+    }
+    for text in (render_markdown(made), render_html(made), comparison_text(made)):
+        assert "2.97" in text
+        assert "nearly 3×" in text
+    assert made.headline[0].startswith("2 of 4 results must not be compared")
+
+
+def test_an_ablation_alone_answers_nothing() -> None:
+    results = (ablated(single_stream(), "mtp-off"),)
+    made = build_report(results, published=PUBLISHED, everything=load_all_published(), prices=TCO)
+    assert made.ablations == ()
+    assert "What each thing brings" not in render_markdown(made)
 
 
 def test_another_layout_is_no_fault_and_stands_beside_no_rate() -> None:

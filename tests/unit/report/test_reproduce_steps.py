@@ -2,15 +2,19 @@
 
 import datetime as dt
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.bench import load_workload
+from orchestrator.commands.bill import Bill
 from orchestrator.commands.planning import load
 from orchestrator.commands.reproduce import (
     STATE_FILE,
     FinishedSteps,
+    ReproducePlan,
+    ReproduceRequest,
     Step,
     StepRunner,
     bench_seconds,
@@ -24,15 +28,20 @@ from orchestrator.commands.runs import open_run
 from orchestrator.commands.servers import Fleet
 from orchestrator.core.errors import DeployError, HostError, Interrupted, UsageError
 from orchestrator.core.paths import Home, data_root
-from orchestrator.report import Published, ReproduceRun, load_published
+from orchestrator.report import Published, ReproduceRun, load_published, split_currency
 from orchestrator.runtimes import Handle
 
 NOW = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
 WAFER = load_published("wafer-glm52")
 
 
+def asked(named: str = WAFER.name) -> ReproduceRequest:
+    """A plain call."""
+    return ReproduceRequest(named=named, download_mb_s=400)
+
+
 def steps(directory: Path) -> tuple[Step, ...]:
-    return plan_steps(WAFER, directory, named=WAFER.name, download_mb_s=400).steps
+    return plan_steps(WAFER, directory, asked()).steps
 
 
 def runs_of(*runs: tuple[str, str]) -> Published:
@@ -84,7 +93,7 @@ def test_the_tuned_table_is_built_for_the_image_that_is_built_next(tmp_path: Pat
 
 def test_a_plan_has_only_the_steps_that_it_needs_and_says_so(tmp_path: Path) -> None:
     published = runs_of(("cpu-tiny", "smoke-tiny"), ("b200-tp8", "wafer-20k-1k"))
-    planned = plan_steps(published, tmp_path, named="mine.yaml", download_mb_s=400)
+    planned = plan_steps(published, tmp_path, asked("mine.yaml"))
     early = [step.id for step in planned.steps if step.stage in {"stage", "kernels", "build"}]
     assert early == ["b200-tp8/stage", "b200-tp8/build"]
     assert planned.left_out == (
@@ -109,7 +118,7 @@ def test_a_profile_in_a_file_is_served_under_its_name(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text((data_root() / "profiles" / "cpu-tiny.yaml").read_text())
     (tmp_path / "brief.yaml").write_text((data_root() / "profiles" / "workloads" / "smoke-tiny.yaml").read_text())
     published = runs_of((str(tmp_path / "mine.yaml"), str(tmp_path / "brief.yaml")))
-    found = {step.stage: step for step in plan_steps(published, tmp_path, named="x", download_mb_s=400).steps}
+    found = {step.stage: step for step in plan_steps(published, tmp_path, asked("x")).steps}
     assert found["up"].argv == ("up", "--profile", str(tmp_path / "mine.yaml"), "--name", "mine")
     assert found["bench"].output == tmp_path / "mine" / "brief"
 
@@ -123,7 +132,7 @@ def test_what_two_layouts_share_is_downloaded_once(tmp_path: Path) -> None:
 
 
 def test_a_server_takes_as_long_as_its_weights_to_load(tmp_path: Path) -> None:
-    planned = plan_steps(runs_of(("cpu-tiny", "smoke-tiny")), tmp_path, named="x", download_mb_s=400)
+    planned = plan_steps(runs_of(("cpu-tiny", "smoke-tiny")), tmp_path, asked("x"))
     tiny = next(step.about for step in planned.steps if step.stage == "up")
     large = next(step.about for step in steps(tmp_path) if step.stage == "up")
     assert large - tiny == pytest.approx(13 * 60 + 400, rel=0.01)  # and kernels are compiled, graphs captured
@@ -229,3 +238,108 @@ def test_how_long_a_measurement_takes() -> None:
     published = bench_seconds(load_workload("wafer-20k-1k").model_copy(update={"climb": None}), tok_s=213)
     assert published == pytest.approx(1005 + 6 * 30, abs=1)
     assert bench_seconds(load_workload("single-stream-10k-1.5k"), tok_s=213) == pytest.approx(20 * 1500 / 213)
+
+
+def of(**options: object) -> ReproducePlan:
+    request = replace(asked(), **options)  # type: ignore[arg-type]
+    return plan_steps(WAFER, Path("results"), request)
+
+
+def lines(planned: ReproducePlan, run: str = "") -> list[str]:
+    return [" ".join(step.argv) for step in planned.steps if step.run == run or not run]
+
+
+def test_settings_and_an_engine_reach_every_command_that_plans() -> None:
+    planned = of(overrides=("engine=sglang-0.5.14-rocm", "flags.max-running-requests=64"))
+    settings = "--set engine=sglang-0.5.14-rocm --set flags.max-running-requests=64"
+    planning = [line for line in lines(planned) if "--profile" in line]
+    assert len(planning) == 10
+    assert all(line.endswith(settings) for line in planning)
+    assert {server.plan.engine.version for server in planned.servers} == {"0.5.14"}
+
+
+def test_a_far_machine_makes_its_table_and_its_image_on_the_way_up() -> None:
+    planned = of(host="ssh://node")
+    assert {step.stage for step in planned.steps if "--host" not in step.argv} == {"report"}
+    assert {step.stage for step in planned.steps} == {"preflight", "stage", "up", "smoke", "bench", "report", "down"}
+    assert "no step `build` for `mi355x-tp8`: it is made on ssh://node on the way up" in planned.left_out
+
+
+def test_a_server_on_a_far_machine_is_taken_down_there() -> None:
+    asked_for: list[tuple[str, ...]] = []
+    runner = StepRunner(
+        run=lambda argv: asked_for.append(argv) or 0, may_be_there=lambda _: True, now=lambda: NOW, host="ssh://node"
+    )
+    assert runner.take_down("tiny") == 0
+    assert asked_for == [("down", "tiny", "--host", "ssh://node")]
+
+
+def test_weights_that_are_there_are_verified_and_not_downloaded(tmp_path: Path) -> None:
+    planned = of(weights=tmp_path, ablations=("baseline-checkpoint",))
+    about = {step.id: step.about for step in planned.steps if step.stage == "stage"}
+    assert about["mi355x-tp8/stage"] == about["mi355x-tp4dp2/stage"] < 60
+    assert f"--set model.origin.location={tmp_path}" in lines(planned, "mi355x-tp8")[0]
+    other = next(server for server in planned.servers if server.baseline)
+    assert other.plan.model.source.location == "zai-org/GLM-5.2-FP8", "another checkpoint does not lie there"
+    assert about["mi355x-tp8-baseline-checkpoint/stage"] == pytest.approx(756e9 / 400e6, rel=0.01)
+
+
+def test_an_ablation_is_a_server_of_its_own_beside_the_whole_one() -> None:
+    planned = of(ablations=("mtp-off", "table-off"))
+    servers = {server.name: server for server in planned.servers}
+    assert list(servers) == ["mi355x-tp8", "mi355x-tp4dp2", "mi355x-tp8-mtp-off", "mi355x-tp4dp2-table-off"]
+    assert servers["mi355x-tp8"].plan.flag("speculative-algorithm") == "EAGLE"
+    assert servers["mi355x-tp8-mtp-off"].plan.flag("speculative-algorithm") is None
+    table = {patch.id for patch in servers["mi355x-tp4dp2-table-off"].plan.patches}
+    assert "aiter-fp4-moe-table" not in table
+    assert "no step `kernels` for `mi355x-tp4dp2-table-off`: its server reads aiter's own tables" in planned.left_out
+    assert [step.stage for step in planned.steps if step.run == "mi355x-tp8-mtp-off"][-5:] == [
+        "up", "smoke", "bench", "report", "down"
+    ]  # fmt: skip
+
+
+def test_the_baseline_is_asked_the_same_as_the_whole_one_and_stands_beside_it() -> None:
+    planned = of(ablations=("baseline-checkpoint",), prices=("MI355X=2",))
+    asked_eval = [line for line in lines(planned) if line.startswith("eval ")]
+    assert asked_eval == [
+        "eval mi355x-tp8 --suite gsm8k --limit 200 --output results/mi355x-tp8",
+        "eval mi355x-tp8-baseline-checkpoint --suite gsm8k --limit 200 --output results/mi355x-tp8-baseline-checkpoint",
+    ]
+    reports = [line for line in lines(planned) if line.startswith("report ")]
+    assert all("--price MI355X=2" in line for line in reports)
+    assert ["--baseline" in line for line in reports] == [False, False, True]
+    assert reports[-1].endswith("results/mi355x-tp8-baseline-checkpoint/eval-gsm8k.json")
+
+
+def test_an_ablation_that_nobody_published_is_refused() -> None:
+    with pytest.raises(UsageError, match="`wafer-glm52` has no ablation `mtp-of`") as caught:
+        of(ablations=("mtp-of",))
+    assert "mtp-off" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("prices", "currency", "hourly"),
+    [
+        ((), "USD", 1.48 * 8),
+        (("2.10",), "USD", 2.10 * 8),
+        (("MI355X=2.10EUR",), "EUR", 2.10 * 8),
+        (("2.10 eur",), "EUR", 2.10 * 8),
+        (("B200=2.10EUR",), "EUR", None),
+    ],
+)
+def test_what_it_costs_is_told_in_the_currency_that_was_given(
+    prices: tuple[str, ...], currency: str, hourly: float | None
+) -> None:
+    """A published cost in dollars is no price in euros."""
+    found, plain = split_currency(prices)
+    bill = Bill.of_node(WAFER, plain, found)
+    assert (bill.currency, bill.hourly) == (currency, pytest.approx(hourly) if hourly else None)
+    planned = steps(Path("results"))
+    head, *_, total = bill.to_table(planned).splitlines()
+    assert head.endswith(f"about {currency}")
+    assert total.split()[-1] == ("-" if hourly is None else f"{bill.of(sum(step.about for step in planned)):.2f}")
+
+
+def test_two_currencies_are_not_added_up() -> None:
+    with pytest.raises(UsageError, match="prices in EUR and USD"):
+        split_currency(["2.10EUR", "B200=3"])

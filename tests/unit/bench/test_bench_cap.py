@@ -1,0 +1,57 @@
+"""A point that ran as many requests as its server admits says so, and says nothing of the hardware."""
+
+from dataclasses import replace
+
+import pytest
+from measured_samples import point, tp8
+
+from orchestrator.bench.cap import capped
+from orchestrator.commands.planning import load
+from orchestrator.report import PriceBook, load_published
+from orchestrator.report.compare import compare
+from orchestrator.report.render import remarks
+from orchestrator.results import Point, ServerCounts, ServerProvenance, result_text
+
+
+def ran(at_once: float | None, *, waited: float | None = None) -> Point:
+    return replace(point(2.0, 0.5, 0.6), server=ServerCounts(running_max=at_once, queue_depth_max=waited))
+
+
+def behind(profile: str, *overrides: str) -> ServerProvenance:
+    return ServerProvenance(plan=load(profile, overrides=overrides).plan.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("profile", "overrides", "at_once", "said"),
+    [
+        ("mi355x-tp8", (), 15.0, None),
+        ("mi355x-tp8", (), 16.0, "16 requests ran at once, as many as `max-running-requests 16` admits"),
+        ("mi355x-tp4dp2", (), 80.0, None),
+        ("mi355x-tp4dp2", (), 160.0, "as many as `max-running-requests 80` on each of 2 replicas admits"),
+        ("b200-tp8", (), 48.0, "as many as sglang's own 48 beside drafts admits"),
+        ("cpu-tiny", (), 500.0, None),
+        ("mi355x-tp8", (), None, None),
+    ],
+)
+def test_the_cap_is_that_of_the_plan(
+    profile: str, overrides: tuple[str, ...], at_once: float | None, said: str | None
+) -> None:
+    found = capped(ran(at_once), behind(profile, *overrides))
+    assert found is None if said is None else said in (found or "")
+
+
+def test_an_endpoint_without_a_plan_has_no_known_cap() -> None:
+    assert capped(ran(1e6), ServerProvenance()) is None
+
+
+def test_it_stands_below_the_table_and_in_the_report_and_forbids_no_comparison() -> None:
+    """Past the knee every server reaches its cap: the row is marked, not the result."""
+    said = capped(ran(16.0, waited=9.0), behind("mi355x-tp8"))
+    assert said is not None
+    assert said.endswith("admits, up to 9 waited: the cap was measured, not the hardware")
+    whole = tp8()
+    result = replace(whole, points=(*whole.points[:-1], replace(whole.points[-1], capped=said)))
+    assert f"2: {said}" in result_text(result)
+    compared = compare(result, load_published("wafer-glm52"), PriceBook(given={}, published=()))
+    assert f"2 rps: {said}" in remarks(compared)
+    assert compared.comparable
