@@ -78,7 +78,7 @@ def arrival_times(workload: Workload, rate_rps: float, count: int) -> list[float
 
 def _part(workload: Workload, label: str, index: int, count: int, text: Sequence[int]) -> bytes:
     """`count` ids as they stand in a JSON array: random ones, or a passage of `text`."""
-    if workload.token_ids is None:
+    if workload.prompts == "text":
         begin = _words(workload, label, 1)[0] + index * _stride(len(text))
         return ",".join([str(text[(begin + place) % len(text)]) for place in range(count)]).encode()
     first, last = workload.token_ids

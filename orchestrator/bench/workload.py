@@ -3,7 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,7 @@ from orchestrator.core.validation import StrictModel, Text, read_model
 
 Rate = Annotated[float, Field(gt=0, le=10_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
+ANY_IDS: Final = (100, 499)  # token ids that every tokenizer has, above the special ones of small vocabularies
 
 
 class Climb(StrictModel):
@@ -25,8 +26,8 @@ class Climb(StrictModel):
 class SustainedLimits(StrictModel):
     """What a sustained rate must meet."""
 
-    ttft_p95_s: Annotated[float, Field(gt=0)]
-    success_share: Share
+    ttft_p95_s: Annotated[float, Field(gt=0)] = 5.0
+    success_share: Share = 0.99
 
 
 class Workload(StrictModel):
@@ -36,26 +37,26 @@ class Workload(StrictModel):
     say nothing about speculation.
     """
 
-    description: str
-    source: str
+    description: str = ""
+    source: str = ""
     input_tokens: Annotated[int, Field(ge=2)]
     output_tokens: Annotated[int, Field(ge=2)]
-    cached_share: Annotated[float, Field(ge=0, lt=1)]
-    prefixes: Annotated[int, Field(ge=1)]
+    cached_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    prefixes: Annotated[int, Field(ge=1)] = 1
     prompts: Literal["random", "text"] = "random"
-    token_ids: tuple[Annotated[int, Field(ge=0)], int] | None = None  # the first and the last to draw from
+    token_ids: tuple[Annotated[int, Field(ge=0)], int] = ANY_IDS  # the first and the last to draw from
     text_file: Text | None = None  # by default the text that ships
-    temperature: Annotated[float, Field(ge=0)]
-    load: Literal["open", "closed"]
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    load: Literal["open", "closed"] = "open"
     arrivals: Literal["constant", "poisson"] = "constant"
     rates_rps: tuple[Rate, ...] = ()
     climb: Climb | None = None
     concurrency: Annotated[int, Field(ge=1)] | None = None
-    requests: Annotated[int, Field(ge=2)]  # at each point
+    requests: Annotated[int, Field(ge=2)] = 100  # at each point
     duration_s: Annotated[float, Field(gt=0)] | None = None  # of the arrivals at each rate, instead of `requests`
-    seed: int
-    timeout_s: Annotated[float, Field(gt=0)]
-    limits: SustainedLimits
+    seed: int = 1
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    limits: SustainedLimits = SustainedLimits()
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> "Workload":
@@ -65,9 +66,9 @@ class Workload(StrictModel):
             raise ValueError("a closed load needs `concurrency` and has neither `rates_rps` nor `climb`")
         if list(self.rates_rps) != sorted(set(self.rates_rps)):
             raise ValueError("`rates_rps` must rise")
-        if (self.prompts == "random") != (self.token_ids is not None):
+        if self.prompts != "random" and "token_ids" in self.model_fields_set:
             raise ValueError("`token_ids` are what `prompts: random` draws from, and nothing else has them")
-        if self.token_ids is not None and self.token_ids[1] <= self.token_ids[0]:
+        if self.token_ids[1] <= self.token_ids[0]:
             raise ValueError("`token_ids` is the first and the last id to draw from")
         if self.prompts == "random" and self.text_file is not None:
             raise ValueError("a `text_file` is for `prompts: text`")

@@ -14,11 +14,22 @@ if TYPE_CHECKING:
     from orchestrator.commands.bench import BenchOptions, MeasuredTarget, NamedHardware
     from orchestrator.results import BenchResult
 
+ApiOption: TypeAlias = Annotated[str, typer.Option(metavar="completions|generate", help="which API")]
+RatesOption: TypeAlias = Annotated[str | None, typer.Option(metavar="RPS,RPS…", help="offered rates")]
+SeedOption: TypeAlias = Annotated[
+    int | None, typer.Option(metavar="N", help="of prompts and arrivals, instead of the workload's")
+]
 GpuOption: TypeAlias = Annotated[
     str | None, typer.Option("--gpu", metavar="NAME", help="hardware behind a URL, such as b200, to be judged by")
 ]
 GpusOption: TypeAlias = Annotated[
     int | None, typer.Option("--gpus", min=1, metavar="N", help="GPUs behind a URL, for the figures per GPU")
+]
+TokensInOption: TypeAlias = Annotated[
+    int | None, typer.Option("--in", min=2, metavar="TOKENS", help="of each prompt, in place of a workload")
+]
+TokensOutOption: TypeAlias = Annotated[
+    int | None, typer.Option("--out", min=2, metavar="TOKENS", help="of each answer, in place of a workload")
 ]
 LayoutOption: TypeAlias = Annotated[
     str | None, typer.Option("--layout", metavar="LAYOUT", help="behind a URL, such as tp8 or tp4dp2")
@@ -33,15 +44,15 @@ def register(app: typer.Typer) -> None:
 def bench(
     target: TargetArgument,
     *,
-    workload: WorkloadOption,
-    rates: Annotated[str | None, typer.Option(metavar="RPS,RPS…", help="offered rates")] = None,
+    workload: WorkloadOption = None,
+    tokens_in: TokensInOption = None,
+    tokens_out: TokensOutOption = None,
+    rates: RatesOption = None,
     duration: Annotated[float | None, typer.Option(metavar="SECONDS", help="of the arrivals at each rate")] = None,
     requests: Annotated[int | None, typer.Option(metavar="N", help="at each rate, instead of the workload's")] = None,
     arrivals: Annotated[str | None, typer.Option(metavar="constant|poisson", help="how requests are spaced")] = None,
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", help="of prompts and arrivals, instead of the workload's")
-    ] = None,
-    api: Annotated[str, typer.Option(metavar="completions|generate", help="which API")] = "completions",
+    seed: SeedOption = None,
+    api: ApiOption = "completions",
     api_key_env: Annotated[str | None, typer.Option(metavar="VARIABLE", help="holds a URL's key")] = None,
     gpus: GpusOption = None,
     gpu: GpuOption = None,
@@ -57,21 +68,15 @@ def bench(
     import sys
     from contextlib import ExitStack
 
-    from orchestrator.commands.bench import (
-        BenchOptions,
-        WorkloadChanges,
-        command_to_resume,
-        is_url,
-        server_target,
-        url_target,
-    )
+    from orchestrator.commands import bench as command
     from orchestrator.commands.servers import fleet
     from orchestrator.core.paths import Home
 
     _check(api, arrivals)
-    options = BenchOptions(
+    options = command.BenchOptions(
         workload=workload,
-        changes=WorkloadChanges(
+        tokens=_tokens(tokens_in, tokens_out),
+        changes=command.WorkloadChanges(
             rates_rps=_rates(rates), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed
         ),
         api=api,
@@ -81,21 +86,29 @@ def bench(
         command=shlex.join(["deploy", *sys.argv[1:]]),
     )
     with ExitStack() as stack:
-        if is_url(target):
-            found = url_target(target, gpus=gpus, api_key_env=api_key_env, named=_named(gpu, gpus, layout))
+        if command.is_url(target):
+            found = command.url_target(target, gpus=gpus, api_key_env=api_key_env, named=_named(gpu, gpus, layout))
         else:
             _require_url(target, gpu, layout)
-            found = server_target(stack.enter_context(fleet(Home.from_environment(), host)), target)
+            found = command.server_target(stack.enter_context(fleet(Home.from_environment(), host)), target)
         result, directory = _measure(found, options)
     _show(result, json=json)
     note(f"the result is in `{directory}`")
-    _tell_ending(result, url=found.url, again=command_to_resume(options.command, directory))
+    _tell_ending(result, url=found.url, again=command.command_to_resume(options.command, directory))
 
 
 def _named(gpu: str | None, gpus: int | None, layout: str | None) -> "NamedHardware":
     from orchestrator.commands.bench import NamedHardware
 
     return NamedHardware.parse(gpu=gpu, gpus=gpus, layout=layout)
+
+
+def _tokens(tokens_in: int | None, tokens_out: int | None) -> tuple[int, int] | None:
+    if tokens_in is None and tokens_out is None:
+        return None
+    if tokens_in is None or tokens_out is None:
+        raise UsageError("`--in` and `--out` go together", hint="the tokens of each prompt, and of each answer")
+    return tokens_in, tokens_out
 
 
 def _require_url(target: str, gpu: str | None, layout: str | None) -> None:

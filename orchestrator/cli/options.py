@@ -36,7 +36,7 @@ TargetArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="NAME|URL", help="a server's name, or any endpoint's URL", autocompletion=server_names)
 ]
 WorkloadOption: TypeAlias = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--workload", "-w", metavar="WORKLOAD", help="a workload's name, or a file", autocompletion=names_of("WORKLOAD")
     ),

@@ -1,13 +1,16 @@
 """`deploy profiles`, `deploy show`, `deploy render`, `deploy schema`, `deploy flags`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.cli.grammar import LOOK_UP, PREPARE, add
 from orchestrator.cli.options import GiveOption, Json, ProfileArgument, SetOption, named_files
 from orchestrator.core.console import fitted, note, out, out_json, say
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 
 def register(app: typer.Typer) -> None:
@@ -30,16 +33,20 @@ def profiles(*, json: Json = False) -> None:
 
 
 def schema(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="profile, hardware, model or engine")] = "profile",
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="profile, hardware, model, engine or workload")
+    ] = "profile",
 ) -> None:
-    """Print the JSON Schema of a profile, for editors. Or of a hardware, model or engine file."""
+    """Print the JSON Schema of a profile, for editors. Or of a hardware, model, engine or workload file."""
+    from orchestrator.bench import Workload
     from orchestrator.core.errors import UsageError
     from orchestrator.core.nearest import did_you_mean
     from orchestrator.profile.json_schema import KINDS, json_schema
 
-    if kind not in KINDS:
-        raise UsageError(f"there is no schema of `{kind}`", hint=did_you_mean(kind, KINDS))
-    out(json_schema(kind))
+    known: dict[str, type[BaseModel]] = {**KINDS, "workload": Workload}
+    if kind not in known:
+        raise UsageError(f"there is no schema of `{kind}`", hint=did_you_mean(kind, known))
+    out(json_schema(kind, known[kind]))
 
 
 def flags(

@@ -5,7 +5,7 @@ import ipaddress
 import json
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -65,7 +65,8 @@ class MeasuredTarget:
 class BenchOptions:
     """What the command line says of a measurement, but for what is measured."""
 
-    workload: str
+    workload: str | None  # None: that of the `tokens`
+    tokens: tuple[int, int] | None  # in and out, of a workload without a file
     changes: WorkloadChanges
     api: str
     usd_per_gpu_hour: float | None
@@ -153,13 +154,14 @@ def server_target(servers: Fleet, name: str) -> MeasuredTarget:
 
 def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str], None]) -> tuple[BenchResult, Path]:
     """Measure, and return the result with the directory it was written to. See `bench.benchmark.measure` for errors."""
-    workload, overridden = change(load_workload(options.workload), options.changes)
-    directory = options.directory or _default_directory(options.workload)
+    name, workload = _workload(options)
+    workload, overridden = change(workload, options.changes)
+    directory = options.directory or _default_directory(name)
     request = BenchRequest(
         url=target.url,
         api=options.api,
         key=target.key,
-        workload_name=workload_name(options.workload),
+        workload_name=name,
         workload=workload,
         overridden=overridden,
         command=options.command,
@@ -172,6 +174,28 @@ def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str
         earlier=_earlier(directory, resume=options.resume),
     )
     return measure(request, say), directory
+
+
+def _workload(options: BenchOptions) -> tuple[str, Workload]:
+    """The workload of a name or a file, or one of so many tokens in and out. Raises UsageError for both and neither."""
+    if options.workload is not None and options.tokens is None:
+        return workload_name(options.workload), load_workload(options.workload)
+    if options.tokens is None or options.workload is not None:
+        raise UsageError(
+            "what is to be sent?", hint="name a workload with `-w`, or say `--in TOKENS --out TOKENS --rates RPS`"
+        )
+    if options.changes.rates_rps is None:
+        raise UsageError("at which rates?", hint="`--rates 1,2,4`")
+    sent, answered = options.tokens
+    data = {"input_tokens": sent, "output_tokens": answered, "rates_rps": options.changes.rates_rps}
+    return f"{sent}-in-{answered}-out", _valid(data)
+
+
+def _valid(data: Mapping[str, object]) -> Workload:
+    try:
+        return Workload.model_validate(data)
+    except ValidationError as error:
+        raise UsageError("the workload cannot be like that", problems=faults_in(error)) from error
 
 
 def change(workload: Workload, changes: WorkloadChanges) -> tuple[Workload, tuple[str, ...]]:
@@ -193,11 +217,9 @@ def change(workload: Workload, changes: WorkloadChanges) -> tuple[Workload, tupl
     if changes.requests is not None:
         update |= {"duration_s": None}  # which would decide instead
     changed = {key: value for key, value in update.items() if getattr(workload, key) != value}
-    try:
-        changed_workload = Workload.model_validate({**workload.model_dump(), **changed})
-    except ValidationError as error:
-        raise UsageError("the workload cannot be changed like that", problems=faults_in(error)) from error
-    return changed_workload, tuple(sorted(changed.keys() & {"requests", "duration_s"}))
+    return _valid({**workload.model_dump(exclude_unset=True), **changed}), tuple(
+        sorted(changed.keys() & {"requests", "duration_s"})
+    )
 
 
 def _check_changes(workload: Workload, changes: WorkloadChanges) -> None:
@@ -226,7 +248,7 @@ def _earlier(directory: Path, *, resume: bool) -> BenchResult | None:
 
 def _default_directory(workload: str) -> Path:
     started = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
-    return Path("results") / f"{workload_name(workload)}-{started}"
+    return Path("results") / f"{workload}-{started}"
 
 
 def _price(usd_per_gpu_hour: float | None) -> Price | None:

@@ -17,9 +17,9 @@ KINDS: Final[Mapping[str, type[BaseModel]]] = {
 }
 
 
-def json_schema(kind: str) -> str:
-    """The schema of one kind of file as text, with a newline at the end. `kind` is one of `KINDS`."""
-    schema = KINDS[kind].model_json_schema()
+def json_schema(kind: str, model: type[BaseModel] | None = None) -> str:
+    """The schema of one kind of file as text, with a newline at the end: one of `KINDS`, or of the `model` given."""
+    schema = (model or KINDS[kind]).model_json_schema()
     if kind == "profile":  # a profile names its parts; what they say stands in files of their own
         for part in PARTS:
             schema["properties"][part] = {"type": "string", "description": f"{part}: the name of its file"}

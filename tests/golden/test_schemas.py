@@ -6,20 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.bench import Workload
 from orchestrator.core.paths import data_root
 from orchestrator.profile.json_schema import KINDS, json_schema
 
 PROFILES = data_root() / "profiles"
-FOLDERS = {"profile": ".", "hardware": "hardware", "model": "models", "engine": "engines"}
+FOLDERS = {"profile": ".", "hardware": "hardware", "model": "models", "engine": "engines", "workload": "workloads"}
+MODELS = {**KINDS, "workload": Workload}
 FILES = [(path, kind) for kind, folder in FOLDERS.items() for path in sorted((PROFILES / folder).glob("*.yaml"))]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODELS)
 def test_the_schema_beside_the_profiles_is_the_models(kind: str) -> None:
     path = PROFILES / f"{kind}.schema.json"
     if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(json_schema(kind))
-    assert path.read_text() == json_schema(kind), "UPDATE_GOLDEN=1 pytest tests/golden writes it anew"
+        path.write_text(json_schema(kind, MODELS[kind]))
+    assert path.read_text() == json_schema(kind, MODELS[kind]), "UPDATE_GOLDEN=1 pytest tests/golden writes it anew"
 
 
 @pytest.mark.parametrize(("path", "kind"), FILES, ids=[path.name for path, _ in FILES])

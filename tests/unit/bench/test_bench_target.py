@@ -7,6 +7,7 @@ import pytest
 from kernel_samples import MISS
 
 from orchestrator.bench import BenchRequest, load_workload
+from orchestrator.commands import bench as command
 from orchestrator.commands.bench import (
     BenchOptions,
     NamedHardware,
@@ -116,6 +117,7 @@ def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatc
     published = load_published("wafer-glm52")
     for name in (published.single_stream.workload, published.workload.name):
         options = BenchOptions(
+            tokens=None,
             workload=name,
             changes=changes(),
             api="native",
@@ -189,3 +191,41 @@ def test_a_number_of_requests_given_is_the_number_sent_whatever_the_file_says() 
     workload, overridden = change(timed, changes(requests=6))
     assert workload.requests_at(2.0) == 6
     assert "requests" in overridden
+
+
+def options(
+    *, workload: str | None = None, tokens: tuple[int, int] | None = None, rates: tuple[float, ...] | None = None
+) -> BenchOptions:
+    changes = WorkloadChanges(rates_rps=rates, requests=None, duration_s=None, arrivals=None, seed=None)
+    return BenchOptions(
+        workload=workload,
+        tokens=tokens,
+        changes=changes,
+        api="completions",
+        usd_per_gpu_hour=None,
+        directory=None,
+        resume=False,
+        command="deploy bench",
+    )
+
+
+def test_a_load_without_a_file() -> None:
+    name, workload = command._workload(options(tokens=(800, 64), rates=(1.0, 2.0)))
+
+    assert name == "800-in-64-out"
+    assert (workload.input_tokens, workload.output_tokens, workload.rates_rps) == (800, 64, (1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        (options(), "--in TOKENS --out TOKENS --rates RPS"),
+        (options(workload="smoke-tiny", tokens=(800, 64), rates=(1.0,)), "--in TOKENS"),
+        (options(tokens=(800, 64)), "--rates 1,2,4"),
+    ],
+)
+def test_a_load_that_is_not_said_is_asked_for(asked: BenchOptions, hint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        command._workload(asked)
+
+    assert hint in raised.value.hint

@@ -44,21 +44,21 @@ def test_every_shipped_workload_is_valid() -> None:
 @pytest.mark.parametrize(
     ("was", "is_", "message", "line"),
     [
-        ("requests: 40", "requests: forty", "`requests` must be a whole number, found `forty`", 13),
-        ("requests: 40", "request: 40", "unknown key `request`", 13),
-        ("cached_share: 0.60", "cached_share: 1.0", "`cached_share`: should be less than 1, found 1.0", 6),
+        ("requests: 40", "requests: forty", "`requests` must be a whole number, found `forty`", 14),
+        ("requests: 40", "request: 40", "unknown key `request`", 14),
+        ("cached_share: 0.60", "cached_share: 1.0", "`cached_share`: should be less than 1, found 1.0", 7),
         (
             "rates_rps: [1.0, 2.0, 4.0]",
             "rates_rps: [1.0, -2.0, 4.0]",
             "`rates_rps.1`: should be greater than 0, found -2.0",
-            12,
+            13,
         ),
-        ("seed: 20260701", "seed: 1\nseed: 2", "`seed` stands here twice", 15),
-        ("rates_rps: [1.0, 2.0, 4.0]", "rates_rps: [2.0, 1.0]", "`rates_rps` must rise", 2),
-        ("load: open", "load: closed", "a closed load needs `concurrency`", 2),
-        ("load: open", "load: open\nprompts: texts", "`prompts`: should be 'random' or 'text'", 11),
-        ("load: open", "load: open\nprompts: text", "`token_ids` are what `prompts: random` draws from", 2),
-        ("load: open", "load: open\ntext_file: mine.txt", "a `text_file` is for `prompts: text`", 2),
+        ("seed: 20260701", "seed: 1\nseed: 2", "`seed` stands here twice", 16),
+        ("rates_rps: [1.0, 2.0, 4.0]", "rates_rps: [2.0, 1.0]", "`rates_rps` must rise", 3),
+        ("load: open", "load: closed", "a closed load needs `concurrency`", 3),
+        ("load: open", "load: open\nprompts: texts", "`prompts`: should be 'random' or 'text'", 12),
+        ("load: open", "load: open\nprompts: text", "`token_ids` are what `prompts: random` draws from", 3),
+        ("load: open", "load: open\ntext_file: mine.txt", "a `text_file` is for `prompts: text`", 3),
     ],
 )
 def test_a_fault_is_named_with_its_line(was: str, is_: str, message: str, line: int, tmp_path: Path) -> None:
@@ -198,3 +198,14 @@ def test_poisson_arrivals_keep_the_nominal_rate_exactly_and_are_not_regular() ->
 def test_poisson_arrivals_are_seeded() -> None:
     assert arrival_times(poisson(), 2.0, 50) == arrival_times(poisson(), 2.0, 50)
     assert arrival_times(poisson(), 2.0, 50) != arrival_times(poisson(seed=1), 2.0, 50)
+
+
+def test_a_workload_of_ones_own_says_only_what_differs(tmp_path: Path) -> None:
+    path = tmp_path / "owl-burst.yaml"
+    path.write_text("input_tokens: 800\noutput_tokens: 64\nrates_rps: [1, 2]\n")
+    workload = load_workload(str(path))
+
+    assert (workload.load, workload.requests, workload.cached_share, workload.limits.ttft_p95_s) == ("open", 100, 0, 5)
+    assert len(ids(prompts(workload, "1", 1)[0].array)) == 800
+    assert all(100 <= token <= 499 for token in ids(prompts(workload, "1", 1)[0].array))
+    assert workload.to_dict()["token_ids"] == [100, 499]
