@@ -16,7 +16,7 @@ from orchestrator.report.charts import layout_bars, line_charts
 from orchestrator.report.compare import Agreement, ComparedFigure, Comparison
 from orchestrator.report.document import Report
 from orchestrator.report.plot import bar_chart, line_chart
-from orchestrator.results import figures
+from orchestrator.results import Figure, figures
 
 # Wherever it stands; and what makes a heading, a list or a line of a text at whose beginning it stands.
 _MARKUP: Final = re.compile(r"[\\`*\[\]<>&|~]|(?<!\w)_|_(?!\w)|^(?:#{1,6}|[-+=]+)(?=\s|$)|(?<=^\d)[.)](?=\s)")
@@ -26,9 +26,10 @@ _REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 def render_html(report: Report) -> str:
     """One self-contained page."""
     template = _environment().get_template("report.html.j2")
-    charts = [(chart, line_chart(chart) if chart.lines else None) for chart in line_charts(report)]
+    shown = [chart for chart in line_charts(report) if chart.lines or report.published]
+    charts = [(chart, line_chart(chart) if chart.lines else None) for chart in shown]
     bars = bar_chart("layouts", "Best output throughput by layout", layout_bars(report)) if report.layouts else ""
-    return template.render(report=report, charts=charts, bars=bars)
+    return template.render(report=report, charts=charts, bars=bars, **_columns(report))
 
 
 def render_markdown(report: Report) -> str:
@@ -36,7 +37,17 @@ def render_markdown(report: Report) -> str:
     environment = _environment()
     environment.finalize = escaped
     environment.filters["code"] = code
-    return environment.get_template("report.md.j2").render(report=report)
+    return environment.get_template("report.md.j2").render(report=report, **_columns(report))
+
+
+def _columns(report: Report) -> dict[str, list[Figure]]:
+    """The figures of the two tables; without anything published those that no result has are left out."""
+    rows = [row for comparison in report.comparisons for row in comparison.rows]
+    known = {figure.key for figure in figures.BY_RATE if any(row.of(figure).measured is not None for row in rows)}
+    return {
+        "by_rate": [figure for figure in figures.BY_RATE if report.published or figure.key in known],
+        "by_layout": [figure for figure in figures.BY_LAYOUT if report.published or figure.key in known],
+    }
 
 
 def render_json(report: Report) -> str:
@@ -54,8 +65,6 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.globals |= {
-        "by_rate": figures.BY_RATE,
-        "by_layout": figures.BY_LAYOUT,
         "OUTPUT": figures.OUTPUT,
         "TTFT_P95": figures.TTFT_P95,
         "USD": figures.USD,

@@ -130,6 +130,17 @@ def test_what_differs_between_two_runs_is_a_table(tmp_path: Path) -> None:
     assert made(tmp_path / "same", one, one).differences == ()
 
 
+def test_what_was_measured_nowhere_has_no_column_and_no_plot(tmp_path: Path) -> None:
+    bare = own(1.0)
+    report = made(tmp_path, replace(bare, run=replace(bare.run, price=None)))
+    _, markdown, page = texts(report)
+
+    assert "J per output tok" not in markdown
+    assert "Energy of an output token" not in page
+    assert "no figure was measured" not in page
+    assert "| rps | output tok/s per node |" in markdown
+
+
 def test_a_title_of_ones_own(tmp_path: Path) -> None:
     save(own(1.0), tmp_path / "one")
     report_command(tmp_path, title="Owls <at> night")
