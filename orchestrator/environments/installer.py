@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from pathlib import Path
 from typing import Final
 
@@ -175,9 +176,10 @@ class _Steps:
 
 
 def _reason(said: str) -> str:
-    """The line of uv's that says what is wrong, for the end of a message."""
-    found = next((line for line in said.splitlines() if line.startswith("error: ")), "")
-    return f" ({found.removeprefix('error: ')})" if found else ""
+    """What uv says is wrong, for the end of a message: its line, and where it breaks off the next one."""
+    lines = dropwhile(lambda line: not line.startswith("error: "), said.splitlines())
+    first, second = next(lines, "").removeprefix("error: "), next(lines, "").strip()
+    return f" ({first} {second})" if first.endswith(":") else f" ({first})" if first else ""
 
 
 def hint(said: str) -> str:

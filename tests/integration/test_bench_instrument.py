@@ -202,7 +202,7 @@ def test_a_queue_shows_as_latency_from_the_plan_and_as_not_sustained(
 def test_the_knee_lies_between_a_rate_that_holds_and_one_that_does_not(
     timed_bench: Bench, quietness: Quietness, tmp_path: Path
 ) -> None:
-    workload = WORKLOAD.model_copy(update={"requests": 50, "rates_rps": (16.0, 32.0)})
+    workload = WORKLOAD.model_copy(update={"requests": 100, "rates_rps": (16.0, 32.0)})
     result = timed_bench(
         Script(one_at_a_time_s=0.04, answer=lambda _: Answer(cached_tokens=300)), tmp_path, workload=workload
     )

@@ -28,8 +28,8 @@ def deploy(engine_home: Home, cpu_engine: CpuEngine) -> Iterator[CommandLine]:
     assert cpu_engine.python.exists()
     command = CommandLine(engine_home)
     yield command
-    for server in json.loads(command.run("status", "--json").stdout):
-        if server["name"] != "shared":
+    for server in json.loads(command.run("status", "--json").stdout):  # a container may be that of another worker
+        if server["name"] != "shared" and engine_home.holds(Path(server["run_dir"])):
             command.run("down", server["name"])
 
 
