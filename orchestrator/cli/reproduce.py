@@ -47,10 +47,7 @@ def reproduce(
     *,
     ablation: AblationOption = None,
     dry_run: DryRunOption = False,
-    price: Annotated[
-        list[str] | None,
-        typer.Option("--price", metavar="[GPU=]AMOUNT[EUR]", help="of one GPU for an hour; default: published TCO"),
-    ] = None,
+    price: PriceOption = None,
     download: Annotated[float, typer.Option(metavar="MB/S", min=1, help="expected, for the estimate")] = 400.0,
     weights: WeightsOption = None,
     engine: Annotated[str | None, typer.Option(metavar="NAME", help="another engine than the profiles name")] = None,

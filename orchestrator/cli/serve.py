@@ -198,6 +198,8 @@ def smoke(
     from orchestrator.core.paths import Home
 
     if is_url(target):
+        if strict_kernels or host:
+            raise UsageError("`--strict-kernels` and `--host` are for a server of ours", hint="a URL has no log here")
         plan = load(against).plan if against else None
         report = prove_url(target, plan=plan, key=api_key(api_key_env))
     else:

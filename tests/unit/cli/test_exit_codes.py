@@ -48,6 +48,8 @@ CASES = {
     "bench http://127.0.0.1:9 -w broken.yaml": PROFILE,
     "bench http://127.0.0.1:9 -w smoke-tiny --rates fast": USAGE,
     "bench http://127.0.0.1:9 -w smoke-tiny --api telepathy": USAGE,
+    "smoke http://127.0.0.1:9 --strict-kernels": USAGE,
+    "smoke nobody --against cpu-tiny": USAGE,
     "diagnose nobody": USAGE,
     "diagnose no-such.log": USAGE,
     "diagnose /no/such.log": USAGE,
