@@ -163,7 +163,7 @@ def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str
         key=target.key,
         workload_name=name,
         workload=workload,
-        overridden=overridden,
+        overridden=overridden if options.tokens is None else (),
         command=options.command,
         provenance=target.provenance,
         kernel_gate=target.kernel_gate,

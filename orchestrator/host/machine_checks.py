@@ -110,7 +110,9 @@ def ports(subject: Subject) -> Iterator[Finding]:
             yield info(f"port {port}", "free", purpose)
             continue
         holder = port_holder(port, subject.access.runner)
-        hint = "`--set server.port=N`" if purpose == "server" else f"change `{purpose}`"
+        others = (*range(port + 1, 1 << 16), *range(1024, port))
+        free = next(other for other in others if other not in subject.machine.listening)
+        hint = f"`--set server.port={free}`" if purpose == "server" else f"change `{purpose}`"
         if holder and holder.pid:
             hint = f"`kill {holder.pid}`, or {hint}"
         yield fail(f"port {port}", f"held by {holder}" if holder else "held", purpose, hint)

@@ -1,5 +1,6 @@
 """From a server's name to what is known of it, and from options to the workload that is run."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -229,3 +230,16 @@ def test_a_load_that_is_not_said_is_asked_for(asked: BenchOptions, hint: str) ->
         command._workload(asked)
 
     assert hint in raised.value.hint
+
+
+def test_a_load_without_a_file_is_changed_by_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the command line says of it is all there is of it: marked as changed, it could be compared with nothing."""
+    seen: list[BenchRequest] = []
+    monkeypatch.setattr(command, "measure", lambda request, _say: seen.append(request))
+    asked = options(tokens=(64, 8), rates=(4.0,))
+    changes = dataclasses.replace(asked.changes, requests=40)
+    target = url_target("http://127.0.0.1:9", gpus=None, api_key_env=None, named=NamedHardware(gpu=None, layout=None))
+
+    command.bench(target, dataclasses.replace(asked, changes=changes, directory=tmp_path), lambda *_: None)
+
+    assert (seen[0].workload.requests, seen[0].overridden) == (40, ())

@@ -171,10 +171,11 @@ def test_room_is_summed_over_what_shares_a_file_system() -> None:
 
 
 def test_a_port_that_is_taken() -> None:
-    table = "  sl\n   0: 0100007F:7530 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 640 1\n"
+    line = "   0: 0100007F:{:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 640 1\n"
+    table = "  sl\n" + line.format(30000) + line.format(30001)
     finding = only(look("mi355x-healthy", sockets=table), "port 30000")
     assert finding.level is Level.FAIL
-    assert "`--set server.port=N`" in finding.hint
+    assert "`--set server.port=30002`" in finding.hint
 
 
 def test_the_image() -> None:
