@@ -1,5 +1,6 @@
 """`deploy kernels`: are the tuned MoE kernels there, do they fit, are they used."""
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -9,10 +10,11 @@ from orchestrator.cli.completion import names_of
 from orchestrator.cli.grammar import PREPARE, add, below
 from orchestrator.cli.options import Json, ProfileArgument, SetOption
 from orchestrator.core.console import Progress, note, out, out_json, say
+from orchestrator.core.console import table as table_of
 from orchestrator.core.errors import KernelsError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from orchestrator.kernels import GateReport
     from orchestrator.plan import Plan
@@ -122,19 +124,33 @@ def tune(
     hours: Annotated[
         float, typer.Option(min=0.01, metavar="HOURS", help="stop after this time; what is done is kept")
     ] = 12,
-    rekeyed: Annotated[bool, typer.Option("--rekeyed", help="tune keys too that only a re-keyed row answers")] = False,
+    rekeyed: Annotated[
+        bool, typer.Option("--rekeyed", help="aiter: tune keys too that only a re-keyed row answers")
+    ] = False,
+    tokens: Annotated[
+        str, typer.Option(metavar="N,N", help="CUDA: for these counts of tokens; default: the tuner's own 18")
+    ] = "",
+    every: Annotated[
+        bool, typer.Option("--every", help="CUDA: try the tuner's 1,920 configurations, not only those sglang ships")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the command and the keys, and stop")] = False,
     set_: SetOption = None,
 ) -> None:
-    """Run aiter's own tuner for the missing keys. On a host with the profile's GPU; goes on where it was stopped."""
+    """Run the engine's own tuner for what is missing: aiter's, or sglang's for Triton on CUDA.
+
+    On a host with the profile's GPU, while nothing else uses it; goes on where it was stopped.
+    """
     from orchestrator.commands.coverage import RowSources
     from orchestrator.commands.planning import load
     from orchestrator.commands.tuning import prepare_tuning, run_tuning
     from orchestrator.core.paths import Home
     from orchestrator.core.shell import quote
-    from orchestrator.kernels import write_untuned
+    from orchestrator.kernels import asks_triton, write_untuned
 
     plan = load(profile, overrides=set_ or ()).plan
+    if asks_triton(plan):
+        _tune_triton(plan, _counts(tokens), every=every, hours=hours, dry_run=dry_run)
+        return
     given = RowSources(tables=tuple(tables or ()), image=image, model=model)
     tuning = prepare_tuning(plan, given, Home.from_environment(), hours=hours, rekeyed=rekeyed)
     if not tuning.job.keys:
@@ -144,17 +160,59 @@ def tune(
         say(quote(tuning.job.argv))
         out(write_untuned(tuning.job.keys))
         return
-    progress = Progress()
-    try:
-        tuned = run_tuning(tuning, lambda done, wanted: progress.update(f"tuning: {done} of {wanted} keys have a row"))
-    finally:
-        progress.done()
+    with _progress("keys have a row") as progress:
+        tuned = run_tuning(tuning, progress)
     say(f"{len(tuned.kept)} rows measured and kept, {len(tuned.remaining)} keys without one")
     if tuned.remaining or tuned.problems:
         raise KernelsError(
             "the tuning is not complete", problems=tuned.problems, hint="run the same command again to go on"
         )
     note(f"next: `deploy kernels table --profile {profile}`, and measure accuracy with the new table before using it")
+
+
+def _tune_triton(plan: "Plan", tokens: "Sequence[int]", *, every: bool, hours: float, dry_run: bool) -> None:
+    """The CUDA side of `tune`."""
+    from orchestrator.commands.tuning import prepare_triton_tuning, run_triton_tuning
+    from orchestrator.core.paths import Home
+    from orchestrator.core.shell import quote
+    from orchestrator.kernels.disk import VARIABLE
+
+    home = Home.from_environment()
+    job = prepare_triton_tuning(plan, home, tokens=tokens, every=every, hours=hours)
+    if dry_run:
+        out(quote(job.command))
+        return
+    with _progress("counts of tokens are tuned") as progress:
+        tuned = run_triton_tuning(job, home, progress)
+    rows = [
+        (str(one.tokens), f"{one.untuned_us:.1f}", f"{one.us:.1f}", f"{one.untuned_us / one.us:.2f} x")
+        for one in tuned.kept
+    ]
+    out(table_of(("tokens", "today, us", "tuned, us", "faster"), rows))
+    if tuned.remaining or tuned.problems:
+        raise KernelsError(
+            f"the tuning is not complete: {len(tuned.remaining)} counts of tokens are left",
+            problems=tuned.problems,
+            hint="run the same command again to go on",
+        )
+    note(f"next: `deploy up {plan.profile} --set env.{VARIABLE}={job.target}`")
+
+
+def _counts(text: str) -> list[int]:
+    """`8,64` as numbers. Raises UsageError."""
+    words = [word.strip() for word in text.split(",")] if text else []
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise UsageError(f"`{text}` is no list of counts", hint="give whole numbers with commas: `--tokens 8,64,2048`")
+    return [int(word) for word in words]
+
+
+@contextmanager
+def _progress(what: str) -> "Iterator[Callable[[int, int], None]]":
+    progress = Progress()
+    try:
+        yield lambda done, wanted: progress.update(f"tuning: {done} of {wanted} {what}")
+    finally:
+        progress.done()
 
 
 def log(

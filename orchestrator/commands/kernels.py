@@ -28,7 +28,7 @@ from orchestrator.kernels.disk import (
     Store,
     read_pins,
     read_tables,
-    upstream_table,
+    upstream_file,
 )
 from orchestrator.plan import Plan
 from orchestrator.render import base_reference
@@ -88,8 +88,8 @@ def build_table(plan: Plan, given: RowSources, home: Home, *, upstream: bool) ->
     pins = read_pins()
     rows = [*Store.of(home, plan).measured(), *own]
     if upstream:
-        path = upstream_table(pins.upstream, home.kernels / "upstream")
-        place = f"aiter {pins.upstream.commit[:12]} {Path(pins.upstream.path).name}"
+        path = upstream_file(pins.upstream, home.kernels / "upstream", without=", or go without it: `--no-upstream`")
+        place = f"aiter {pins.upstream.commit[:12]} {pins.upstream.name}"
         found = read_tables([path], origin=RowOrigin.UPSTREAM)
         rows += [replace(row, where=f"{place}:{row.where.rpartition(':')[2]}") for row in found]
     names = pins.names_of(plan.engine.aiter_commit)
@@ -132,7 +132,7 @@ def kernel_gate(log: Iterable[str], *, plan: Plan, run: RunDir, strict: bool) ->
     if not report.misses:
         note(text)
         return
-    hint = report.hint if isinstance(report, TritonReport) else _untuned(report, plan, run)
+    hint = _untuned_triton(plan) if isinstance(report, TritonReport) else _untuned(report, plan, run)
     if strict:
         raise KernelsError(text, hint=hint)
     warn(text, hint=hint)
@@ -144,4 +144,12 @@ def _untuned(report: GateReport, plan: Plan, run: RunDir) -> str:
     return (
         f"`deploy kernels coverage --profile {plan.profile}` shows the gap, `deploy kernels table` fills what is "
         f"known, `deploy kernels tune` measures the rest; the missed keys: {untuned}"
+    )
+
+
+def _untuned_triton(plan: Plan) -> str:
+    """What to do about configurations that are missing."""
+    return (
+        f"`deploy kernels tune {plan.profile}` measures them with sglang's own tuner once the GPU is free, and says "
+        "how the server is given them"
     )

@@ -1,31 +1,42 @@
-"""`deploy kernels tune`: aiter's own tuner, for exactly the keys that no row answers."""
+"""`deploy kernels tune`: aiter's own tuner, for exactly the keys that no row answers; on CUDA, sglang's for Triton."""
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.commands.coverage import RowSources, cover, plan_in_image, require_moe
+from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.environments import interpreter
 from orchestrator.kernels import Key, RowOrigin
 from orchestrator.kernels.disk import (
+    TOKENS,
     RowProvenance,
     Store,
+    TritonJob,
+    TritonTuned,
     Tuned,
     TuningJob,
     WatchLimits,
     in_container,
     read_digest,
     read_pins,
+    read_tuner_pins,
+    triton_job,
     tune,
+    tune_triton,
     tuner_command,
+    upstream_file,
 )
 from orchestrator.plan import Plan
+from orchestrator.weights import checkpoint_directory
 
 _GPU_DEVICE = Path("/dev/kfd")
+_NVIDIA_DEVICE = Path("/dev/nvidiactl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +94,7 @@ def _to_tune(plan: Plan, given: RowSources, home: Home, *, rekeyed: bool) -> tup
 
 def run_tuning(tuning: Tuning, progress: Callable[[int, int], None]) -> Tuned:
     """Run it. Raises HostError on a machine without an AMD GPU."""
-    if not _GPU_DEVICE.exists():
-        raise HostError(
-            f"there is no `{_GPU_DEVICE}` here: aiter's tuner measures on the GPU the table is for",
-            hint="run this on the server's own host; `--dry-run` shows the command and the keys anywhere",
-        )
+    _require(_GPU_DEVICE)
     provenance = RowProvenance(
         host=socket.gethostname(),
         image=read_digest(tuning.image),
@@ -97,3 +104,40 @@ def run_tuning(tuning: Tuning, progress: Callable[[int, int], None]) -> Tuned:
     return tune(
         tuning.job, run=in_container(tuning.container), store=tuning.store, provenance=provenance, progress=progress
     )
+
+
+def prepare_triton_tuning(plan: Plan, home: Home, *, tokens: Sequence[int], every: bool, hours: float) -> TritonJob:
+    """The tuning of what one rank of a CUDA server looks up; `tokens`, by default the tuner's own.
+
+    Raises UsageError without the checkpoint's config.json, which says what is tuned; BuildError.
+    """
+    model = checkpoint_directory(plan.model, home)
+    if not (model / "config.json").is_file():
+        raise UsageError(
+            f"`{plan.model.name}` is not at `{model}`: its config.json says what is to be tuned",
+            hint=f"`deploy stage {plan.profile}` fetches it; a generated one is made by `deploy up {plan.profile}`",
+        )
+    return triton_job(
+        plan,
+        program=(interpreter(plan.engine, home), str(Catalogue.of(home).path(Kind.IMAGE_FILE, "tune_fused_moe.py"))),
+        model=model,
+        kernels=home.kernels,
+        tokens=tokens or TOKENS,
+        every=every,
+        hours=hours,
+    )
+
+
+def run_triton_tuning(job: TritonJob, home: Home, progress: Callable[[int, int], None]) -> TritonTuned:
+    """Run it. Raises HostError on a machine without an NVIDIA GPU, KernelsError where the tuner cannot be had."""
+    _require(_NVIDIA_DEVICE)
+    files = {pin.name: upstream_file(pin, home.kernels / "upstream").read_bytes() for pin in read_tuner_pins()}
+    return tune_triton(job, files, progress=progress)
+
+
+def _require(device: Path) -> None:
+    if not device.exists():
+        raise HostError(
+            f"there is no `{device}` here: a tuner measures on the GPU that its result is for",
+            hint="run this on the server's own host; `--dry-run` shows the command anywhere",
+        )

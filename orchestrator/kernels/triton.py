@@ -39,15 +39,6 @@ class TritonReport:
         lines += [f"  tuned for another Triton: {PurePosixPath(path).name}" for path in self.older]
         return "\n".join(lines)
 
-    @property
-    def hint(self) -> str:
-        """How a missing configuration is made and given to the server."""
-        folder = PurePosixPath(self.misses[0]).parent if self.misses else PurePosixPath("configs")
-        return (
-            "sglang's benchmark/kernels/fused_moe_triton/tuning_fused_moe_triton.py makes it on this GPU; put it into "
-            f"`DIR/configs/{folder.name}/` beside copies of sglang's own, and `--set env.SGLANG_MOE_CONFIG_DIR=DIR`"
-        )
-
     def to_dict(self) -> dict[str, object]:
         """The report as JSON-able data."""
         return {"hits": list(self.hits), "older": list(self.older), "misses": list(self.misses)}

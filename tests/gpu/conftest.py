@@ -14,6 +14,12 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
     return Line(Path(os.environ.get("DEPLOY_HOME") or tmp_path_factory.mktemp("home")))
 
 
+@pytest.fixture(scope="session")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where measurements are put, one folder each."""
+    return Path(os.environ.get("GPU_RESULTS") or tmp_path_factory.mktemp("results"))
+
+
 @pytest.fixture
 def free(line: Line) -> Iterator[None]:
     """Nothing runs before the test, and afterwards no process and no memory of a server is left."""

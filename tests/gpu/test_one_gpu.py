@@ -13,6 +13,7 @@ from line import SETTINGS, Done, Line, assert_free, count, schedulers, stranger
 pytestmark = pytest.mark.skipif(count() < 1, reason="this machine has no NVIDIA GPU")
 
 NAME = "h200-glm-mtp"
+MEASURED = ("--workload", "random-4k-256", "--rates", "8,24", "--price", "3.50")
 QUICK = 10  # seconds: the process table tells, nothing is waited for
 
 
@@ -34,10 +35,8 @@ class TestOneServer:
         assert "missing: E=33,N=1024,device_name=NVIDIA_H200.json" in up.text
 
     @pytest.mark.usefixtures("up")
-    def test_it_is_measured(self, line: Line, tmp_path: Path) -> None:
-        results = Path(os.environ.get("GPU_RESULTS") or tmp_path)
-        words = ("--workload", "random-4k-256", "--rates", "8,24", "--price", "3.50", "--output", str(results / "one"))
-        assert line.run("bench", NAME, *words).code == 0
+    def test_it_is_measured(self, line: Line, results: Path) -> None:
+        assert line.run("bench", NAME, *MEASURED, "--output", str(results / "one")).code == 0
         result = json.loads((results / "one" / "result.json").read_text())
         for point in result["points"]:
             assert point["success_share"] == 1.0
@@ -57,6 +56,21 @@ class TestOneServer:
         assert smoke.code == 8
         assert smoke.seconds < QUICK
         assert re.search(r"fatal: (rank-ended|killed)", line.run("diagnose", NAME).text)
+
+
+@pytest.mark.usefixtures("free")
+def test_a_missing_configuration_is_tuned_and_given_to_the_server(line: Line, results: Path) -> None:
+    tuned = line.run("kernels", "tune", NAME, *SETTINGS, "--tokens", "8,24,48,96,384,2048", within=1200)
+    assert tuned.code == 0
+    assert len(re.findall(r"^\d+ .* x$", tuned.text, re.MULTILINE)) == 6
+    given = re.search(r"--set (env\.SGLANG_MOE_CONFIG_DIR=\S+)`", tuned.text)
+    assert given
+    up = line.up(NAME, given[1])
+    assert up.code == 0
+    assert "fused MoE configurations: 1 found, 0 missing" in up.text
+    assert line.run("bench", NAME, *MEASURED, "--label", "tuned", "--output", str(results / "tuned")).code == 0
+    assert line.run("compare", *map(str, sorted(results.iterdir()))).code == 0
+    assert line.run("down", NAME).code == 0
 
 
 @pytest.mark.usefixtures("free")

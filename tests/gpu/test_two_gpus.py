@@ -15,11 +15,6 @@ pytestmark = pytest.mark.skipif(count() < 2, reason="this machine has fewer than
 LAYOUTS = {"dp2": ("layout.tp=1", "layout.dp=2"), "tp2": ("layout.tp=2", "layout.dp=1")}
 
 
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
-    return Path(os.environ.get("GPU_RESULTS") or tmp_path)
-
-
 @pytest.mark.usefixtures("free")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_is_measured_and_loses_a_rank(line: Line, results: Path, layout: str) -> None:

@@ -1,8 +1,9 @@
-"""`profiles/kernels/aiter.yaml`: the pinned upstream table, and the kernel names of the aiter commits we know."""
+"""What the tool pins of others: aiter's newer table and kernel names (`aiter.yaml`), sglang's tuner (`triton.yaml`)."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import KernelsError
@@ -11,13 +12,18 @@ from orchestrator.kernels.keys import Shape
 from orchestrator.kernels.table import KernelNames, ShapeBound, UpstreamKeys
 
 
-class PinnedTable(StrictModel):
-    """A table in aiter's repository, pinned by commit and content."""
+class PinnedFile(StrictModel):
+    """A file of a public repository, pinned by commit and content."""
 
     commit: str
     path: str
     url: str
     sha256: str
+
+    @property
+    def name(self) -> str:
+        """The file's own name."""
+        return PurePosixPath(self.path).name
 
     @property
     def address(self) -> str:
@@ -53,7 +59,7 @@ class _Bound(StrictModel):
 
 
 class _Pins(StrictModel):
-    upstream: PinnedTable
+    upstream: PinnedFile
     upstream_keys: _Keys
     names: tuple[_Names, ...]
     shape_bound: tuple[_Bound, ...]
@@ -63,7 +69,7 @@ class _Pins(StrictModel):
 class Pins:
     """What the file says."""
 
-    upstream: PinnedTable
+    upstream: PinnedFile
     upstream_keys: UpstreamKeys
     names: tuple[KernelNames, ...]
 
@@ -72,6 +78,17 @@ class Pins:
         if commit is None or len(commit) < 7:
             return None
         return next((names for names in self.names if names.commit.startswith(commit)), None)
+
+
+class _TunerPins(StrictModel):
+    tuner: tuple[PinnedFile, ...]
+
+
+def read_tuner_pins() -> tuple[PinnedFile, ...]:
+    """The files of sglang's tuner for Triton. Raises KernelsError for a file of pins it cannot use."""
+    catalogue = Catalogue.from_environment()
+    path = catalogue.path(Kind.KERNELS, "triton")
+    return read_model(path, _TunerPins, catalogue.shown(path), fault=KernelsError).tuner
 
 
 def read_pins(catalogue: Catalogue | None = None) -> Pins:

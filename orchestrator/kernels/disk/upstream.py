@@ -1,4 +1,4 @@
-"""The pinned upstream table: downloaded once, kept by its checksum, never committed to this repository."""
+"""Pinned files of others: downloaded once, kept by their checksum, never committed to this repository."""
 
 import hashlib
 import time
@@ -11,28 +11,29 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.files import write_whole
-from orchestrator.kernels.disk.pins import PinnedTable
+from orchestrator.kernels.disk.pins import PinnedFile
 
 
-def upstream_table(
-    pin: PinnedTable,
+def upstream_file(
+    pin: PinnedFile,
     folder: Path,
     *,
+    without: str = "",
     transport: httpx.BaseTransport | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
-    """The path of the table below `folder`, downloaded where it is not there yet.
+    """The path of the file below `folder`, downloaded where it is not there yet.
 
-    Asks again, after 1 s and 2 s, where the network or the host fails for the moment. Raises KernelsError where the
-    network or the checksum says no; nothing is left behind then.
+    Asks again, after 1 s and 2 s, where the network or the host fails for the moment. `without` is a way on without the
+    file. Raises KernelsError where the network or the checksum says no; nothing is left behind then.
     """
-    path = folder / f"{pin.commit[:12]}-{Path(pin.path).name}"
+    path = folder / f"{pin.commit[:12]}-{pin.name}"
     if path.is_file() and _digest(path.read_bytes()) == pin.sha256:
         return path
-    content = _download(pin, path, _Asking(transport, sleep))
+    content = _download(pin, _Asking(transport, sleep), instead=f"put the file at `{path}`{without}")
     if (digest := _digest(content)) != pin.sha256:
         raise KernelsError(
-            f"the table at aiter {pin.commit[:12]} has checksum {digest[:16]}…, pinned is {pin.sha256[:16]}…",
+            f"`{pin.name}` at commit {pin.commit[:12]} has checksum {digest[:16]}…, pinned is {pin.sha256[:16]}…",
             where=pin.address,
             hint="a proxy may have answered in its place; look at what that address returns",
         )
@@ -47,7 +48,7 @@ class _Asking:
     sleep: Callable[[float], None]
 
 
-def _download(pin: PinnedTable, path: Path, asking: _Asking) -> bytes:
+def _download(pin: PinnedFile, asking: _Asking, *, instead: str) -> bytes:
     again = Retrying(
         retry=retry_if_exception(_passes),
         stop=stop_after_attempt(3),
@@ -59,9 +60,9 @@ def _download(pin: PinnedTable, path: Path, asking: _Asking) -> bytes:
         return again(_get, pin.address, asking.transport)
     except httpx.HTTPError as error:
         raise KernelsError(
-            f"aiter's table cannot be downloaded: {error}",
+            f"`{pin.name}` cannot be downloaded: {error}",
             where=pin.address,
-            hint=f"on a machine without internet put the file at `{path}`, or go without it: `--no-upstream`",
+            hint=f"on a machine without internet {instead}",
         ) from error
 
 

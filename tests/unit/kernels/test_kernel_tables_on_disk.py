@@ -20,9 +20,9 @@ from orchestrator.kernels.coverage import applies_to
 from orchestrator.kernels.disk.checkpoint import read_checkpoint
 from orchestrator.kernels.disk.files import companion, read_tables
 from orchestrator.kernels.disk.image import read_digest
-from orchestrator.kernels.disk.pins import PinnedTable, read_pins
+from orchestrator.kernels.disk.pins import PinnedFile, read_pins
 from orchestrator.kernels.disk.store import RowProvenance, Store
-from orchestrator.kernels.disk.upstream import upstream_table
+from orchestrator.kernels.disk.upstream import upstream_file
 from orchestrator.kernels.rows import RowOrigin
 from orchestrator.kernels.table import NameVerdict
 
@@ -40,8 +40,8 @@ def answering(content: bytes, asked: list[str]) -> httpx.MockTransport:
     return httpx.MockTransport(handle)
 
 
-def pin(content: bytes) -> PinnedTable:
-    return PinnedTable(
+def pin(content: bytes) -> PinnedFile:
+    return PinnedFile(
         commit="45458be7280c",
         path="configs/glm5.csv",
         url="https://example.org/{commit}/{path}",
@@ -70,23 +70,23 @@ def test_a_written_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["t.csv"]
 
 
-def test_the_upstream_table_is_downloaded_once(tmp_path: Path) -> None:
+def test_the_upstream_file_is_downloaded_once(tmp_path: Path) -> None:
     asked: list[str] = []
     for _ in range(2):
-        path = upstream_table(pin(b"rows"), tmp_path, transport=answering(b"rows", asked))
+        path = upstream_file(pin(b"rows"), tmp_path, transport=answering(b"rows", asked))
     assert path.read_bytes() == b"rows"
     assert asked == ["https://example.org/45458be7280c/configs/glm5.csv"]
 
 
 def test_a_download_with_another_checksum_is_refused_and_not_kept(tmp_path: Path) -> None:
     with pytest.raises(KernelsError, match="checksum"):
-        upstream_table(pin(b"rows"), tmp_path, transport=answering(b"<html>sign in</html>", []))
+        upstream_file(pin(b"rows"), tmp_path, transport=answering(b"<html>sign in</html>", []))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_table_on_disk_with_another_checksum_is_downloaded_again(tmp_path: Path) -> None:
     (tmp_path / "45458be7280c-glm5.csv").write_bytes(b"cut o")
-    assert upstream_table(pin(b"rows"), tmp_path, transport=answering(b"rows", [])).read_bytes() == b"rows"
+    assert upstream_file(pin(b"rows"), tmp_path, transport=answering(b"rows", [])).read_bytes() == b"rows"
 
 
 def test_without_internet_the_message_says_where_the_file_may_be_put(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_without_internet_the_message_says_where_the_file_may_be_put(tmp_path: P
 
     waited: list[float] = []
     with pytest.raises(KernelsError) as caught:
-        upstream_table(pin(b"rows"), tmp_path, transport=httpx.MockTransport(refuse), sleep=waited.append)
+        upstream_file(pin(b"rows"), tmp_path, transport=httpx.MockTransport(refuse), sleep=waited.append)
     assert str(tmp_path / "45458be7280c-glm5.csv") in caught.value.hint
     assert waited == [1, 2]
 
@@ -109,7 +109,7 @@ def test_only_what_may_pass_is_asked_again(tmp_path: Path, status: int, tries: i
         return httpx.Response(status)
 
     with pytest.raises(KernelsError, match=str(status)):
-        upstream_table(pin(b"rows"), tmp_path, transport=httpx.MockTransport(answer), sleep=lambda _: None)
+        upstream_file(pin(b"rows"), tmp_path, transport=httpx.MockTransport(answer), sleep=lambda _: None)
     assert len(asked) == tries
 
 
@@ -191,7 +191,7 @@ def test_a_table_is_built_from_files_and_leaves_them_as_they_are(tmp_path: Path)
 
 def test_rows_of_upstream_carry_its_commit_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upstream = table(tmp_path / "glm5.csv", line(16))
-    monkeypatch.setattr("orchestrator.commands.kernels.upstream_table", lambda *_: upstream)
+    monkeypatch.setattr("orchestrator.commands.kernels.upstream_file", lambda *_, **__: upstream)
     own = table(tmp_path / "own.csv")
     built = build_table(glm_plan(), RowSources(tables=(own,)), Home(tmp_path / "home"), upstream=True)
     assert built.table.rows[0].where == "aiter 45458be7280c glm5_fp4_tuned_fmoe.csv:2"

@@ -1,0 +1,106 @@
+"""Run sglang's own tuner of fused-MoE Triton configurations in one process, and keep each result as it comes.
+
+Run with the engine's Python: `python tune_fused_moe.py FOLDER SPACE TOKENS … -- ARGUMENTS`. FOLDER holds the tuner's
+two files (benchmark/kernels/fused_moe_triton/ of sglang's repository) and gets `measured.jsonl`, an object a line:
+
+    tokens          how many tokens the configuration is for
+    file            the name under which sglang looks it up
+    triton          the version of Triton
+    shipped         the folder of the configurations that sglang ships
+    config          the fastest of SPACE
+    us, untuned_us  its time, and that of what sglang takes today, in microseconds a call
+
+SPACE is `shipped`: what sglang ships for this GPU and data type, for other shapes; or `all`: the tuner's own, over a
+thousand, each compiled (hours). What sglang takes today is tried too, so that nothing gets slower.
+
+The tuner spreads over GPUs with ray, which no engine's environment has, and writes at its end alone. In ray's place
+stands one worker in this process.
+"""
+
+import json
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import triton
+from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe_triton_config
+from sglang.srt.utils import get_device_name
+
+SCRIPT = "tuning_fused_moe_triton.py"
+SHIPPED = Path(fused_moe_triton_config.__file__).parent / "configs"
+# What Triton takes where a configuration does not say (triton 3.6, backends/nvidia/compiler.py: CUDAOptions).
+TRITONS_OWN = {"num_warps": 4, "num_stages": 3}
+
+
+def shipped_space(dtype: str) -> list[dict[str, int]]:
+    """Every configuration that sglang ships for this GPU and data type, each once."""
+    suffix = "" if dtype == "auto" else f",dtype={dtype}"
+    names = f"E=*,device_name={get_device_name().replace(' ', '_')}{suffix}"
+    files = {*SHIPPED.glob(f"*/{names}.json")} | ({*SHIPPED.glob(f"*/{names},block_shape=*.json")} if suffix else set())
+    found = (config for file in sorted(files) for config in json.loads(file.read_text()).values())
+    space = {json.dumps(config, sort_keys=True): config for config in found if isinstance(config, dict)}
+    if not space:
+        sys.exit(f"sglang ships no configuration for {get_device_name()} and {dtype}: try all")
+    return list(space.values())
+
+
+def ray(keep: Callable[[dict[str, Any]], None]) -> Iterator[ModuleType]:
+    """Modules in ray's place: one worker of one GPU, here; what it finds is given to `keep`."""
+    module, bars = ModuleType("ray"), ModuleType("ray.experimental.tqdm_ray")
+    module.init = lambda: None
+    module.available_resources = lambda: {"GPU": 1}
+    module.get_gpu_ids = lambda: [0]
+    module.get = lambda found: found
+    module.remote = lambda **_: lambda worker: SimpleNamespace(remote=lambda *given: _worker(worker(*given), keep))
+    bars.tqdm = lambda space: space
+    yield from (module, ModuleType("ray.experimental"), bars)
+
+
+def _worker(worker: Any, keep: Callable[[dict[str, Any]], None]) -> SimpleNamespace:  # noqa: ANN401
+    tuner = type(worker).tune.__globals__
+
+    def tune(*given: Any) -> dict[str, int]:  # noqa: ANN401
+        *shape, space = given
+        today, untuned_us = worker.benchmark(*shape)
+        best = worker.tune(*shape, [{**TRITONS_OWN, **today}, *space])
+        keep(
+            {
+                "tokens": shape[0],
+                "file": tuner["get_config_filename"](*shape[1:]),
+                "triton": triton.__version__,
+                "shipped": str(SHIPPED),
+                "config": best,
+                "us": tuner["benchmark_config"](best, *shape),
+                "untuned_us": untuned_us,
+            }
+        )
+        return best
+
+    return SimpleNamespace(tune=SimpleNamespace(remote=tune))
+
+
+def main(folder: Path, space: str, tokens: list[str], arguments: list[str]) -> None:
+    """Tune for each count of tokens."""
+    with (folder / "measured.jsonl").open("a", encoding="utf-8") as measured:
+
+        def keep(found: dict[str, Any]) -> None:
+            measured.write(json.dumps(found) + "\n")
+            measured.flush()
+
+        sys.modules.update({module.__name__: module for module in ray(keep)})
+        sys.path.insert(0, str(folder))
+        argv = [*arguments, "--tune", "--batch-sizes", *tokens]
+        if space == "shipped":
+            dtype = arguments[arguments.index("--dtype") + 1]
+            (folder / "space.json").write_text(json.dumps(shipped_space(dtype)))
+            argv += ["--search-space-file", str(folder / "space.json")]
+        sys.argv = [SCRIPT, *argv]
+        runpy.run_path(str(folder / SCRIPT), run_name="__main__")
+
+
+if __name__ == "__main__":
+    end = sys.argv.index("--")
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:end], sys.argv[end + 1 :])
