@@ -68,7 +68,7 @@ def test_a_missing_configuration_is_tuned_and_given_to_the_server(line: Line, re
     up = line.up(NAME, given[1])
     assert up.code == 0
     assert "fused MoE configurations: 1 found, 0 missing" in up.text
-    assert line.run("bench", NAME, *MEASURED, "--label", "tuned", "--output", str(results / "tuned")).code == 0
+    assert line.run("bench", NAME, *MEASURED, "--output", str(results / "tuned")).code == 0
     assert line.run("compare", *map(str, sorted(results.iterdir()))).code == 0
     assert line.run("down", NAME).code == 0
 
