@@ -20,7 +20,7 @@ _PROFILE: Final = re.compile(r"--profile(?:=(.+))?|-p(?:=?(.+))?")
 _TYPE: Final = re.compile(r" <.*>$")  # of an argument, behind its name
 
 
-class Command(TyperCommand):
+class ProfileCommand(TyperCommand):
     """A command whose profile is an argument, and may as well be given as `--profile NAME` or `-p NAME`."""
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
@@ -59,7 +59,7 @@ class Group(TyperGroup):
 def add(app: typer.Typer, *commands: Callable[..., None], section: str | None = None, name: str | None = None) -> None:
     """Add commands to the help's section; a `name` where it is not the function's."""
     for command in commands:
-        app.command(name, cls=Command, rich_help_panel=section)(command)
+        app.command(name, cls=ProfileCommand, rich_help_panel=section)(command)
 
 
 def below(app: typer.Typer, name: str, *, section: str, text: str) -> typer.Typer:

@@ -58,7 +58,7 @@ class ReproducePlan:
 
     steps: tuple[Step, ...]
     left_out: tuple[str, ...]
-    servers: tuple["Server", ...]
+    servers: tuple["MeasuredServer", ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class ReproduceRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
+class MeasuredServer:
     """One server to bring up, with what is asked of it."""
 
     name: str
@@ -109,7 +109,7 @@ def plan_steps(published: Published, directory: Path, request: ReproduceRequest)
     return ReproducePlan(steps=tuple(steps), left_out=tuple(left_out), servers=servers)
 
 
-def _servers(published: Published, request: ReproduceRequest) -> Iterator[Server]:
+def _servers(published: Published, request: ReproduceRequest) -> Iterator[MeasuredServer]:
     """Those of the publication, then one for each ablation, whose settings come last."""
     known = {ablation.name: ablation for ablation in published.reproduce.ablations}
     if unknown := next((name for name in request.ablations if name not in known), None):
@@ -124,12 +124,12 @@ def _servers(published: Published, request: ReproduceRequest) -> Iterator[Server
 
 def _server(
     run: ReproduceRun, request: ReproduceRequest, *, settings: tuple[str, ...], suites: tuple[str, ...]
-) -> Server:
+) -> MeasuredServer:
     own_model = any(setting.startswith("model=") for setting in settings)  # another checkpoint than the staged one
     here = request.weights.absolute() if request.weights and not own_model else None
     staged = ("model.origin.kind=directory", f"model.origin.location={here}") if here else ()
     overrides = (*request.overrides, *staged, *settings)
-    return Server(
+    return MeasuredServer(
         name=run.server,
         profile=run.profile,
         overrides=overrides,
@@ -156,7 +156,7 @@ def _needless(stage: str, plan: Plan, host: str | None) -> str | None:
     return None
 
 
-def _prepare(needed: Sequence[tuple[str, Server]], request: ReproduceRequest) -> Iterator[Step]:
+def _prepare(needed: Sequence[tuple[str, MeasuredServer]], request: ReproduceRequest) -> Iterator[Step]:
     """The steps before the first server; a checkpoint or an image that two of them need is downloaded once."""
     here: set[str] = set()
     for stage, server in needed:
@@ -167,7 +167,7 @@ def _prepare(needed: Sequence[tuple[str, Server]], request: ReproduceRequest) ->
         here.add(what)
 
 
-def _settings(server: Server) -> Iterator[str]:
+def _settings(server: MeasuredServer) -> Iterator[str]:
     for override in server.overrides:
         yield from ("--set", override)
 
@@ -186,7 +186,12 @@ def _download(stage: str, plan: Plan, download_mb_s: float) -> tuple[str, float]
 
 
 def _serve(
-    server: Server, directory: Path, *, published: Published, request: ReproduceRequest, baselines: Mapping[str, Path]
+    server: MeasuredServer,
+    directory: Path,
+    *,
+    published: Published,
+    request: ReproduceRequest,
+    baselines: Mapping[str, Path],
 ) -> Iterator[Step]:
     name, there = server.name, _there(request.host)
     up = ("up", "--profile", server.profile, "--name", name, *_settings(server), *there)

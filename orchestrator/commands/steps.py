@@ -15,7 +15,7 @@ from orchestrator.weights import checkpoint_directory, stamps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class UpStep:
     """One step; `about` is seconds, 0 where it is done already."""
 
     name: str
@@ -23,7 +23,7 @@ class Step:
     about: float
 
 
-def steps_of(artifacts: Artifacts, place: Place) -> tuple[Step, ...]:
+def steps_of(artifacts: Artifacts, place: Place) -> tuple[UpStep, ...]:
     """The steps of an `up`, in their order."""
     plan = artifacts.plan
     if plan.ready_image:
@@ -39,49 +39,49 @@ def steps_text(artifacts: Artifacts, place: Place) -> str:
     return table(("step", "what", "about"), [*rows, ("total", "estimates, not promises", minutes(total))])
 
 
-def _checkpoint(plan: Plan, place: Place) -> Step:
+def _checkpoint(plan: Plan, place: Place) -> UpStep:
     model, directory = plan.model, checkpoint_directory(plan.model, place.home)
     if place.far is not None:
-        return Step(name="checkpoint", what=f"expected on {place.far}: `deploy stage --host` fetches it", about=0.0)
+        return UpStep(name="checkpoint", what=f"expected on {place.far}: `deploy stage --host` fetches it", about=0.0)
     if model.source.kind != "hub":
         made = "made here" if model.source.kind == "generated" else "verified"
-        return Step(name="checkpoint", what=f"{directory}: {made}", about=ABOUT["stage"])
+        return UpStep(name="checkpoint", what=f"{directory}: {made}", about=ABOUT["stage"])
     here = sum(size for size, _ in stamps(directory).values()) if directory.is_dir() else 0
     missing = max(model.weight_bytes - here, 0)
     if missing == 0:
-        return Step(name="checkpoint", what=f"{directory}: verified", about=ABOUT["stage"])
+        return UpStep(name="checkpoint", what=f"{directory}: verified", about=ABOUT["stage"])
     what = f"{missing / 1e9:.1f} GB of {model.source.location} to download, at {DOWNLOAD_MB_S:.0f} MB/s"
-    return Step(name="checkpoint", what=what, about=missing / (DOWNLOAD_MB_S * 1e6))
+    return UpStep(name="checkpoint", what=what, about=missing / (DOWNLOAD_MB_S * 1e6))
 
 
-def _table(plan: Plan, home: Home) -> Iterator[Step]:
+def _table(plan: Plan, home: Home) -> Iterator[UpStep]:
     if not applies_to(plan):
         return
     store = Store.of(home, plan)
     if store.is_fresh(plan):
-        yield Step(name="table", what=str(store.table(plan)), about=0.0)
+        yield UpStep(name="table", what=str(store.table(plan)), about=0.0)
     else:
-        yield Step(
+        yield UpStep(
             name="table", what="of tuned kernels: those of its aiter, and aiter's newer ones", about=ABOUT["kernels"]
         )
 
 
-def _image(artifacts: Artifacts) -> Iterator[Step]:
+def _image(artifacts: Artifacts) -> Iterator[UpStep]:
     if artifacts.build is None:
         if patches := ", ".join(patch.id for patch in artifacts.plan.patches):
             what = f"a copy of the interpreter's, for {patches}, where that was not made before"
-            yield Step(name="sglang", what=what, about=ABOUT["copy"])
+            yield UpStep(name="sglang", what=what, about=ABOUT["copy"])
         return
     base = base_reference(artifacts.plan.engine)
     what = f"{base} pulled and patched, where that was not done before"
-    yield Step(name="image", what=what, about=PULL + ABOUT["build"])
+    yield UpStep(name="image", what=what, about=PULL + ABOUT["build"])
 
 
-def _ready_image(image: str) -> Step:
+def _ready_image(image: str) -> UpStep:
     what = f"{image} pulled where it is missing, its receipt and its table held against the plan; nothing is built"
-    return Step(name="image", what=what, about=PULL)
+    return UpStep(name="image", what=what, about=PULL)
 
 
-def _start(plan: Plan) -> Step:
+def _start(plan: Plan) -> UpStep:
     what = f"{plan.model.weight_bytes / 1e9:.1f} GB loaded, kernels compiled, graphs captured, smoke test"
-    return Step(name="start", what=what, about=starting(plan))
+    return UpStep(name="start", what=what, about=starting(plan))

@@ -49,7 +49,7 @@ class Registry:
             raise BuildError(f"`{reference}` is no image's name", hint="NAME:TAG, or NAME@sha256:…")
         try:
             with httpx.Client(transport=self.transport, follow_redirects=True, timeout=self.within) as client:
-                return _Asking(client, name, self.clock() + self.within, self.clock).config(reference)
+                return _Repository(client, name, self.clock() + self.within, self.clock).config(reference)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _unknown(reference, str(error) or type(error).__name__) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -61,7 +61,7 @@ def _unknown(reference: str, why: str) -> BuildError:
 
 
 @dataclass
-class _Asking:
+class _Repository:
     """One look at one repository; the token that the registry hands to everyone is kept for its requests."""
 
     client: httpx.Client

@@ -30,7 +30,7 @@ def upstream_file(
     path = folder / f"{pin.commit[:12]}-{pin.name}"
     if path.is_file() and _digest(path.read_bytes()) == pin.sha256:
         return path
-    content = _download(pin, _Asking(transport, sleep), instead=f"put the file at `{path}`{without}")
+    content = _download(pin, _Transport(transport, sleep), instead=f"put the file at `{path}`{without}")
     if (digest := _digest(content)) != pin.sha256:
         raise KernelsError(
             f"`{pin.name}` at commit {pin.commit[:12]} has checksum {digest[:16]}…, pinned is {pin.sha256[:16]}…",
@@ -41,23 +41,23 @@ def upstream_file(
 
 
 @dataclass(frozen=True)
-class _Asking:
+class _Transport:
     """How the download reaches its host, and how it waits."""
 
     transport: httpx.BaseTransport | None
     sleep: Callable[[float], None]
 
 
-def _download(pin: PinnedFile, asking: _Asking, *, instead: str) -> bytes:
+def _download(pin: PinnedFile, way: _Transport, *, instead: str) -> bytes:
     again = Retrying(
         retry=retry_if_exception(_passes),
         stop=stop_after_attempt(3),
         wait=wait_exponential(),
-        sleep=asking.sleep,
+        sleep=way.sleep,
         reraise=True,
     )
     try:
-        return again(_get, pin.address, asking.transport)
+        return again(_get, pin.address, way.transport)
     except httpx.HTTPError as error:
         raise KernelsError(
             f"`{pin.name}` cannot be downloaded: {error}",

@@ -181,6 +181,16 @@ def test_the_levels_name_every_room() -> None:
     assert rooms == {room for level in LEVELS for room in level}
 
 
+def test_a_class_name_stands_once() -> None:
+    """`Order`, `Finding` and `Verdict` stood three and four times, each with another meaning."""
+    places: dict[str, list[str]] = {}
+    for module, path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module)
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
 @pytest.mark.parametrize(("module", "path"), MODULES)
 def test_files_and_functions_stay_short(module: str, path: Path) -> None:
     text = path.read_text()
