@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.errors import UsageError
 from orchestrator.core.shell import attempt
 from orchestrator.core.text import parse_json
+from orchestrator.host.ssh import FarHost
 
 DEFAULT: Final = "unix:///var/run/docker.sock"
 
@@ -18,12 +18,11 @@ def docker_endpoint(host: str | None = None, environ: Mapping[str, str] = os.env
 
 
 def far_machine(host: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
-    """The far machine with the daemon, `ssh://user@node`; None for this one. Raises UsageError for another protocol."""
+    """The far machine with the daemon, `ssh://user@node`; None for this one. Raises UsageError for what is neither."""
     url = docker_endpoint(host, environ)
     if url.startswith("unix://"):
         return None
-    if not url.startswith("ssh://"):
-        raise UsageError(f"`{url}` cannot be looked at from here", hint="use `ssh://user@node`")
+    FarHost.parse(url)
     return url
 
 

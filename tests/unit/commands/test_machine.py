@@ -69,8 +69,13 @@ def test_the_machine_is_where_docker_runs(tmp_path: Path) -> None:
     assert place_of(container, home, None, {"DOCKER_HOST": "unix:///run/docker.sock"}).far is None
     assert place_of(container, home, None, far).far == "ssh://node"
     assert place_of(container, home, "ssh://other", far).far == "ssh://other"
-    with pytest.raises(UsageError, match=r"tcp://node:2375"):
-        place_of(container, home, "tcp://node:2375", {})
+
+
+@pytest.mark.parametrize("host", ["tcp://node:2375", "ssh://node:abc", "ssh://node:99999", "node"])
+def test_what_is_no_far_machine_is_refused_before_anything_is_planned_for_it(tmp_path: Path, host: str) -> None:
+    """`up --dry-run --host ssh://node:abc` used to print what it would start there, and exit with 0."""
+    with pytest.raises(UsageError, match="is not a far host"):
+        place_of(plan_of("mi355x-tp8"), Home(tmp_path), host, {})
 
 
 def test_a_process_runs_on_this_machine_and_a_far_one_is_refused(tmp_path: Path) -> None:
