@@ -30,14 +30,14 @@ def listing(catalogue: Catalogue) -> dict[str, list[Entry]]:
 def tables(found: Mapping[str, Sequence[Entry]]) -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
     """The same for people: header and rows of one table a group."""
     for group, entries in found.items():
-        facts = next((tuple(entry)[1:] for entry in entries if "problems" not in entry), ())
+        facts = next((tuple(entry)[1:] for entry in entries if "problems" not in entry), ("problem",))
         yield (group, *facts), [_row(entry, facts) for entry in entries]
 
 
 def _row(entry: Entry, facts: Sequence[str]) -> tuple[str, ...]:
     cells = [str(entry.get(fact, "")) for fact in facts]
     problems = entry.get("problems")
-    if isinstance(problems, list) and cells:
+    if isinstance(problems, list):
         cells[-1] = f"cannot be used: {'; '.join(problems)}"
     return (str(entry["name"]), *cells)
 

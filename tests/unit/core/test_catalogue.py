@@ -1,6 +1,7 @@
 """What a user adds in the tool's home, and what takes the place of a shipped file."""
 
 import json
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -115,6 +116,19 @@ def test_the_list_does_not_end_at_a_broken_profile(
     else:
         assert "cannot be used: `engine` must name a file" in printed
         assert "mi355x-tp8" in printed
+
+
+def test_the_list_says_why_where_no_profile_can_be_used(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fault in the ledger is every profile's: they used to be listed by their bare names."""
+    shutil.copytree(SHIPPED / "patches/dsa-topk-v2-off", home / "patches/copied")
+    monkeypatch.setenv("DEPLOY_HOME", str(home))
+    monkeypatch.setattr("orchestrator.cli.main.signal.signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["deploy", "profiles"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "cannot be used: patch `dsa-topk-v2-off` stands" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [["matrix"], ["kernels", "coverage", "--json"]])
