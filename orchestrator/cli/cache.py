@@ -18,29 +18,25 @@ def register(app: typer.Typer) -> None:
 
 def show(*, host: HostOption = None, json: Json = False) -> None:
     """List caches: Docker volumes for each image and gfx, and patched copies of sglang for processes."""
-    from orchestrator.commands.caches import cached
+    from orchestrator.commands.caches import caches
     from orchestrator.core.paths import Home
 
-    found = cached(Home.from_environment(), host)
+    found = caches(Home.from_environment(), host)
     if json:
-        out_json(found.to_dict())
-        return
-    if found.volumes:
-        rows = [(c.volume, c.image, c.arch, f"{c.size / 2**20:.1f} MiB", str(c.containers)) for c in found.volumes]
-        out(table(("volume", "image", "gfx", "size", "containers"), rows))
-    if found.copies:
-        copied = [
+        out_json([cache.to_dict() for cache in found])
+    elif found:
+        rows = [
             (
-                str(c.folder),
-                c.version or "not whole",
-                ", ".join(c.patches),
-                f"{c.size / 2**20:.1f} MiB",
-                ", ".join(c.servers),
+                cache.kind,
+                cache.place,
+                " ".join(cache.made_for.values()),
+                f"{cache.size / 2**20:.1f} MiB",
+                ", ".join(cache.used_by),
             )
-            for c in found.copies
+            for cache in found
         ]
-        out(table(("patched copy", "sglang", "patches", "size", "servers"), copied))
-    if not found.volumes and not found.copies:
+        out(table(("cache", "place", "made for", "size", "used by"), rows))
+    else:
         note("no caches; a server on a GPU makes one at its first start")
 
 
@@ -52,25 +48,14 @@ def clear(
     host: HostOption = None,
 ) -> None:
     """Remove caches that nothing uses. The next start makes them again; mends a truncated kernel or a stale lock."""
-    from orchestrator.commands.caches import cached
+    from orchestrator.commands.caches import caches
     from orchestrator.core.paths import Home
-    from orchestrator.runtimes.docker.caches import clear
-    from orchestrator.runtimes.docker.host import DockerHost
-    from orchestrator.runtimes.process.copies import remove
 
-    home = Home.from_environment()
-    found = cached(home, host)
-    at = DockerHost(home, host)
-    for cache in found.volumes:
-        if image not in (None, cache.image):
+    for cache in caches(Home.from_environment(), host):
+        if image not in (None, cache.made_for.get("image")):
             continue
-        if clear(at, cache):
-            say(f"removed `{cache.volume}`")
+        if cache.remove():
+            say(f"removed `{cache.place}`")
         else:
-            warn(f"`{cache.volume}` is in use", hint="`deploy status` shows by whom; `deploy down` ends it")
-    for copy in found.copies if image is None else ():
-        if copy.servers:
-            warn(f"`{copy.folder}` is in use by `{copy.servers[0]}`", hint=f"`deploy down {copy.servers[0]}` ends it")
-        else:
-            remove(copy)
-            say(f"removed `{copy.folder}`")
+            by = f" by `{'`, `'.join(cache.used_by)}`" if cache.used_by else ""
+            warn(f"`{cache.place}` is in use{by}", hint="`deploy status` lists servers, `deploy down` ends one")

@@ -1,41 +1,27 @@
-"""What starts have made and later ones take: volumes of compiled kernels, patched copies of sglang."""
-
-from dataclasses import asdict, dataclass
+"""What starts have made and later ones take, whichever runtime made it."""
 
 from orchestrator.core.console import note
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
-from orchestrator.runtimes.docker.caches import Cache, caches
-from orchestrator.runtimes.docker.host import DockerHost
-from orchestrator.runtimes.process.copies import Copy, copies
+from orchestrator.runtimes import REGISTRY, Cache
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cached:
-    """What there is, of both kinds."""
+def caches(home: Home, host: str | None) -> tuple[Cache, ...]:
+    """The caches of this home and of its Docker host; with `host`, those of that machine alone.
 
-    volumes: tuple[Cache, ...]
-    copies: tuple[Copy, ...]
-
-    def to_dict(self) -> dict[str, object]:
-        """As plain JSON-able data."""
-        return {
-            "volumes": [asdict(volume) for volume in self.volumes],
-            "copies": [{**asdict(copy), "folder": str(copy.folder)} for copy in self.copies],
-        }
-
-
-def cached(home: Home, host: str | None) -> Cached:
-    """The volumes of a Docker host; and, where no host is named, the copies in this home.
-
-    Raises HostError where the daemon does not answer, unless there are copies: a pod has no daemon.
+    Raises HostError where a runtime does not answer, unless another one has caches: a pod has no daemon.
     """
-    made = copies(home) if host is None else ()
-    try:
-        volumes = caches(DockerHost(home, host))
-    except HostError as error:
-        if not made:
-            raise
-        note(f"docker could not be asked: {error.message}")
-        volumes = ()
-    return Cached(volumes=volumes, copies=made)
+    kinds = [open_kind() for open_kind in REGISTRY.values()]
+    found: list[Cache] = []
+    silent: dict[str, HostError] = {}
+    for kind in kinds:
+        if host is None or kind.far is not None:
+            try:
+                found += kind.caches(home, host)
+            except HostError as error:
+                silent[kind.name] = error
+    for name, why in silent.items():
+        if not found:
+            raise why
+        note(f"{name} could not be asked: {why.message}")
+    return tuple(found)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from orchestrator.runtimes.base import LOG, Handle, Place, Prepared, Runtime, RuntimeKind, ServerState, Status
+from orchestrator.runtimes.base import LOG, Cache, Handle, Place, Prepared, Runtime, RuntimeKind, ServerState, Status
 
 
 def _docker() -> RuntimeKind:
@@ -29,6 +29,7 @@ def runtime_kind(name: str) -> RuntimeKind:
 __all__ = [
     "LOG",
     "REGISTRY",
+    "Cache",
     "Handle",
     "Place",
     "Prepared",

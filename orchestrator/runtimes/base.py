@@ -7,7 +7,7 @@ starts. The registry stands in `orchestrator.runtimes`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -107,6 +107,22 @@ class Runtime(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cache:
+    """What a start has made and later ones take; `place` is a volume's name or a folder, `size` in bytes."""
+
+    kind: str
+    place: str
+    made_for: Mapping[str, str]  # what a start has to be of to take it
+    size: int
+    used_by: tuple[str, ...]  # servers by name
+    remove: Callable[[], bool]  # False where it is in use
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain JSON-able data."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "remove"}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Place:
     """Where a server is to run: the tool's home on this machine, or the far machine, `ssh://user@node`."""
 
@@ -141,4 +157,5 @@ class RuntimeKind:
     files: Callable[[Artifacts, str], tuple[ContextFile, ...]]  # for a server of that name, beside those of every plan
     prepare: Callable[[Artifacts, Place], Prepared]
     tables: Callable[[Plan, Home], tuple[Path, ...]]  # that the server's aiter reads by itself; an image keeps its own
+    caches: Callable[[Home, str | None], tuple[Cache, ...]]  # what its starts have made, here or on a far machine
     open: Callable[[Home, str | None], Runtime]

@@ -17,11 +17,12 @@ from cpu_server import CpuServer
 from docker_server import DockerEngine
 from patience import wait_for
 
+from orchestrator.commands.caches import caches
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.plan import ContainerNeeds, Ulimit
 from orchestrator.render import Artifacts
-from orchestrator.runtimes import Status
-from orchestrator.runtimes.docker.container import spec_of
+from orchestrator.runtimes import Cache, Status
+from orchestrator.runtimes.docker.container import CacheVolume, spec_of
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker]
@@ -191,3 +192,22 @@ def test_a_server_that_exits_while_loading_is_started_again_up_to_the_limit(dock
     state = server.runtime.state(server.handle)
     assert (state.status, state.exit_code, state.restarts) == (Status.EXITED, 2, 3)
     assert state.detail == "the restart limit is reached (restarted 3 of 3 times), last exit code 2"
+
+
+def test_a_cache_goes_once_no_server_uses_it(docker_engine: DockerEngine) -> None:
+    artifacts = docker_engine.artifacts(argv=SLEEP)
+    volume = CacheVolume(name=docker_engine.name("deploy-cache"), target="/root/.cache")
+    kept = replace(artifacts, spec=replace(spec_of(artifacts), caches=(volume,)))
+    server = docker_engine.start("cached", kept)
+
+    def known() -> list[Cache]:
+        return [cache for cache in caches(docker_engine.home, None) if cache.place == volume.name]
+
+    [cache] = known()
+    assert cache.made_for == {"image": docker_engine.image, "gfx": "x86_64"}
+    assert cache.used_by == (f"deploy-{server.handle.name}",)
+    assert not cache.remove()
+    docker_engine.stop_all()
+    assert known()[0].used_by == ()
+    assert cache.remove()
+    assert known() == []

@@ -264,9 +264,9 @@ def test_the_cache_knows_the_copies_and_spares_those_that_serve(tmp_path: Path) 
     runtime = ProcessRuntime(home)
     handle = runtime.start(sleeping, name="sleeper", run_dir=run_dir.path, secrets={})
     try:
-        [known] = json.loads(deploy.run("cache", "ls", "--json").stdout)["copies"]
-        assert (known["folder"], known["version"], known["servers"]) == (str(copy.folder), "0.5.14", ["sleeper"])
-        assert known["patches"] == ["rocm-cuda-runtime-guard"]
+        [known] = json.loads(deploy.run("cache", "ls", "--json").stdout)
+        assert (known["place"], known["used_by"]) == (str(copy.folder), ["sleeper"])
+        assert known["made_for"] == {"sglang": "0.5.14", "patches": "rocm-cuda-runtime-guard"}
         assert "is in use by `sleeper`" in deploy.run("cache", "clear").stderr
         assert copy.folder.is_dir()
     finally:

@@ -1,48 +1,46 @@
 """The volumes that keep compiled kernels between containers, one set an image and gfx."""
 
-from dataclasses import dataclass
+from functools import partial
 
 from docker.errors import APIError
 from requests import codes
 
+from orchestrator.core.paths import Home
+from orchestrator.runtimes.base import Cache
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.options import ARCH_LABEL, CACHE_LABEL
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cache:
-    """One volume. `containers` is how many containers, running or not, use it; size in bytes."""
-
-    volume: str
-    image: str
-    arch: str
-    size: int
-    containers: int
-
-
-def caches(host: DockerHost) -> tuple[Cache, ...]:
+def caches(home: Home, url: str | None) -> tuple[Cache, ...]:
     """The cache volumes of a Docker host, sorted by image and name."""
+    host = DockerHost(home, url)
     with host.errors():
         volumes = host.client.df()["Volumes"] or []
-    found = [
-        Cache(
-            volume=volume["Name"],
-            image=volume["Labels"][CACHE_LABEL],
-            arch=volume["Labels"][ARCH_LABEL],
-            size=volume["UsageData"]["Size"],
-            containers=volume["UsageData"]["RefCount"],
-        )
-        for volume in volumes
-        if CACHE_LABEL in (volume["Labels"] or {})
-    ]
-    return tuple(sorted(found, key=lambda cache: (cache.image, cache.volume)))
+        found = [
+            Cache(
+                kind="compiled kernels",
+                place=volume["Name"],
+                made_for={"image": volume["Labels"][CACHE_LABEL], "gfx": volume["Labels"][ARCH_LABEL]},
+                size=volume["UsageData"]["Size"],
+                used_by=_containers(host, volume["Name"]),
+                remove=partial(_remove, host, volume["Name"]),
+            )
+            for volume in volumes
+            if CACHE_LABEL in (volume["Labels"] or {})
+        ]
+    return tuple(sorted(found, key=lambda cache: (cache.made_for["image"], cache.place)))
 
 
-def clear(host: DockerHost, cache: Cache) -> bool:
-    """Remove a volume; False where a container uses it."""
+def _containers(host: DockerHost, volume: str) -> tuple[str, ...]:
+    """The containers, running or not, that use it."""
+    found = host.client.containers.list(all=True, filters={"volume": volume}, ignore_removed=True)
+    return tuple(sorted(str(container.name) for container in found))
+
+
+def _remove(host: DockerHost, volume: str) -> bool:
     with host.errors():
         try:
-            host.client.api.remove_volume(cache.volume)
+            host.client.api.remove_volume(volume)
         except APIError as error:
             if error.status_code == codes.conflict:
                 return False

@@ -13,7 +13,7 @@ from orchestrator.images import as_found, build_image, differences, find_docker,
 from orchestrator.plan import Plan
 from orchestrator.plan.rules import Case
 from orchestrator.render import Artifacts, ContextFile, build_context
-from orchestrator.runtimes.base import Place, Prepared, Runtime, RuntimeKind
+from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind
 from orchestrator.runtimes.docker.checks import daemon, image, image_space
 from orchestrator.runtimes.docker.container import docker_run_file, render
 
@@ -66,6 +66,12 @@ def _no_tables(_: Plan, __: Home) -> tuple[Path, ...]:
     return ()
 
 
+def _caches(home: Home, host: str | None) -> tuple[Cache, ...]:
+    from orchestrator.runtimes.docker.caches import caches  # noqa: PLC0415 - the SDK takes 0.2 s to import
+
+    return caches(home, host)
+
+
 def _open(home: Home, host: str | None) -> Runtime:
     from orchestrator.runtimes.docker.runtime import DockerRuntime  # noqa: PLC0415 - the SDK takes 0.2 s to import
 
@@ -83,5 +89,6 @@ DOCKER: Final = RuntimeKind(
     files=_files,
     prepare=prepare,
     tables=_no_tables,
+    caches=_caches,
     open=_open,
 )

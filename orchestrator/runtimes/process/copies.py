@@ -2,32 +2,21 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from orchestrator.core.console import Progress
 from orchestrator.core.files import locked
 from orchestrator.core.paths import Home
 from orchestrator.core.text import parse_json
-from orchestrator.runtimes.base import Status
+from orchestrator.runtimes.base import Cache, Status
 from orchestrator.runtimes.process.patched import receipt_of
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 
 
-@dataclass(frozen=True, kw_only=True)
-class Copy:
-    """One copy. `size` is what it takes beside what is installed, in bytes; `patches` are those that are in it."""
-
-    folder: Path
-    version: str | None  # of sglang; None for a copy that is not whole
-    patches: tuple[str, ...]
-    size: int
-    servers: tuple[str, ...]  # that run from it
-
-
-def copies(home: Home) -> tuple[Copy, ...]:
+def copies(home: Home) -> tuple[Cache, ...]:
     """The copies in a home, sorted by name. Raises HostError where its servers cannot be looked through."""
     if not home.packages.is_dir():
         return ()
@@ -36,22 +25,29 @@ def copies(home: Home) -> tuple[Copy, ...]:
     return tuple(_copy(folder, tuple(name for name, at in used if at == str(folder))) for folder in folders)
 
 
-def remove(copy: Copy) -> None:
-    """Remove a copy, unless a command is making it."""
-    with locked(copy.folder.with_suffix(".lock"), Progress()):
-        shutil.rmtree(copy.folder)
-
-
-def _copy(folder: Path, servers: tuple[str, ...]) -> Copy:
+def _copy(folder: Path, servers: tuple[str, ...]) -> Cache:
+    """A copy, with what it takes beside what is installed, and the servers that run from it."""
     receipt = receipt_of(folder)
     source = dict(receipt.sources).get("sglang") if receipt else None
-    return Copy(
-        folder=folder,
-        version=source.version if source else None,
-        patches=tuple(record.id for record in receipt.patches if record.files) if receipt else (),
+    version = source.version if source else None
+    patches = (record.id for record in receipt.patches if record.files) if receipt else ()
+    return Cache(
+        kind="patched copy",
+        place=str(folder),
+        made_for={"sglang": version or "not whole", "patches": ", ".join(patches)},
         size=sum(_own_bytes(folder)),
-        servers=servers,
+        used_by=servers,
+        remove=partial(_remove, folder, servers),
     )
+
+
+def _remove(folder: Path, servers: Sequence[str]) -> bool:
+    """Remove a copy that no server runs from, once no command is making it any more."""
+    if servers:
+        return False
+    with locked(folder.with_suffix(".lock"), Progress()):
+        shutil.rmtree(folder)
+    return True
 
 
 def _own_bytes(folder: Path) -> Iterator[int]:

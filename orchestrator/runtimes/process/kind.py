@@ -9,7 +9,7 @@ from orchestrator.host import Runner, Space
 from orchestrator.plan import Plan
 from orchestrator.plan.rules import Case
 from orchestrator.render import Artifacts, ContextFile
-from orchestrator.runtimes.base import Runtime, RuntimeKind
+from orchestrator.runtimes.base import Cache, Runtime, RuntimeKind
 from orchestrator.runtimes.process.checks import device_access, locked_memory
 from orchestrator.runtimes.process.interpreter import compiler, interpreter
 from orchestrator.runtimes.process.prepare import own_tables, prepare, rendered
@@ -34,6 +34,12 @@ def _no_files(_: Artifacts, __: str) -> tuple[ContextFile, ...]:
     return ()
 
 
+def _caches(home: Home, _: str | None) -> tuple[Cache, ...]:
+    from orchestrator.runtimes.process.copies import copies  # noqa: PLC0415 - it imports the runtime
+
+    return copies(home)
+
+
 def _open(home: Home, _: str | None) -> Runtime:
     from orchestrator.runtimes.process.runtime import ProcessRuntime  # noqa: PLC0415
 
@@ -51,5 +57,6 @@ PROCESS: Final = RuntimeKind(
     files=_no_files,
     prepare=prepare,
     tables=own_tables,
+    caches=_caches,
     open=_open,
 )

@@ -216,6 +216,14 @@ def test_only_runtimes_tell_one_runtime_from_another(module: str, path: Path) ->
     assert not set(REGISTRY) & set(compared), f"{module} branches on the name of a runtime"
 
 
+@pytest.mark.parametrize(("module", "path"), [found for found in MODULES if room_of(found[0]) != "runtimes"])
+def test_only_the_registry_leads_to_a_runtime(module: str, path: Path) -> None:
+    """`deploy cache` reached into the folders of both: a third runtime's caches would have been none."""
+    folders = tuple(f"orchestrator.runtimes.{name}" for name in REGISTRY)
+    found = [imported for imported in imports(path) if imported.startswith(folders)]
+    assert not found, f"{module} imports {found}"
+
+
 @pytest.mark.parametrize(("module", "path"), [found for found in MODULES if room_of(found[0]) == "runtimes"])
 def test_a_runtime_does_not_know_another(module: str, path: Path) -> None:
     for name in REGISTRY:
