@@ -1,4 +1,1 @@
-"""The command line: one module a group of commands.
-
-Shows nothing here: `main` imports each module by name, when one of its commands runs.
-"""
+"""The command line, one module a group of commands. Its face is `main`, the console script."""

@@ -41,7 +41,7 @@ def schema(
     from orchestrator.bench import Workload
     from orchestrator.core.errors import UsageError
     from orchestrator.core.nearest import did_you_mean
-    from orchestrator.profile.json_schema import KINDS, json_schema
+    from orchestrator.profile import KINDS, json_schema
 
     known: dict[str, type[BaseModel]] = {**KINDS, "workload": Workload}
     if kind not in known:

@@ -114,7 +114,7 @@ def status(
     from orchestrator.commands.servers import fleet
     from orchestrator.commands.status import require_well, status_table, statuses
     from orchestrator.core.paths import Home
-    from orchestrator.runtimes.base import Status
+    from orchestrator.runtimes import Status
 
     with fleet(Home.from_environment(), host) as servers:
         if name is not None:

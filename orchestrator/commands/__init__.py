@@ -1,4 +1,7 @@
-"""The workflows: each reads as a sentence.
+"""The verbs: each reads as a sentence. Its face is its modules, imported by name when a command runs.
 
-Shows nothing here: its modules are imported by name, the module `up` for `deploy up`.
+- profiles: `listing`, `planning`, `explain`, `flag_tables`, `environment`
+- before a server: `machine`, `staging`, `prepare`, `coverage`, `kernels`, `tuning`, `caches`
+- a server: `up`, `restart`, `status`, `ask`, `logs`, `proof`, `parts`, `down`; all of them: `servers`, `runs`
+- figures: `bench`, `evals`, `report`, `reproduce`, `bill`
 """

@@ -11,7 +11,7 @@ from orchestrator.commands.up import Up, UpRequest, up
 from orchestrator.core.errors import NameTakenError, StartError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
-from orchestrator.plan.changes import changes
+from orchestrator.plan import changes
 
 
 def restart(name: str, home: Home) -> Up:

@@ -29,8 +29,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.core.shell import quote
 from orchestrator.core.signals import heard, held, unheard
-from orchestrator.plan import Plan
-from orchestrator.plan.changes import changes
+from orchestrator.plan import Plan, changes
 from orchestrator.prove import SmokeReport
 from orchestrator.render import Artifacts
 from orchestrator.runtimes import Handle, Place, Runtime, Status

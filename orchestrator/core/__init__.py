@@ -1,4 +1,7 @@
-"""What every room uses: errors, secrets, the console, programs, files, paths, YAML with places, near names.
+"""What every room uses. Its face is its modules, each imported by name (`from orchestrator.core.files import …`).
 
-Shows nothing here: its modules are imported by name (`from orchestrator.core.files import write_whole`).
+- what is said: `console`, `errors`, `nearest`, `text`
+- what is not: `secret`, `known_secrets`, `redaction`
+- files: `paths`, `files`, `document` (YAML with its lines), `validation`, `catalogue`, `origin`, `log_lines`
+- programs: `shell`, `procfs`, `signals`, `waiting`
 """

@@ -2,6 +2,6 @@
 
 from orchestrator.diagnose.catalogue import Effect, Signature, load_catalogue
 from orchestrator.diagnose.match import diagnose
-from orchestrator.diagnose.report import Diagnosis, Evidence, Match
+from orchestrator.diagnose.report import Match
 
-__all__ = ["Diagnosis", "Effect", "Evidence", "Match", "Signature", "diagnose", "load_catalogue"]
+__all__ = ["Effect", "Match", "Signature", "diagnose", "load_catalogue"]

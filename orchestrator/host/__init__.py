@@ -1,9 +1,12 @@
-"""The machine a server runs on: its GPUs, devices, limits, CPUs, disks and ports."""
+"""The machine a server runs on: its GPUs, devices, limits, CPUs, disks and ports.
+
+What tells one vendor's GPUs from another's is imported by name: `host.gpus`.
+"""
 
 from orchestrator.host.checks import preflight
 from orchestrator.host.daemon import docker_endpoint, far_machine
 from orchestrator.host.drain import wait_for_vram
-from orchestrator.host.gpu_checks import VRAM_IN_USE
+from orchestrator.host.gpu_checks import VRAM_IN_USE, carries
 from orchestrator.host.ports import plan_ports, port_holder
 from orchestrator.host.report import Finding, Level, PreflightReport, fail, info, warn
 from orchestrator.host.ssh import FarHost, Tunnel, over_ssh, start_over_ssh
@@ -22,6 +25,7 @@ __all__ = [
     "Space",
     "Subject",
     "Tunnel",
+    "carries",
     "docker_endpoint",
     "fail",
     "far_machine",

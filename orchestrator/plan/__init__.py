@@ -1,6 +1,11 @@
-"""The plan: everything that has been decided about one server, the rules it was decided by, and what carries it out."""
+"""The plan: everything that has been decided about one server, and the rules it was decided by.
+
+What decides is imported by name: `plan.decide`, `plan.rules`, `plan.known_bad`, `plan.patches`. It needs the schema of
+profiles, which takes long to import; a command over servers that run needs only the plan.
+"""
 
 from orchestrator.core.origin import Origin
+from orchestrator.plan.changes import changes, flat
 from orchestrator.plan.plan import (
     NAME,
     ContainerNeeds,
@@ -40,4 +45,6 @@ __all__ = [
     "Server",
     "Ulimit",
     "Waiting",
+    "changes",
+    "flat",
 ]

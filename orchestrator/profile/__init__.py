@@ -1,5 +1,6 @@
 """What a person writes: the schema of profiles and of their parts, and how layers become one document."""
 
+from orchestrator.profile.json_schema import KINDS, json_schema
 from orchestrator.profile.layers import EXTENDS, PARTS, Composed, Override, compose, is_setting, part_names
 from orchestrator.profile.schema import (
     FILLER,
@@ -8,13 +9,12 @@ from orchestrator.profile.schema import (
     HardwareFile,
     ModelFile,
     Profile,
-    QuestionSection,
-    Setting,
 )
 
 __all__ = [
     "EXTENDS",
     "FILLER",
+    "KINDS",
     "PARTS",
     "Composed",
     "ContainerSection",
@@ -23,9 +23,8 @@ __all__ = [
     "ModelFile",
     "Override",
     "Profile",
-    "QuestionSection",
-    "Setting",
     "compose",
     "is_setting",
+    "json_schema",
     "part_names",
 ]

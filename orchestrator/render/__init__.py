@@ -1,6 +1,7 @@
 """From a plan to artifacts: pure functions that return text, bytes and argv."""
 
 from orchestrator.render.artifacts import Artifacts, BuildContext, Command, ContextFile, server_command
+from orchestrator.render.docker_options import needs_options
 from orchestrator.render.dockerfile import ImageSources, base_reference, build_context, repository
 from orchestrator.render.scripts import SHELL_HOME, files, script_file, wrapped
 
@@ -14,6 +15,7 @@ __all__ = [
     "base_reference",
     "build_context",
     "files",
+    "needs_options",
     "repository",
     "script_file",
     "server_command",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from orchestrator.core.errors import UsageError
-from orchestrator.plan.changes import flat
+from orchestrator.plan import flat
 from orchestrator.report.compare import Comparison, compare
 from orchestrator.report.economics import Costs, NodePower, costs_of
 from orchestrator.report.published import (

@@ -27,7 +27,6 @@ from orchestrator.results.result import (
 )
 from orchestrator.results.scores import (
     OUTCOME_SCHEMA,
-    Interval,
     Item,
     Judgement,
     Outcome,
@@ -49,7 +48,6 @@ __all__ = [
     "Energy",
     "FailureCount",
     "Figure",
-    "Interval",
     "Item",
     "Judgement",
     "Latency",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.host.gpus import amd, nvidia
-from orchestrator.host.gpus.inventory import GIB, MIB, Gpu, GpuInventory, GpuProcess, gib, holders
+from orchestrator.host.gpus.inventory import GIB, MIB, Gpu, GpuInventory, gib, holders
 from orchestrator.host.survey import Runner, Survey, local, survey
 
 
@@ -43,8 +43,6 @@ __all__ = [
     "VENDORS",
     "Gpu",
     "GpuInventory",
-    "GpuProcess",
-    "Vendor",
     "gib",
     "holders",
     "inventories",

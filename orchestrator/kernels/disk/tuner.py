@@ -25,7 +25,7 @@ from orchestrator.kernels.keys import Key
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows, write_untuned
 from orchestrator.kernels.table import KernelNames, NameVerdict
 from orchestrator.plan import Plan
-from orchestrator.render.docker_options import needs_options
+from orchestrator.render import needs_options
 
 SCRIPT: Final = "csrc/ck_gemm_moe_2stages_codegen/gemm_moe_tune.py"
 WORK: Final = "/tuning"  # the working folder inside the container

@@ -9,8 +9,16 @@ from typing import Final
 from orchestrator import __version__
 from orchestrator.core.errors import StartError
 from orchestrator.plan import ContainerNeeds, Plan
-from orchestrator.render import SHELL_HOME, Artifacts, BuildContext, ContextFile, script_file, server_command, wrapped
-from orchestrator.render.docker_options import needs_options
+from orchestrator.render import (
+    SHELL_HOME,
+    Artifacts,
+    BuildContext,
+    ContextFile,
+    needs_options,
+    script_file,
+    server_command,
+    wrapped,
+)
 from orchestrator.weights import overlay_path
 
 RESTARTS: Final = 3  # a server that dies a fourth time has a cause that one more start does not mend

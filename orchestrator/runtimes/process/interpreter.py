@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from orchestrator.core.text import parse_json
-from orchestrator.host import Finding, Subject, fail, info, warn
-from orchestrator.host.gpu_checks import carries
+from orchestrator.host import Finding, Subject, carries, fail, info, warn
 from orchestrator.host.gpus import VENDORS
 
 # Versions without importing anything: torch alone takes seconds, and sglang asks for a GPU.

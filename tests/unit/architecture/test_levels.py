@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,13 @@ def modules() -> Iterator[tuple[str, Path]]:
 MODULES = tuple(modules())
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             if node.module == "orchestrator":
                 yield from (f"orchestrator.{alias.name}" for alias in node.names)
@@ -83,7 +89,7 @@ def imports(path: Path) -> Iterator[str]:
 
 def calls(path: Path) -> Iterator[str]:
     """The name of each function and method that is called."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call):
             yield getattr(node.func, "attr", getattr(node.func, "id", ""))
 
@@ -109,6 +115,37 @@ def test_pure_rooms_touch_nothing(module: str, path: Path) -> None:
     assert not touched, f"{module} imports {sorted(touched)}"
     read = set(calls(path)) & READS
     assert not read, f"{module} calls {sorted(read)}"
+
+
+def of_a_room(path: Path) -> Iterator[tuple[str, str]]:
+    """The module and the name of each import from this package."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("orchestrator."):
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+def docstring_of(room: str) -> str:
+    return ast.get_docstring(tree_of(PACKAGE / room / "__init__.py")) or ""
+
+
+@pytest.mark.parametrize(("module", "path"), MODULES)
+def test_what_another_room_uses_is_shown_by_its_face(module: str, path: Path) -> None:
+    """A name in the room's `__init__`, or a module that its docstring names as `module` or `room.module`."""
+    for imported, _ in of_a_room(path):
+        room, _, inner = imported.removeprefix("orchestrator.").partition(".")
+        if inner and room != room_of(module):
+            named = {f"`{inner}`", f"`{room}.{inner}`"}
+            assert any(each in docstring_of(room) for each in named), f"{module} imports {imported}"
+
+
+def test_what_a_face_shows_is_used() -> None:
+    places = [path for _, path in MODULES] + sorted((PACKAGE.parent / "tests").rglob("*.py"))
+    used = {found for path in places for found in of_a_room(path)}
+    for module, path in MODULES:
+        if path.name == "__init__.py":
+            nodes = (node for node in tree_of(path).body if isinstance(node, ast.Assign))
+            shown = [ast.literal_eval(node.value) for node in nodes if ast.unparse(node.targets[0]) == "__all__"]
+            assert not {name for names in shown for name in names if (module, name) not in used}, module
 
 
 def texts(source: str) -> Iterator[str]:
@@ -170,9 +207,7 @@ def test_a_module_is_run_where_the_current_folder_shadows_nothing(module: str, p
 
     sglang is run by the Python of its image, which may know no `-P`: its variable is set instead.
     """
-    runs = [
-        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant) and node.value == "-m"
-    ]
+    runs = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant) and node.value == "-m"]
     assert not runs or module in {"orchestrator.core.shell", "orchestrator.engine.launch"}
 
 
@@ -185,7 +220,7 @@ def test_a_class_name_stands_once() -> None:
     """`Order`, `Finding` and `Verdict` stood three and four times, each with another meaning."""
     places: dict[str, list[str]] = {}
     for module, path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(module)
     assert not {name: found for name, found in places.items() if len(found) > 1}
@@ -208,7 +243,7 @@ def test_only_runtimes_tell_one_runtime_from_another(module: str, path: Path) ->
         return
     compared = (
         operand.value
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Compare)
         for operand in (node.left, *node.comparators)
         if isinstance(operand, ast.Constant)
