@@ -94,27 +94,27 @@ def calls(path: Path) -> Iterator[str]:
             yield getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
-@pytest.mark.parametrize(("module", "path"), MODULES)
-def test_an_import_points_down(module: str, path: Path) -> None:
-    if module == "orchestrator":
-        return
-    room = room_of(module)
-    for imported in imports(path):
-        if not imported.startswith("orchestrator.") or imported == "orchestrator.__version__":
+def test_an_import_points_down() -> None:
+    for module, path in MODULES:
+        if module == "orchestrator":
             continue
-        other = room_of(imported)
-        assert other == room or level_of(other) < level_of(room), f"{module} imports {imported}"
+        room = room_of(module)
+        for imported in imports(path):
+            if not imported.startswith("orchestrator.") or imported == "orchestrator.__version__":
+                continue
+            other = room_of(imported)
+            assert other == room or level_of(other) < level_of(room), f"{module} imports {imported}"
 
 
-@pytest.mark.parametrize(("module", "path"), [found for found in MODULES if room_of(found[0]) in PURE])
-def test_pure_rooms_touch_nothing(module: str, path: Path) -> None:
+def test_pure_rooms_touch_nothing() -> None:
     """No file, no clock, no environment, no network and no processes, but for the modules that are named."""
-    if module in EDGES or module.startswith("orchestrator.kernels.disk"):
-        return
-    touched = {imported.split(".")[0] for imported in imports(path)} & IMPURE_IMPORTS
-    assert not touched, f"{module} imports {sorted(touched)}"
-    read = set(calls(path)) & READS
-    assert not read, f"{module} calls {sorted(read)}"
+    for module, path in [found for found in MODULES if room_of(found[0]) in PURE]:
+        if module in EDGES or module.startswith("orchestrator.kernels.disk"):
+            continue
+        touched = {imported.split(".")[0] for imported in imports(path)} & IMPURE_IMPORTS
+        assert not touched, f"{module} imports {sorted(touched)}"
+        read = set(calls(path)) & READS
+        assert not read, f"{module} calls {sorted(read)}"
 
 
 def of_a_room(path: Path) -> Iterator[tuple[str, str]]:
@@ -128,14 +128,14 @@ def docstring_of(room: str) -> str:
     return ast.get_docstring(tree_of(PACKAGE / room / "__init__.py")) or ""
 
 
-@pytest.mark.parametrize(("module", "path"), MODULES)
-def test_what_another_room_uses_is_shown_by_its_face(module: str, path: Path) -> None:
+def test_what_another_room_uses_is_shown_by_its_face() -> None:
     """A name in the room's `__init__`, or a module that its docstring names as `module` or `room.module`."""
-    for imported, _ in of_a_room(path):
-        room, _, inner = imported.removeprefix("orchestrator.").partition(".")
-        if inner and room != room_of(module):
-            named = {f"`{inner}`", f"`{room}.{inner}`"}
-            assert any(each in docstring_of(room) for each in named), f"{module} imports {imported}"
+    for module, path in MODULES:
+        for imported, _ in of_a_room(path):
+            room, _, inner = imported.removeprefix("orchestrator.").partition(".")
+            if inner and room != room_of(module):
+                named = {f"`{inner}`", f"`{room}.{inner}`"}
+                assert any(each in docstring_of(room) for each in named), f"{module} imports {imported}"
 
 
 def test_what_a_face_shows_is_used() -> None:
@@ -169,9 +169,9 @@ def spoken_to_sglang(source: str) -> list[str]:
     return [text for text in texts(source) if OF_SGLANG.search(text)]
 
 
-@pytest.mark.parametrize(("module", "path"), [found for found in MODULES if room_of(found[0]) != "engine"])
-def test_only_the_engine_room_knows_how_sglang_is_spoken_to(module: str, path: Path) -> None:
-    assert not spoken_to_sglang(path.read_text()), f"{module} holds what belongs to `engine`"
+def test_only_the_engine_room_knows_how_sglang_is_spoken_to() -> None:
+    for module, path in [found for found in MODULES if room_of(found[0]) != "engine"]:
+        assert not spoken_to_sglang(path.read_text()), f"{module} holds what belongs to `engine`"
 
 
 @pytest.mark.parametrize(
@@ -195,20 +195,20 @@ def test_what_does_not_is_not(source: str) -> None:
     assert not spoken_to_sglang(source)
 
 
-@pytest.mark.parametrize(("module", "path"), MODULES)
-def test_programs_are_started_in_one_place(module: str, path: Path) -> None:
-    if module != "orchestrator.core.shell":
-        assert "subprocess" not in imports(path), f"{module} starts programs: use orchestrator.core.shell"
+def test_programs_are_started_in_one_place() -> None:
+    for module, path in MODULES:
+        if module != "orchestrator.core.shell":
+            assert "subprocess" not in imports(path), f"{module} starts programs: use orchestrator.core.shell"
 
 
-@pytest.mark.parametrize(("module", "path"), MODULES)
-def test_a_module_is_run_where_the_current_folder_shadows_nothing(module: str, path: Path) -> None:
+def test_a_module_is_run_where_the_current_folder_shadows_nothing() -> None:
     """`pip` was run without `-P`: a `pip.py` in the folder where the user stood ran in its place.
 
     sglang is run by the Python of its image, which may know no `-P`: its variable is set instead.
     """
-    runs = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant) and node.value == "-m"]
-    assert not runs or module in {"orchestrator.core.shell", "orchestrator.engine.launch"}
+    for module, path in MODULES:
+        runs = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant) and node.value == "-m"]
+        assert not runs or module in {"orchestrator.core.shell", "orchestrator.engine.launch"}
 
 
 def test_the_levels_name_every_room() -> None:
@@ -226,42 +226,62 @@ def test_a_class_name_stands_once() -> None:
     assert not {name: found for name, found in places.items() if len(found) > 1}
 
 
-@pytest.mark.parametrize(("module", "path"), MODULES)
-def test_files_and_functions_stay_short(module: str, path: Path) -> None:
-    text = path.read_text()
-    assert text.count("\n") <= 400, f"{module} has more than 400 lines"
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert length <= 60, f"{module}.{node.name} has {length} lines"
+def test_files_and_functions_stay_short() -> None:
+    for module, path in MODULES:
+        text = path.read_text()
+        assert text.count("\n") <= 400, f"{module} has more than 400 lines"
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                assert length <= 60, f"{module}.{node.name} has {length} lines"
 
 
-@pytest.mark.parametrize(("module", "path"), MODULES)
-def test_only_runtimes_tell_one_runtime_from_another(module: str, path: Path) -> None:
+def decided_by(source: str) -> set[str]:
+    """The texts that something is compared with, matched against or looked up by."""
+    places: list[ast.AST] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            places += [node.left, *node.comparators]
+        elif isinstance(node, ast.match_case):
+            places.append(node.pattern)
+        elif isinstance(node, ast.Dict):
+            places += [key for key in node.keys if key is not None]
+    inner = (each for place in places for each in ast.walk(place) if isinstance(each, ast.Constant))
+    return {each.value for each in inner if isinstance(each.value, str)}
+
+
+def test_only_runtimes_tell_one_runtime_from_another() -> None:
     """What differs between them stands in the folder of each; `deploy up` and the rest ask the registry."""
-    if room_of(module) == "runtimes":
-        return
-    compared = (
-        operand.value
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Compare)
-        for operand in (node.left, *node.comparators)
-        if isinstance(operand, ast.Constant)
-    )
-    assert not set(REGISTRY) & set(compared), f"{module} branches on the name of a runtime"
+    for module, path in MODULES:
+        if room_of(module) != "runtimes":
+            assert not set(REGISTRY) & decided_by(path.read_text()), f"{module} branches on the name of a runtime"
 
 
-@pytest.mark.parametrize(("module", "path"), [found for found in MODULES if room_of(found[0]) != "runtimes"])
-def test_only_the_registry_leads_to_a_runtime(module: str, path: Path) -> None:
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if plan.runtime == "docker": pass',
+        'if plan.runtime in ("docker", "process"): pass',
+        'match plan.runtime:\n    case "docker":\n        pass',
+        '{"docker": build, "process": install}[plan.runtime]()',
+    ],
+)
+def test_a_branch_on_the_name_of_a_runtime_is_found(source: str) -> None:
+    assert "docker" in decided_by(source)
+
+
+def test_only_the_registry_leads_to_a_runtime() -> None:
     """`deploy cache` reached into the folders of both: a third runtime's caches would have been none."""
     folders = tuple(f"orchestrator.runtimes.{name}" for name in REGISTRY)
-    found = [imported for imported in imports(path) if imported.startswith(folders)]
-    assert not found, f"{module} imports {found}"
+    for module, path in [found for found in MODULES if room_of(found[0]) != "runtimes"]:
+        found = [imported for imported in imports(path) if imported.startswith(folders)]
+        assert not found, f"{module} imports {found}"
 
 
-@pytest.mark.parametrize(("module", "path"), [found for found in MODULES if room_of(found[0]) == "runtimes"])
-def test_a_runtime_does_not_know_another(module: str, path: Path) -> None:
-    for name in REGISTRY:
-        if not module.startswith(f"orchestrator.runtimes.{name}"):
-            found = [imported for imported in imports(path) if imported.startswith(f"orchestrator.runtimes.{name}.")]
-            assert module == "orchestrator.runtimes" or not found, f"{module} imports {found}"
+def test_a_runtime_does_not_know_another() -> None:
+    for module, path in [found for found in MODULES if room_of(found[0]) == "runtimes"]:
+        for name in REGISTRY:
+            folder = f"orchestrator.runtimes.{name}"
+            if not module.startswith(folder) and module != "orchestrator.runtimes":
+                found = [imported for imported in imports(path) if imported.startswith(f"{folder}.")]
+                assert not found, f"{module} imports {found}"
