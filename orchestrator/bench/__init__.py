@@ -9,8 +9,7 @@
 from orchestrator.bench.benchmark import BenchRequest, UnwrittenError, measure
 from orchestrator.bench.connection import Address
 from orchestrator.bench.energy import EnergyReader, read_energy
-from orchestrator.bench.texts import read_text
-from orchestrator.bench.workload import Workload, load_workload, workload_name
+from orchestrator.bench.workload import Workload, load_workload, read_text, workload_name
 
 __all__ = [
     "Address",

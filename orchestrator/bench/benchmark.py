@@ -10,16 +10,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from orchestrator import __version__
-from orchestrator.bench.cap import capped
 from orchestrator.bench.connection import Address, Connections
+from orchestrator.bench.counters import capped
 from orchestrator.bench.drive import Drive, Sample
 from orchestrator.bench.endpoint import Endpoint, check_fits, probe
 from orchestrator.bench.energy import EnergyReader
 from orchestrator.bench.marks import marks
 from orchestrator.bench.run_point import PointRunner
 from orchestrator.bench.steady import knee
-from orchestrator.bench.texts import LEAST_TOKENS
-from orchestrator.bench.workload import Workload
+from orchestrator.bench.workload import LEAST_TOKENS, Workload
 from orchestrator.core.errors import BenchError, DeployError, Interrupted, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.redaction import redact_data, redact_json

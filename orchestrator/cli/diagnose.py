@@ -72,9 +72,8 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[Iterator[s
     from pathlib import Path
 
     from orchestrator.commands.logs import kept_log
-    from orchestrator.commands.parts import lost_parts
     from orchestrator.commands.runs import known_names
-    from orchestrator.commands.servers import fleet
+    from orchestrator.commands.servers import fleet, lost_parts
     from orchestrator.core.log_lines import LogTail
     from orchestrator.core.nearest import did_you_mean
     from orchestrator.plan import NAME

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.completion import names_of
 from orchestrator.cli.grammar import PREPARE, add, below
-from orchestrator.cli.options import Json, ProfileArgument, SetOption
+from orchestrator.cli.options import Json, ProfileArgument, SetOption, names_of
 from orchestrator.core.console import Progress, note, out, out_json, say
 from orchestrator.core.console import table as table_of
 from orchestrator.core.errors import KernelsError, UsageError

@@ -1,13 +1,37 @@
-"""Options that more than one command takes, each described once."""
+"""Options that more than one command takes, each described once, and what a shell offers for their names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.completion import names_of, server_names
 from orchestrator.core.errors import UsageError
+
+
+def names_of(kind: str) -> Callable[[str], list[str]]:
+    """Offers a shell the names of a `Kind` of part; nothing rather than fail, as nobody reads an error there."""
+
+    def offer(incomplete: str) -> list[str]:
+        from orchestrator.core.catalogue import Catalogue, Kind
+
+        with suppress(Exception):
+            return [name for name in Catalogue.from_environment().names(Kind[kind]) if name.startswith(incomplete)]
+        return []
+
+    return offer
+
+
+def server_names(incomplete: str) -> list[str]:
+    """The servers of this home that have run; a far machine is not asked."""
+    from orchestrator.commands.runs import known_names
+    from orchestrator.core.paths import Home
+
+    with suppress(Exception):
+        return [name for name in known_names(Home.from_environment()) if name.startswith(incomplete)]
+    return []
+
 
 ProfileArgument: TypeAlias = Annotated[
     str,

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.completion import names_of
 from orchestrator.cli.grammar import MEASURE, add
-from orchestrator.cli.options import HostOption, Json, SetOption
+from orchestrator.cli.options import HostOption, Json, SetOption, names_of
 from orchestrator.core.console import note, out, out_json, say
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from orchestrator.cli.completion import server_names
 from orchestrator.cli.grammar import SERVE, add
 from orchestrator.cli.options import (
     HostOption,
@@ -14,6 +13,7 @@ from orchestrator.cli.options import (
     RevisionOption,
     SetOption,
     TargetArgument,
+    server_names,
     with_revision,
 )
 from orchestrator.core.console import fitted, note, out, out_json, say

@@ -9,9 +9,8 @@ import httpx
 
 from orchestrator.bench import Address
 from orchestrator.commands.kernels import kernel_gate
-from orchestrator.commands.parts import lost_parts, note_parts
 from orchestrator.commands.runs import RunDir, read_plan
-from orchestrator.commands.servers import Fleet, api_key
+from orchestrator.commands.servers import Fleet, api_key, lost_parts, note_parts
 from orchestrator.core.errors import DeployError, Problem, SmokeError, StartError
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose

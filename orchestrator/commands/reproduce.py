@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.bench import Workload, load_workload, workload_name
-from orchestrator.commands.estimates import ABOUT, PULL, starting
 from orchestrator.commands.planning import load
 from orchestrator.commands.runs import latest_run, read_plan
 from orchestrator.commands.servers import Fleet
+from orchestrator.commands.steps import ABOUT, PULL, starting
 from orchestrator.core.console import say
 from orchestrator.core.errors import DeployError, Interrupted, UsageError
 from orchestrator.core.files import read_file, write_whole

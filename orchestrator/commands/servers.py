@@ -1,10 +1,11 @@
 """The servers that exist, over every runtime."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from orchestrator.commands.runs import RunDir, known_names, latest_run, read_plan, require_name
 from orchestrator.core.console import warn
@@ -13,8 +14,10 @@ from orchestrator.core.known_secrets import SHORT
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret, know_variable
-from orchestrator.engine import read_key
+from orchestrator.engine import parts, read_key
 from orchestrator.runtimes import REGISTRY, Handle, Runtime, RuntimeKind
+
+_PARTS: Final = "parts.json"  # what a server is made of, noted when it is ready
 
 
 @dataclass(frozen=True)
@@ -110,3 +113,23 @@ def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Se
         what = f"the API key in `{variable}` has fewer than {SHORT} characters"
         warn(f"{what}: it is guessed, and removed from what is shown only where it stands as a word")
     return key
+
+
+def note_parts(runtime: Runtime, handle: Handle) -> None:
+    """Note what a server that is ready is made of."""
+    RunDir(Path(handle.run_dir)).save(_PARTS, {"parts": parts(runtime.titles(handle))})
+
+
+def lost_parts(runtime: Runtime, handle: Handle) -> str:
+    """What has ended of a server that was ready: `rank DP1 has ended`; "" where all runs, or it cannot be told.
+
+    It is seen in the process table before anything is asked: sglang notices the death of a data-parallel rank by the
+    next health request, after 20 s, and that of a tensor-parallel rank when the others wait for it.
+    """
+    noted = RunDir(Path(handle.run_dir)).read(_PARTS).get("parts")
+    titles = runtime.titles(handle) if noted else ()
+    if not titles or not isinstance(noted, Sequence):
+        return ""
+    running = parts(titles)
+    lost = [str(part) for part in noted if part not in running]
+    return f"{', '.join(lost)} {'has' if len(lost) == 1 else 'have'} ended while the server runs" if lost else ""

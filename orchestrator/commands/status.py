@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from multiprocessing.pool import ThreadPool
 
-from orchestrator.commands.parts import lost_parts
-from orchestrator.commands.servers import Fleet
+from orchestrator.commands.servers import Fleet, lost_parts
 from orchestrator.core.console import table
 from orchestrator.core.errors import HostError, SmokeError, StartError
 from orchestrator.runtimes import Handle, Status

@@ -15,13 +15,12 @@ from orchestrator.commands.down import grace_of
 from orchestrator.commands.environment import image_hazards, note_environment
 from orchestrator.commands.kernels import kernel_gate, make_table
 from orchestrator.commands.machine import place_of
-from orchestrator.commands.parts import lost_parts
 from orchestrator.commands.planning import planned, render_artifacts, rendered_files
 from orchestrator.commands.prepare import bring_checkpoint, prepare, require_machine
 from orchestrator.commands.proof import answers, await_ready, explain_failure, prove
 from orchestrator.commands.ready import ReadyRequest, ready_plan, ready_preview, require_contained
 from orchestrator.commands.runs import RunDir, claim, latest_run, open_run, read_plan
-from orchestrator.commands.servers import Fleet, api_key, fleet
+from orchestrator.commands.servers import Fleet, api_key, fleet, lost_parts
 from orchestrator.commands.steps import steps_text
 from orchestrator.core.console import note, say, warn
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError

@@ -25,13 +25,11 @@ from orchestrator.engine.answers import (
     read_usage_of,
 )
 from orchestrator.engine.arguments import Arguments, argument_problems, name_problem, port_problem, speculation
-from orchestrator.engine.config_file import Delivery, delivery
 from orchestrator.engine.endpoints import authorization, read_key
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words, parse_flags, read_flags
-from orchestrator.engine.launch import Launch, launch_argv
+from orchestrator.engine.launch import Delivery, Launch, delivery, launch_argv, parts
 from orchestrator.engine.log import StageReader, quotes_a_user, says_nothing, says_port_taken
 from orchestrator.engine.metrics import MOST_METRICS_BYTES, Metric, Metrics, read_metrics
-from orchestrator.engine.parts import parts
 from orchestrator.engine.requests import (
     RANK_FIELD,
     Api,

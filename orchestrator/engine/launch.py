@@ -1,10 +1,24 @@
-"""sglang's launch line: what is served, where, how it is spread, then the flags."""
+"""How sglang is started: what is served, where, how it is spread, then the flags; its key comes by another way.
 
-from collections.abc import Sequence
+An API key reaches sglang through its own `--config FILE.yaml` option, so that no argv holds it. sglang reads such a
+file once, before anything else, and takes its keys for options (0.5.14, 0.5.16, 0.5.23:
+sglang/srt/…/server_args_config_parser.py; the name has to end in `.yaml` or `.yml`). Its child processes get the parsed
+arguments through a pipe. What the file is, each runtime decides: the process runtime gives a FIFO that exists for one
+reading, so the key is never on a disk; a container gets a file that only root in it may read.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.core.secret import Secret
+
 MODULE: Final = "sglang.launch_server"
+_OURS: Final = (
+    "sglang::"  # scheduler_DP1_TP0, detokenizer, data_parallel_controller (0.5.14, managers/scheduler.py:4148)
+)
+_SCHEDULER: Final = "scheduler"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,3 +60,35 @@ def _spread(launch: Launch) -> list[str]:
     if launch.dp_attention:
         argv += ["--enable-dp-attention"]
     return argv
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """The secrets by the way they take: the text of a config file, None without a key, and the other variables."""
+
+    config: Secret | None
+    env: Mapping[str, Secret]
+
+
+def delivery(secrets: Mapping[str, Secret], *, api_key_env: str | None) -> Delivery:
+    """Sort the secrets: the API key is the one in `api_key_env`."""
+    api_key = secrets.get(api_key_env or "")
+    if api_key is None:
+        return Delivery(config=None, env=secrets)
+    text = json.dumps({"api-key": api_key.reveal()}) + "\n"  # JSON is YAML
+    others = {name: secret for name, secret in secrets.items() if name != api_key_env}
+    return Delivery(config=Secret.around(text), env=others)
+
+
+def parts(titles: Iterable[str]) -> tuple[str, ...]:
+    """sglang's own processes in a person's words, sorted: `rank DP1 TP0`, `detokenizer`.
+
+    `titles` are what processes call themselves (`setproctitle`).
+    """
+    words = (title.split()[0].removeprefix(_OURS) for title in titles if title.startswith(_OURS))
+    return tuple(sorted(_named(word) for word in words))
+
+
+def _named(word: str) -> str:
+    ranks = word.removeprefix(_SCHEDULER).replace("_", " ").strip()
+    return f"rank {ranks}" if ranks and word.startswith(_SCHEDULER) else word

@@ -1,7 +1,6 @@
 """From a plan to artifacts: pure functions that return text, bytes and argv."""
 
-from orchestrator.render.artifacts import Artifacts, BuildContext, Command, ContextFile, server_command
-from orchestrator.render.docker_options import needs_options
+from orchestrator.render.artifacts import Artifacts, BuildContext, Command, ContextFile, needs_options, server_command
 from orchestrator.render.dockerfile import ImageSources, base_reference, build_context, repository
 from orchestrator.render.scripts import SHELL_HOME, files, script_file, wrapped
 

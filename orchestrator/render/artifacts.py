@@ -1,10 +1,11 @@
 """Artifacts: text and bytes rendered from a plan. Equal plans give equal artifacts, on any machine."""
 
 import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from orchestrator.engine import Launch, launch_argv
-from orchestrator.plan import Plan
+from orchestrator.plan import ContainerNeeds, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,3 +74,28 @@ def server_command(
     )
     env = tuple((variable.name, variable.value) for variable in plan.env)
     return Command(argv=launch_argv(launch, python=python), env=env, in_home=in_home)
+
+
+def needs_options(needs: ContainerNeeds, group: Callable[[str], str | None]) -> Iterator[tuple[str, str]]:
+    """What a container on this hardware is given, as options of `docker run` for servers and for the tuner, not quoted.
+
+    `group` gives the id of a group by its name: docker looks a name up inside the image, which need not know it. A
+    group without one owns no device there, and is left out.
+    """
+    for device in needs.devices:
+        yield "--device", device
+    if needs.all_gpus:
+        yield "--gpus", "all"
+    for name in needs.groups:
+        if (number := name if name.isdigit() else group(name)) is not None:
+            yield "--group-add", number
+    if needs.ipc is not None:
+        yield "--ipc", needs.ipc
+    if needs.shm_bytes is not None:
+        yield "--shm-size", str(needs.shm_bytes)
+    for limit in needs.ulimits:
+        yield "--ulimit", f"{limit.name}={limit.soft}:{limit.hard}"
+    for option in needs.security_opt:
+        yield "--security-opt", option
+    for capability in needs.cap_add:
+        yield "--cap-add", capability

@@ -16,7 +16,7 @@ from docker_server import DockerEngine
 from kernel_samples import FUSED_TP8, every_bucket, glm_plan
 from patience import wait_for
 
-from orchestrator.commands.parts import lost_parts, note_parts
+from orchestrator.commands.servers import lost_parts, note_parts
 from orchestrator.core.procfs import read_process
 from orchestrator.kernels.disk.store import Store
 from orchestrator.prove import smoke_test, target_of

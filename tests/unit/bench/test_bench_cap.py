@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from measured_samples import point, tp8
 
-from orchestrator.bench.cap import capped
+from orchestrator.bench.counters import capped
 from orchestrator.commands.planning import load
 from orchestrator.report import PriceBook, load_published
 from orchestrator.report.compare import compare

@@ -9,8 +9,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from orchestrator.cli.completion import names_of, server_names
 from orchestrator.cli.main import app
+from orchestrator.cli.options import names_of, server_names
 from orchestrator.core.paths import Home
 
 

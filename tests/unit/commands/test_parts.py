@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.parts import lost_parts, note_parts
+from orchestrator.commands.servers import lost_parts, note_parts
 from orchestrator.engine import parts
 from orchestrator.runtimes import Handle
 

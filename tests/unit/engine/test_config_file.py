@@ -3,7 +3,7 @@
 import json
 
 from orchestrator.core.secret import Secret
-from orchestrator.engine.config_file import delivery
+from orchestrator.engine.launch import delivery
 
 
 def test_key_goes_into_a_config_file_and_the_rest_into_the_environment() -> None:

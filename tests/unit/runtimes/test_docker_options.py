@@ -6,7 +6,7 @@ import tarfile
 
 from orchestrator.commands.planning import load
 from orchestrator.core.secret import Secret
-from orchestrator.engine.config_file import Delivery
+from orchestrator.engine.launch import Delivery
 from orchestrator.plan import Ulimit
 from orchestrator.render import Artifacts
 from orchestrator.runtimes.docker.container import CONFIG_FILE, ContainerSpec, container_argv, render, spec_of
