@@ -14,25 +14,30 @@ if TYPE_CHECKING:
     from orchestrator.commands.bench import BenchOptions, MeasuredTarget, NamedHardware
     from orchestrator.results import BenchResult
 
-ApiOption: TypeAlias = Annotated[str, typer.Option(metavar="completions|generate", help="which API")]
-RatesOption: TypeAlias = Annotated[str | None, typer.Option(metavar="RPS,RPS…", help="offered rates")]
+ApiOption: TypeAlias = Annotated[str, typer.Option(metavar="completions|generate", help="the API to send requests to")]
+RatesOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="RPS,RPS…", help="the rates to offer, in requests per second")
+]
 SeedOption: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="of prompts and arrivals, instead of the workload's")
+    int | None, typer.Option(metavar="N", help="seed of prompts and arrivals; default: the workload's")
 ]
 GpuOption: TypeAlias = Annotated[
-    str | None, typer.Option("--gpu", metavar="NAME", help="hardware behind a URL, such as b200, to be judged by")
+    str | None,
+    typer.Option(
+        "--gpu", metavar="NAME", help="the GPUs behind a URL, such as b200, to compare with what was published"
+    ),
 ]
 GpusOption: TypeAlias = Annotated[
-    int | None, typer.Option("--gpus", min=1, metavar="N", help="GPUs behind a URL, for the figures per GPU")
+    int | None, typer.Option("--gpus", min=1, metavar="N", help="how many GPUs are behind a URL, for figures per GPU")
 ]
 TokensInOption: TypeAlias = Annotated[
-    int | None, typer.Option("--in", min=2, metavar="TOKENS", help="of each prompt, in place of a workload")
+    int | None, typer.Option("--in", min=2, metavar="TOKENS", help="tokens in each prompt, instead of a workload")
 ]
 TokensOutOption: TypeAlias = Annotated[
-    int | None, typer.Option("--out", min=2, metavar="TOKENS", help="of each answer, in place of a workload")
+    int | None, typer.Option("--out", min=2, metavar="TOKENS", help="tokens in each answer, instead of a workload")
 ]
 LayoutOption: TypeAlias = Annotated[
-    str | None, typer.Option("--layout", metavar="LAYOUT", help="behind a URL, such as tp8 or tp4dp2")
+    str | None, typer.Option("--layout", metavar="LAYOUT", help="the layout behind a URL, such as tp8 or tp4dp2")
 ]
 
 
@@ -48,18 +53,24 @@ def bench(
     tokens_in: TokensInOption = None,
     tokens_out: TokensOutOption = None,
     rates: RatesOption = None,
-    duration: Annotated[float | None, typer.Option(metavar="SECONDS", help="of the arrivals at each rate")] = None,
-    requests: Annotated[int | None, typer.Option(metavar="N", help="at each rate, instead of the workload's")] = None,
+    duration: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="how long requests arrive at each rate")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(metavar="N", help="how many requests at each rate; default: the workload's")
+    ] = None,
     arrivals: Annotated[str | None, typer.Option(metavar="constant|poisson", help="how requests are spaced")] = None,
     seed: SeedOption = None,
     api: ApiOption = "completions",
-    api_key_env: Annotated[str | None, typer.Option(metavar="VARIABLE", help="holds a URL's key")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="the variable that holds a URL's key")
+    ] = None,
     gpus: GpusOption = None,
     gpu: GpuOption = None,
     layout: LayoutOption = None,
-    price: Annotated[float | None, typer.Option(metavar="USD", help="of one GPU for an hour")] = None,
+    price: Annotated[float | None, typer.Option(metavar="USD", help="the price of one GPU for an hour")] = None,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="default: results/WORKLOAD-TIME")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="measure what DIR does not hold yet")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="measure only what DIR does not hold yet")] = False,
     host: HostOption = None,
     json: Json = False,
 ) -> None:

@@ -22,15 +22,17 @@ def evaluate(
     target: TargetArgument,
     *,
     suite: Annotated[str, typer.Option("--suite", metavar="gsm8k|gpqa-diamond", help="which questions")],
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="ask only the first so many")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="ask only the first N")] = None,
     baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="an earlier outcome, to compare with")] = None,
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="the questions, instead of a download")] = None,
     output: Annotated[Path, typer.Option(metavar="DIR", help="where to put the outcome")] = Path("results"),
-    api_key_env: Annotated[str | None, typer.Option(metavar="VARIABLE", help="holds a URL's key")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="the variable that holds a URL's key")
+    ] = None,
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Score a served model with lm-evaluation-harness. Says what the difference to a baseline can tell.
+    """Score a served model with lm-evaluation-harness. Says what a difference from a baseline can tell.
 
     For `gsm8k` the data file is the test split (`test.jsonl`, with `train.jsonl` beside it for the five examples), for
     `gpqa-diamond` it is `gpqa_diamond.csv`.

@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
 
 def preflight(*, profile: ProfileArgument, set_: SetOption = None, host: HostOption = None, json: Json = False) -> None:
-    """Check whether a machine is ready for a profile. This one, or a far one; exit code 4 where it is not."""
+    """Check whether a machine is ready for a profile. This one, or a far one; exit code 4 if it is not."""
     from orchestrator.commands.coverage import note_coverage
     from orchestrator.commands.machine import inspect_host, place_of
     from orchestrator.commands.planning import load

@@ -34,19 +34,21 @@ def build(
     ] = None,
     give: GiveOption = None,
     accept_untuned: Annotated[
-        bool, typer.Option("--accept-untuned", help="build although no table of tuned kernels can be made")
+        bool, typer.Option("--accept-untuned", help="build even if no table of tuned kernels can be made")
     ] = False,
     tag: Annotated[
-        str | None, typer.Option(metavar="NAME:TAG", help="a further name for the image, such as registry/name:tag")
+        str | None, typer.Option(metavar="NAME:TAG", help="an additional name for the image, such as registry/name:tag")
     ] = None,
     push: Annotated[bool, typer.Option("--push", help="push the image under the name of `--tag`")] = False,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="build anew, even where the image exists")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="rebuild, even if the image exists")] = False,
     network: Annotated[
-        str | None, typer.Option(metavar="NETWORK", help="network of the build's steps, such as `host`")
+        str | None, typer.Option(metavar="NETWORK", help="network for the build steps, such as `host`")
     ] = None,
-    secret: Annotated[list[str] | None, typer.Option(metavar="ID=FILE", help="a file a build step may mount")] = None,
+    secret: Annotated[
+        list[str] | None, typer.Option(metavar="ID=FILE", help="a file that build steps can mount; may be repeated")
+    ] = None,
     metadata_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write image, digest and receipt here, as JSON")
+        Path | None, typer.Option(metavar="FILE", help="write the image, its digest and its receipt to FILE as JSON")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -88,12 +90,14 @@ def build(
 def inspect(
     image: Annotated[
         str,
-        typer.Argument(metavar="IMAGE", help="an image of `deploy build`, or one to build on; here or in its registry"),
+        typer.Argument(
+            metavar="IMAGE", help="an image that `deploy build` made, or a base image; here or in its registry"
+        ),
     ],
     *,
     json: Json = False,
 ) -> None:
-    """Show an image's environment, its sources, and each patch with its state. It need not have been pulled.
+    """Show an image's environment, its sources and the state of each patch. It need not have been pulled.
 
     The environment is what every container of it starts with; evidence and hashes are shown of an image of ours.
     """
@@ -111,7 +115,7 @@ def inspect(
         return
     out(table(["variable", "value"], config.engine_env.items()))
     if receipt is None:
-        note(f"`{image}` holds no receipt: only images that `deploy build` made hold one")
+        note(f"`{image}` has no receipt: only images that `deploy build` made have one")
         return
     out("\n" + _summary(receipt))
     for record in receipt.patches:
@@ -123,7 +127,7 @@ def inspect(
 
 
 def matrix() -> None:
-    """Print the profiles with an image as a GitHub Actions matrix. With the room that each build needs, in GiB."""
+    """Print the profiles with an image as a GitHub Actions matrix. With the disk space of each build, in GiB."""
     from orchestrator.commands.planning import usable_plans
     from orchestrator.images import IMAGE_BYTES
     from orchestrator.runtimes import runtime_kind
@@ -162,13 +166,13 @@ def check_patches(
     image: Annotated[str | None, typer.Option(metavar="IMAGE", help="an image on this Docker host")] = None,
     json: Json = False,
 ) -> None:
-    """Tell by content which patches some sources need. Shows the line that says so; exit code 5 on a conflict."""
+    """Tell from their content which patches sources need. Shows the deciding line; exit code 5 on a conflict."""
     from dataclasses import asdict
 
     from orchestrator.images import CONFLICT
 
     if sum(choice is not None for choice in (wheel, source, image)) != 1:
-        raise UsageError("say what to look at", hint="one of `--wheel VERSION`, `--source DIR`, `--image REF`")
+        raise UsageError("say what to look at", hint="one of `--wheel VERSION`, `--source DIR`, `--image IMAGE`")
     states = _states(wheel=wheel, source=source, image=image)
     if json:
         out_json([asdict(state) for state in states])
@@ -177,7 +181,7 @@ def check_patches(
     if conflicts := [found.id for found in states if found.state == CONFLICT]:
         raise PatchError(
             f"patches that these sources neither need nor have: {', '.join(f'`{name}`' for name in conflicts)}",
-            hint="an image is not built on them; mend the patch, or leave it out with `without_patches` in the profile",
+            hint="no image is built from them; fix the patch, or leave it out with `without_patches` in the profile",
         )
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from orchestrator.plan import Plan
 
 TableOption: TypeAlias = Annotated[
-    list[Path] | None, typer.Option("--table", metavar="FILE", help="a tuned table in CSV, in the order given")
+    list[Path] | None,
+    typer.Option("--table", metavar="FILE", help="a tuned table in CSV; may be repeated, in this order"),
 ]
 ImageOption: TypeAlias = Annotated[
     str | None, typer.Option("--image", metavar="IMAGE", help="read the tables that this image ships")
@@ -49,7 +50,7 @@ def coverage(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Say for each bucket of tokens whether a tuned kernel answers. Exit code 9 where the server would miss."""
+    """Show whether a tuned kernel answers each bucket of tokens. Exit code 9 if the server would miss one."""
     from orchestrator.commands.coverage import RowSources, cover
     from orchestrator.core.paths import Home
     from orchestrator.kernels import to_dict, to_text
@@ -88,7 +89,7 @@ def table(
     image: ImageOption = None,
     model: ModelOption = None,
     upstream: Annotated[
-        bool, typer.Option("--upstream/--no-upstream", help="take rows of the pinned upstream table too")
+        bool, typer.Option("--upstream/--no-upstream", help="also take rows of the pinned upstream table")
     ] = True,
     set_: SetOption = None,
     json: Json = False,
@@ -121,10 +122,10 @@ def tune(
     image: ImageOption = None,
     model: ModelOption = None,
     hours: Annotated[
-        float, typer.Option(min=0.01, metavar="HOURS", help="stop after this time; what is done is kept")
+        float, typer.Option(min=0.01, metavar="HOURS", help="stop after this long; what is done is kept")
     ] = 12,
     rekeyed: Annotated[
-        bool, typer.Option("--rekeyed", help="aiter: tune keys too that only a re-keyed row answers")
+        bool, typer.Option("--rekeyed", help="aiter: also tune keys that only a re-keyed row answers")
     ] = False,
     tokens: Annotated[
         str, typer.Option(metavar="N,N", help="CUDA: for these counts of tokens; default: the tuner's own 18")
@@ -223,7 +224,7 @@ def log(
     strict_kernels: Annotated[bool, typer.Option("--strict-kernels", help="exit code 9 on a miss")] = False,
     json: Json = False,
 ) -> None:
-    """Read in a log which keys were found in the tuned table."""
+    """Show which keys a log says were found in the tuned table."""
     from orchestrator.core.files import write_whole
 
     report = _read_log(path)

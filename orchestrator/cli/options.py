@@ -46,7 +46,8 @@ SetOption: TypeAlias = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="override one value, such as layout.tp=4; may be repeated"),
 ]
 RevisionOption: TypeAlias = Annotated[
-    str | None, typer.Option("--revision", metavar="REV", help="of the checkpoint: a commit, its first digits, or main")
+    str | None,
+    typer.Option("--revision", metavar="REV", help="revision of the checkpoint: a commit, its first digits, or main"),
 ]
 GiveOption: TypeAlias = Annotated[
     list[str] | None,

@@ -17,13 +17,13 @@ PublishedOption: TypeAlias = Annotated[
     typer.Option(
         "--published",
         metavar="NAME|FILE|none",
-        help="published figures to set beside; default: those of the same workload and machine",
+        help="published figures to compare with; default: those of the same workload and machine",
         autocompletion=names_of("PUBLISHED"),
     ),
 ]
 PriceOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--price", metavar="[GPU=]USD", help="of one GPU for an hour; default: published TCO"),
+    typer.Option("--price", metavar="[GPU=]USD", help="the price of one GPU for an hour; default: published TCO"),
 ]
 
 
@@ -39,7 +39,7 @@ def compare(
     price: PriceOption = None,
     json: Json = False,
 ) -> None:
-    """Set measurements side by side, and beside what was published of the same."""
+    """Compare measurements with each other, and with what was published."""
     from orchestrator.commands.report import find_results, make_report
     from orchestrator.report import comparison_text, render_json
 
@@ -56,11 +56,11 @@ def report(
     baseline: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="an outcome of `deploy eval` to compare its suite with")
     ] = None,
-    title: Annotated[str, typer.Option(metavar="TEXT", help="of the page; default: what was measured")] = "",
+    title: Annotated[str, typer.Option(metavar="TEXT", help="the title of the page; default: what was measured")] = "",
     node_watts: Annotated[
-        float | None, typer.Option(metavar="W", help="the whole node's power under load, at a meter")
+        float | None, typer.Option(metavar="W", help="the power that the whole node draws under load, as metered")
     ] = None,
-    kwh: Annotated[float | None, typer.Option(metavar="USD", help="what a kWh costs")] = None,
+    kwh: Annotated[float | None, typer.Option(metavar="USD", help="the price of a kWh")] = None,
     pue: Annotated[float, typer.Option(metavar="RATIO", help="watts drawn for each watt used")] = 1.0,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="write there instead of into DIR")] = None,
     json: Json = False,

@@ -1,4 +1,4 @@
-"""`deploy reproduce`: measure again what was published."""
+"""`deploy reproduce`: repeat a published measurement."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -14,18 +14,20 @@ if TYPE_CHECKING:
 
 AblationOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--ablation", metavar="NAME", help="measure without one thing too, such as mtp-off, table-off"),
+    typer.Option("--ablation", metavar="NAME", help="also measure with one thing left out, such as mtp-off, table-off"),
 ]
 PriceOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--price", metavar="[GPU=]AMOUNT[EUR]", help="of one GPU for an hour; default: published TCO"),
+    typer.Option(
+        "--price", metavar="[GPU=]AMOUNT[EUR]", help="the price of one GPU for an hour; default: published TCO"
+    ),
 ]
 WeightsOption: TypeAlias = Annotated[
-    Path | None, typer.Option("--weights", metavar="DIR", help="the checkpoint lies there already, and is verified")
+    Path | None, typer.Option("--weights", metavar="DIR", help="the checkpoint is there already; it is verified")
 ]
 
 DryRunOption: TypeAlias = Annotated[
-    bool, typer.Option("--dry-run", help="list what would be done, how long and for how much")
+    bool, typer.Option("--dry-run", help="list the steps, how long they take and what they cost")
 ]
 
 
@@ -47,16 +49,20 @@ def reproduce(
     ablation: AblationOption = None,
     dry_run: DryRunOption = False,
     price: PriceOption = None,
-    download: Annotated[float, typer.Option(metavar="MB/S", min=1, help="expected, for the estimate")] = 400.0,
+    download: Annotated[
+        float, typer.Option(metavar="MB/S", min=1, help="the expected download speed, for the estimate")
+    ] = 400.0,
     weights: WeightsOption = None,
-    engine: Annotated[str | None, typer.Option(metavar="NAME", help="another engine than the profiles name")] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="use this engine instead of the one the profiles name")
+    ] = None,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="default: results/NAME")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="leave a server up when its measurement fails")] = False,
     host: HostOption = None,
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Measure again what was published.
+    """Repeat a published measurement.
 
     First preflight, stage, kernels and build, as far as each layout needs them, then for one layout after the other up,
     smoke, bench, report and down. The same command goes on where the last call ended.

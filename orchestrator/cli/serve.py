@@ -22,7 +22,7 @@ from orchestrator.core.errors import StartError, UsageError
 if TYPE_CHECKING:
     from orchestrator.commands.up import Up
 
-StrictKernels: TypeAlias = Annotated[bool, typer.Option("--strict-kernels", help="an untuned MoE kernel is a failure")]
+StrictKernels: TypeAlias = Annotated[bool, typer.Option("--strict-kernels", help="fail on an untuned MoE kernel")]
 
 
 def register(app: typer.Typer) -> None:
@@ -36,21 +36,19 @@ def up(
     name: Annotated[str | None, typer.Option(metavar="NAME", help="the server's name; default: the profile's")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be started, and stop")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="stop a server of that name first")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="leave a server that failed, to look at it")] = False,
-    stage: Annotated[
-        bool, typer.Option("--stage/--no-stage", help="download a checkpoint that is missing, or refuse")
-    ] = True,
+    keep: Annotated[bool, typer.Option("--keep", help="leave a failed server running, to look at it")] = False,
+    stage: Annotated[bool, typer.Option("--stage/--no-stage", help="download a missing checkpoint, or refuse")] = True,
     accept_untuned: Annotated[
-        bool, typer.Option("--accept-untuned", help="start although the load will meet untuned MoE kernels")
+        bool, typer.Option("--accept-untuned", help="start even if the load will meet untuned MoE kernels")
     ] = False,
     strict_kernels: StrictKernels = False,
     timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="default: as long as the start moves on")
+        float | None, typer.Option(metavar="SECONDS", help="default: as long as the start makes progress")
     ] = None,
     revision: RevisionOption = None,
     image: Annotated[
         str | None,
-        typer.Option(metavar="IMAGE", help="start this one, as `build --push` made it: NAME@sha256:… or NAME:TAG"),
+        typer.Option(metavar="IMAGE", help="start this image, as `build --push` made it: NAME@sha256:… or NAME:TAG"),
     ] = None,
     host: HostOption = None,
     set_: SetOption = None,
@@ -83,7 +81,7 @@ def up(
 
 
 def restart(name: NameArgument, *, json: Json = False) -> None:
-    """Start what ran under a name once more. As it came up last; one that runs is stopped first."""
+    """Start a server again as it last came up. One that runs is stopped first."""
     from orchestrator.commands.restart import restart
     from orchestrator.core.paths import Home
 
@@ -110,7 +108,7 @@ def status(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Show what runs. A named server is asked for its health, and has to be well; all of them only with --health."""
+    """Show what runs. A named server is also asked for its health, and has to be well; with --health, all are."""
     from orchestrator.commands.servers import fleet
     from orchestrator.commands.status import require_well, status_table, statuses
     from orchestrator.core.paths import Home
@@ -136,7 +134,7 @@ def ask(
     name: NameArgument,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="what to complete")],
     *,
-    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="how many tokens at most")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="at most this many tokens")] = 64,
     host: HostOption = None,
 ) -> None:
     """Stream one greedy completion of a running server."""
@@ -163,12 +161,10 @@ def logs(
     name: NameArgument,
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the server ends")] = False,
-    lines: Annotated[
-        int | None, typer.Option("-n", "--lines", min=1, metavar="N", help="only the last so many")
-    ] = None,
+    lines: Annotated[int | None, typer.Option("-n", "--lines", min=1, metavar="N", help="only the last N")] = None,
     host: HostOption = None,
 ) -> None:
-    """Show a server's log, secrets removed. The last one where the server is gone."""
+    """Show a server's log, secrets removed. If the server is gone, its last one."""
     from orchestrator.commands.logs import log_lines
     from orchestrator.commands.servers import fleet
     from orchestrator.core.paths import Home
@@ -184,13 +180,17 @@ def smoke(
     strict_kernels: StrictKernels = False,
     against: Annotated[
         str | None,
-        typer.Option(metavar="PROFILE", help="what a URL's server is to be; default: what it says it is"),
+        typer.Option(
+            metavar="PROFILE", help="the profile that a URL's server should match; default: what it says it is"
+        ),
     ] = None,
-    api_key_env: Annotated[str | None, typer.Option(metavar="VARIABLE", help="holds a URL's key")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="the variable that holds a URL's key")
+    ] = None,
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Prove a running server: the smoke test of `up`, once more. A feature that is absent turns a check red."""
+    """Prove a running server with the smoke test of `up`. A missing feature turns a check red."""
     from orchestrator.commands.bench import is_url
     from orchestrator.commands.planning import load
     from orchestrator.commands.proof import prove_again, prove_url

@@ -17,6 +17,7 @@ from orchestrator.images.client import Docker
 from orchestrator.images.sources import program_paths
 from orchestrator.patches import Patch, manifest, read_diffs, read_ledger
 
+_WHEEL: Final = "such as 0.5.15.post1, or a wheel file"
 _CHECK: Final = ("check", "--manifest", "-")
 CONFLICT: Final = "conflict"  # the applier's word for sources that a patch neither fits nor is in
 # Whatever Python runs this tool: the sources are the same in every wheel of a version.
@@ -119,8 +120,10 @@ def _unpack(wheel: Path, names: frozenset[str], folder: Path) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder, [entry for entry in archive.namelist() if PurePosixPath(entry).name in names])
-    except (OSError, zipfile.BadZipFile) as error:
-        raise UsageError(f"`{wheel}` is not a wheel: {error}") from error
+    except zipfile.BadZipFile as error:
+        raise UsageError(f"`{wheel}` is not a wheel", hint=_WHEEL) from error
+    except OSError as error:
+        raise UsageError(f"`{wheel}` cannot be read: {error.strerror}", hint=_WHEEL) from error
 
 
 def fetch_wheel(version: str, folder: Path) -> Path:
@@ -131,9 +134,7 @@ def fetch_wheel(version: str, folder: Path) -> Path:
     try:
         version = str(Version(version))
     except InvalidVersion as error:
-        raise UsageError(
-            f"`{version}` is not a version of sglang", hint="such as 0.5.15.post1, or a wheel file"
-        ) from error
+        raise UsageError(f"`{version}` is not a version of sglang", hint=_WHEEL) from error
     if kept := sorted(folder.glob(f"sglang-{version}-*.whl")):
         return kept[0]
     folder.mkdir(parents=True, exist_ok=True)

@@ -52,6 +52,22 @@ def test_a_version_is_a_version(tmp_path: Path, version: str) -> None:
     assert fetch_wheel("v0.5.14", tmp_path).name == "sglang-0.5.14-py3-none-any.whl"
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("none.whl", "`none.whl` cannot be read: No such file or directory"), ("a.whl", "`a.whl` is not a wheel")],
+)
+def test_what_is_no_wheel_is_said_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    """It used to be `[Errno 2] No such file or directory: 'none.whl'`."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.whl").write_text("no archive")
+    with pytest.raises(UsageError) as caught:
+        SourceChecker.of_ledger().check_wheel(Path(name))
+    assert caught.value.message == said
+    assert "a wheel file" in caught.value.hint
+
+
 @pytest.mark.parametrize("json", [False, True])
 def test_a_conflict_is_shown_and_ends_with_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json: bool
