@@ -30,9 +30,12 @@ _PRELOADED = (
     "orchestrator.commands.bench",
     "orchestrator.commands.down",
     "orchestrator.commands.explain",
+    "orchestrator.commands.logs",
     "orchestrator.commands.status",
     "orchestrator.commands.up",
+    "orchestrator.runtimes.docker.kind",
     "orchestrator.runtimes.docker.runtime",
+    "orchestrator.runtimes.process.kind",
     "orchestrator.runtimes.process.runtime",
 )
 

@@ -9,6 +9,7 @@ outside. `tests/integration/test_scripted_engine.py` asks both the same and comp
 Told by variables of its environment:
 
     SCRIPTED_PAUSE=0.5       seconds between two stages of the start
+    SCRIPTED_BROKEN=1        it ends while it loads, with a traceback
     SCRIPTED_DETACHED=1      the scheduler starts a program that leaves its session, with an empty environment
     SCRIPTED_DEAF=1          SIGTERM does not end it
     SCRIPTED_ECHO=base64     it repeats its API key so encoded: in its log, in errors and in streams
@@ -337,6 +338,8 @@ def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
     for stage in stages(options, key):
         say(stage + echo)
         time.sleep(float(environ.get("SCRIPTED_PAUSE", "0")))
+    if environ.get("SCRIPTED_BROKEN"):
+        raise RuntimeError("broken, as it was told")
     try:
         server = Server(options, key, echo)
     except OSError as error:

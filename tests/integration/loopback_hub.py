@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,8 +53,7 @@ def git_sha1(path: Path) -> str:
 def serve(hub: Hub) -> Iterator[Hub]:
     """The hub, until the end of the block."""
     handler = type("Handler", (_Handler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", free_port()), handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", free_port()), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     hub.url = f"http://127.0.0.1:{server.server_port}"
@@ -63,6 +63,15 @@ def serve(hub: Hub) -> Iterator[Hub]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Tell what went wrong here; a client that has left is nothing to speak of."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,7 @@
-"""`deploy up` with the real server: the whole line, and every way it can fail. Nothing is left behind."""
+"""`deploy up` with the real server: the whole line, and every way it can fail. Nothing is left behind.
+
+Where the fault is one of `up` and not of what it has started, the scripted engine serves in the real one's place.
+"""
 
 import json
 import os
@@ -20,6 +23,7 @@ from orchestrator.core.paths import Home
 from orchestrator.runtimes.process.record import read_record
 
 pytestmark = pytest.mark.engine
+SCRIPTED = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
 
 
 @pytest.fixture
@@ -35,6 +39,12 @@ def deploy(engine_home: Home, cpu_engine: CpuEngine) -> Iterator[CommandLine]:
 
 def up(name: str, port: int, *more: str) -> list[str]:
     return ["up", "--profile", "cpu-tiny", "--name", name, "--set", f"server.port={port}", *more]
+
+
+def up_scripted(name: str, port: int, variable: str, *more: str) -> list[str]:
+    """The same with the scripted engine, which this variable tells what to do."""
+    settings = (f"engine.python={SCRIPTED}", "model.questions=null", f"env.{variable}")
+    return up(name, port, *(word for setting in settings for word in ("--set", setting)), *more)
 
 
 def is_clean(deploy: CommandLine, name: str, port: int) -> None:
@@ -60,7 +70,8 @@ def verdicts(smoke: dict[str, Any]) -> dict[str, str]:
 def test_the_whole_line(deploy: CommandLine) -> None:
     """Up, again, with another plan, asked, replaced by that other one with an API key, proven again, killed, down."""
     port, key = free_port(), "wJ4-an-API-key-of-the-test"
-    first = deploy.run(*up("line", port, "--json"))
+    line = up("line", port, "--set", "waiting.grace=2")  # sglang takes 15 s and more to end by itself
+    first = deploy.run(*line, "--json")
     assert first.returncode == 0, first.stderr
     result = json.loads(first.stdout)
     assert result["url"] == f"http://127.0.0.1:{port}"
@@ -68,10 +79,10 @@ def test_the_whole_line(deploy: CommandLine) -> None:
     assert found["prefix cached"] == found["stream agrees"] == found["malformed refused"] == "passed"
     assert found["key required"] == found["drafts accepted"] == "not applicable"
 
-    again = deploy.run(*up("line", port))
+    again = deploy.run(*line)
     assert (again.returncode, "is already up" in again.stderr) == (0, True)
 
-    other = deploy.run(*up("line", port, "--set", "flags.max-total-tokens=32768"))
+    other = deploy.run(*line, "--set", "flags.max-total-tokens=32768")
     assert other.returncode == 6
     assert "- flags.max-total-tokens: 65536\n+ flags.max-total-tokens: 32768" in other.stderr
     assert "--replace" in other.stderr
@@ -81,12 +92,12 @@ def test_the_whole_line(deploy: CommandLine) -> None:
     assert answer.stdout.strip()
 
     locked = ("--set", "flags.max-total-tokens=32768", "--set", "server.api_key_env=THE_KEY", "--replace")
-    unset = deploy.run(*up("line", port, *locked))
+    unset = deploy.run(*line, *locked)
     assert unset.returncode == 2
     assert "export THE_KEY" in unset.stderr
     assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=30).status_code == 200
 
-    replaced = deploy.run(*up("line", port, *locked), THE_KEY=key)
+    replaced = deploy.run(*line, *locked, THE_KEY=key)
     assert replaced.returncode == 0, replaced.stderr
     assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code == 401
     authorised = {"Authorization": f"Bearer {key}"}
@@ -147,7 +158,7 @@ def test_a_replacement_that_dies_while_loading_says_how_to_bring_the_old_one_bac
 
 def test_keep_leaves_a_failed_server_to_be_looked_at(deploy: CommandLine) -> None:
     port = free_port()
-    failed = deploy.run(*up("kept", port, "--set", "env.SGLANG_USE_CPU_ENGINE=0", "--keep"))
+    failed = deploy.run(*up_scripted("kept", port, "SCRIPTED_BROKEN=1", "--keep"))
     assert failed.returncode == 7
     assert "deploy logs kept" in failed.stderr
     assert status(deploy, "kept")["status"] == "exited"
@@ -174,9 +185,10 @@ def test_ctrl_c_as_soon_as_it_has_started(deploy: CommandLine) -> None:
 
 def test_ctrl_c_while_it_loads_and_another_up_is_refused(deploy: CommandLine) -> None:
     port = free_port()
-    with deploy.running(*up("twin", port)) as first:
+    words = up_scripted("twin", port, "SCRIPTED_PAUSE=4")
+    with deploy.running(*words) as first:
         first.wait_for("connecting ranks")
-        second = deploy.run(*up("twin", port))
+        second = deploy.run(*words)
         assert second.returncode == 6
         assert f"pid {first.process.pid}" in second.stderr
         ctrl_c(first, deploy, "twin", port)

@@ -1,0 +1,58 @@
+"""Measurements of a scripted server, with the whole of the instrument."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from scripted_server import Answer, Script, ScriptedServer, scripted
+
+from orchestrator.bench import BenchRequest, Workload, load_workload, measure
+from orchestrator.results import BenchResult, MarkKind, Point, ServerProvenance
+
+TOKENS = 6
+WORKLOAD = load_workload("smoke-tiny").model_copy(
+    update={"output_tokens": TOKENS, "requests": 30, "rates_rps": (10.0,), "prefixes": 2, "timeout_s": 5.0}
+)
+QUICK = WORKLOAD.model_copy(update={"rates_rps": (60.0,)})  # where no time is judged
+
+
+def bench(script: Script, directory: Path, *, workload: Workload = QUICK, **changes: object) -> BenchResult:
+    """Measure a scripted server. Its answers are counted from 0 after the warm-up, see `after_warm_up`."""
+    script.forget()
+    with scripted(script) as server:
+        return measure(order(server, directory, workload=workload, **changes), lambda _text, _far: None)
+
+
+def order(server: ScriptedServer, directory: Path, *, workload: Workload = QUICK, **changes: object) -> BenchRequest:
+    plain = BenchRequest(
+        url=server.url,
+        api="completions",
+        key=None,
+        workload_name="scripted",
+        workload=workload,
+        overridden=(),
+        command="deploy bench",
+        provenance=ServerProvenance(gpus=8),
+        kernel_gate=lambda: None,
+        price=None,
+        read_energy=None,
+        directory=directory,
+        text="",
+        earlier=None,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def after_warm_up(answer: Callable[[int], Answer], workload: Workload = WORKLOAD) -> Callable[[int], Answer]:
+    """Quick answers to the warm-up, then `answer(0)`, `answer(1)`, ..."""
+    return lambda index: answer(index - workload.prefixes) if index >= workload.prefixes else Answer()
+
+
+def only(result: BenchResult) -> Point:
+    (point,) = result.points
+    return point
+
+
+def kinds(result: BenchResult) -> set[MarkKind]:
+    """Without the one that speaks of this machine and not of the endpoint."""
+    return {mark.kind for mark in result.marks} - {MarkKind.CLIENT_LAGGED}

@@ -1,0 +1,204 @@
+"""What a measurement writes, refuses, counts and keeps, against a scripted server; no time is judged here."""
+
+import base64
+import itertools
+import json
+import re
+import signal
+import ssl
+import subprocess
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+from patience import PATIENCE
+from scripted_runs import QUICK, WORKLOAD, after_warm_up, bench, kinds, only, order
+from scripted_server import Answer, Script, scripted
+
+from orchestrator.bench import UnwrittenError, measure
+from orchestrator.commands.runs import load_result
+from orchestrator.core.errors import BenchError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.core.secret import Secret
+from orchestrator.results import BenchEnding, FailureCount, MarkKind
+
+IN_THE_SECOND_RATE = 2 * WORKLOAD.prefixes + WORKLOAD.requests + 10  # answers from the start of a run
+
+
+def test_an_endpoint_that_ignores_ignore_eos_is_refused_at_the_warm_up(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="answered with 4 tokens where 6 were asked"):
+        bench(Script(answer=lambda _: Answer(stops_after_tokens=4)), tmp_path)
+
+
+def test_an_answer_that_stops_early_is_a_failed_request(tmp_path: Path) -> None:
+    answer = after_warm_up(lambda index: Answer(stops_after_tokens=4 if index == 9 else None, cached_tokens=300))
+    result = bench(Script(answer=answer), tmp_path)
+    assert kinds(result) == {MarkKind.FAILED_REQUESTS}
+    failure = FailureCount(kind="wrong-length", count=1, example="500 in / 4 out where 500 / 6 were asked")
+    assert only(result).failures == (failure,)
+
+
+def test_a_context_too_short_is_said_before_anything_is_sent(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="context of 505 tokens, the workload needs 506"):
+        bench(Script(context_length=505), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unreachable_endpoint(tmp_path: Path) -> None:
+    with scripted(Script()) as server:
+        gone = server
+    with pytest.raises(BenchError, match="does not answer"):
+        measure(order(gone, tmp_path), lambda _text, _far: None)
+
+
+def test_every_replica_is_warmed_by_its_rank_and_the_load_is_not_pinned(tmp_path: Path) -> None:
+    script = Script(replicas=2, answer=lambda _: Answer(cached_tokens=300))
+    result = bench(script, tmp_path)
+    assert sorted(rank for rank in script.pinned if rank is not None) == [0, 0, 1, 1]
+    assert script.pinned[4:] == [None] * 30
+    assert "each of 2 replicas" in result.run.warmup
+
+
+def test_the_same_seed_sends_the_same_bytes(tmp_path: Path) -> None:
+    first, second = Script(), Script()
+    bench(first, tmp_path / "1")
+    bench(second, tmp_path / "2")
+    assert first.bodies == second.bodies
+    assert len(set(first.bodies)) == 32
+
+
+def test_a_server_that_dies_ends_the_run_with_what_was_measured_and_resume_goes_on(tmp_path: Path) -> None:
+    workload = WORKLOAD.model_copy(update={"rates_rps": (40.0, 41.0, 42.0)})
+    answered = itertools.count()
+
+    def answer(_: int) -> Answer:
+        if next(answered) == IN_THE_SECOND_RATE:
+            dying.die_after = 0
+        return Answer(cached_tokens=300)
+
+    dying = Script(answer=answer)
+    with scripted(dying) as server:
+        result = measure(order(server, tmp_path, workload=workload), lambda _text, _far: None)
+    assert result.ending is BenchEnding.ENDPOINT_DIED
+    assert [point.ending for point in result.points] == [BenchEnding.COMPLETE, BenchEnding.ENDPOINT_DIED]
+    assert result.points[1].requests < 30
+    assert load_result(tmp_path) == result
+    with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
+        again = order(server, tmp_path, workload=workload)
+        earlier = replace(result, run=replace(result.run, endpoint=replace(result.run.endpoint, url=server.url)))
+        whole = measure(replace(again, earlier=earlier), lambda _text, _far: None)
+    assert [point.label for point in whole.points] == ["40", "41", "42"]
+    assert whole.points[0] == result.points[0]
+    assert whole.ending is BenchEnding.COMPLETE
+    assert not kinds(whole)
+
+
+def test_another_workload_is_not_resumed(tmp_path: Path) -> None:
+    with scripted(Script()) as server:
+        first = measure(order(server, tmp_path), lambda _text, _far: None)
+        other = QUICK.model_copy(update={"seed": 1})
+        with pytest.raises(UsageError, match="the workload is not the one"):
+            measure(order(server, tmp_path, workload=other, earlier=first), lambda _text, _far: None)
+        of_a_text = replace(first, run=replace(first.run, text_sha256="0" * 64))
+        with pytest.raises(UsageError, match="the text is not the one"):
+            measure(order(server, tmp_path, earlier=of_a_text), lambda _text, _far: None)
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second write meets a full disk: the figures come back with the error."""
+    writes: list[Path] = []
+
+    def full(source: Path, target: Path) -> Path:
+        writes.append(target)
+        if len(writes) > 1:
+            raise OSError(28, "No space left on device", str(target))
+        return source.rename(target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(UnwrittenError) as caught:
+        bench(Script(), tmp_path)
+    assert only(caught.value.result).succeeded == 30
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]  # the one from before, whole
+
+
+def test_the_key_is_sent_and_written_nowhere(tmp_path: Path) -> None:
+    bench(Script(), tmp_path, key=Secret("sk-hidden-value"))
+    written = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert "sk-hidden-value" not in written
+    assert "never-to-be-stored" not in written  # the server's own key, which /server_info shows in clear
+
+
+def test_a_key_that_the_endpoint_repeats_is_written_nowhere(tmp_path: Path) -> None:
+    key = "sk-wJ4/Tq8+Mv2=nobody7"
+    encoded = base64.b64encode(f"user:{key}".encode()).decode()
+    says = f"{'no route ' * 31}for Bearer {key}, Basic {encoded}, {key.encode().hex()}"
+    bad = {1: Answer(status=500, says=says[200:]), 2: Answer(error_after_chunks=1, says=says), 3: Answer(says=says)}
+    script = Script(answer=after_warm_up(lambda index: bad.get(index, Answer()), QUICK), model=f"model of {key}")
+    result = bench(script, tmp_path, key=Secret(key))
+    assert {failure.kind for failure in only(result).failures} == {"http-500", "stream-error"}
+    assert {path.name for path in tmp_path.iterdir()} == {"result.json", "requests-60.jsonl"}
+    for path in tmp_path.iterdir():
+        written = path.read_text()
+        assert "[REDACTED]" in written
+        assert not any(told in written for told in (key[:9], encoded[10:18], key.encode().hex()[:16]))
+
+
+def test_an_endpoint_behind_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days=1", "-subj=/CN=127.0.0.1"]
+    made += ["-addext=subjectAltName=IP:127.0.0.1", f"-out={certificate}", f"-keyout={key}"]
+    subprocess.run(made, check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    with scripted(Script(answer=lambda _: Answer(cached_tokens=300)), tls=tls) as server:
+        result = measure(order(server, tmp_path / "out"), lambda _text, _far: None)
+    assert result.run.endpoint.url.startswith("https://")
+    assert not kinds(result)
+
+
+def test_a_closed_terminal_ends_nothing_that_runs_under_nohup(tmp_path: Path) -> None:
+    workload, asked = tmp_path / "one-rate.yaml", threading.Event()
+    workload.write_text(json.dumps({**WORKLOAD.to_dict(), "climb": None, "concurrency": None, "duration_s": None}))
+
+    def answer(index: int) -> Answer:
+        if index > WORKLOAD.prefixes:
+            asked.set()
+        return Answer(cached_tokens=300)
+
+    with scripted(Script(answer=answer)) as server:
+        words = ("bench", server.url, "--workload", str(workload), "--output", str(tmp_path / "out"))
+        with CommandLine(Home(tmp_path / "home")).running(*words, ignores=("HUP",)) as bench:
+            assert asked.wait(timeout=PATIENCE)
+            code, said = bench.end(signal.SIGHUP)
+    assert code == 0, said
+    assert load_result(tmp_path / "out").ending is BenchEnding.COMPLETE
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_and_reports_what_is_finished(tmp_path: Path, number: signal.Signals) -> None:
+    """The server falls silent in the middle of the second rate: when the signal comes, that cannot be finished."""
+    workload, kept_in = tmp_path / "two-rates.yaml", tmp_path / "out"
+    rates = {"rates_rps": [20.0, 21.0], "climb": None, "concurrency": None, "duration_s": None, "timeout_s": 600.0}
+    workload.write_text(json.dumps({**WORKLOAD.to_dict(), **rates}))
+    answered, silence = itertools.count(), threading.Event()
+
+    def answer(_: int) -> Answer:
+        if next(answered) < IN_THE_SECOND_RATE:
+            return Answer(cached_tokens=300)
+        silence.set()
+        return Answer(silent=True)
+
+    with scripted(Script(answer=answer)) as server:
+        words = ("bench", server.url, "--workload", str(workload), "--output", str(kept_in))
+        with CommandLine(Home(tmp_path / "home")).running(*words) as bench:
+            assert silence.wait(timeout=PATIENCE)
+            bench.process.send_signal(number)
+            out, err = bench.process.communicate(timeout=PATIENCE)
+    assert bench.process.returncode == 130
+    assert "Traceback" not in err
+    assert "--resume" in err
+    assert re.search(r"NOT COMPARABLE \(.*incomplete at 21", out)
+    assert [point.ending for point in load_result(kept_in).points] == [BenchEnding.COMPLETE, BenchEnding.INTERRUPTED]
