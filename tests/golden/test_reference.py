@@ -6,15 +6,15 @@
 import inspect
 import os
 import re
-import subprocess
-import sys
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
+from orchestrator.cli.main import app
 from orchestrator.core import errors
 from orchestrator.core.paths import data_root
 from orchestrator.patches import read_ledger
@@ -55,8 +55,7 @@ def _listed(page: str) -> list[str]:
 
 
 def _help(words: tuple[str, ...]) -> str:
-    argv = [sys.executable, "-m", "orchestrator", *words, "--help"]
-    return subprocess.run(argv, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"}).stdout
+    return CliRunner().invoke(app, [*words, "--help"], prog_name="deploy", env={"COLUMNS": "200"}).stdout
 
 
 def profile_keys() -> str:

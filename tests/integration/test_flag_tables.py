@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from together import together
-from wheels import unpack, wheel
+from wheels import unpacked, wheel
 
 from orchestrator.commands import flag_tables
 from orchestrator.commands.planning import load, profile_names, render_artifacts
@@ -71,7 +71,7 @@ def command(profile: str, overrides: Sequence[str]) -> tuple[str, tuple[str, ...
 
 
 @pytest.fixture(scope="module")
-def ask(cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Answers]]:
+def ask(cpu_environment: Environment) -> Iterator[Callable[[str], Answers]]:
     environ = dict(os.environ)  # none of the test's that happens to run when one is started
 
     def answers(version: str) -> Answers:
@@ -79,9 +79,8 @@ def ask(cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory) 
             OLD_OPTION,
             *(argv for made_for, argv in (command(*each) for each in COMMANDS) if made_for == version),
         ]
-        root = unpack(version, tmp_path_factory.mktemp(version))
         asked = subprocess.run(
-            [str(cpu_environment.python), "-c", ASK, str(FLAGS), str(root), version],
+            [str(cpu_environment.python), "-c", ASK, str(FLAGS), str(unpacked(version)), version],
             input=json.dumps(commands),
             env=environ,
             capture_output=True,

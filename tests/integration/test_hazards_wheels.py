@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 from together import together
-from wheels import CACHE, read, unpack
+from wheels import CACHE, read, unpacked
 
 from orchestrator.environments import Environment
 
@@ -52,9 +52,7 @@ FUSING = ["0.5.14", "0.5.18", "0.5.23"]
 
 
 @pytest.fixture(scope="module")
-def fused(
-    cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], "subprocess.CompletedProcess[str]"]]:
+def fused(cpu_environment: Environment) -> Iterator[Callable[[str], "subprocess.CompletedProcess[str]"]]:
     """`FUSED` as each version runs it."""
     flags, environ = Path(__file__).parents[2] / "profiles/engines/flags", dict(os.environ)
 
@@ -64,7 +62,7 @@ def fused(
             "-c",
             FUSED,
             str(flags),
-            str(unpack(version, tmp_path_factory.mktemp("w"))),
+            str(unpacked(version)),
         ]
         return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=180)
 

@@ -343,7 +343,7 @@ def test_the_image_serves_from_the_patched_sources(
     """Real sglang on CPU: the engine's packages are mounted, sglang itself is the image's own."""
     packages = packages_of(cpu_environment.python)
     mounts = ["--volume", f"{packages}:{ENGINE_PACKAGES}:ro", "--volume", f"{tiny_model}:/model:ro"]
-    variables = ["--env", "SGLANG_USE_CPU_ENGINE=1", "--env", "TORCHDYNAMO_DISABLE=1"]
+    variables = ["--env", "SGLANG_USE_CPU_ENGINE=1", "--env", "TORCHDYNAMO_DISABLE=1", "--env", "OMP_NUM_THREADS=1"]
     server = "python3 -m sglang.launch_server --model-path /model --device cpu --attention-backend torch_native"
     flags = "--disable-overlap-schedule --grammar-backend llguidance --max-total-tokens 65536 --mem-fraction-static 0.3"
     flags += " --served-model-name tiny --enable-metrics --enable-cache-report"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wheels import unpack
+from wheels import unpacked
 
 from orchestrator.environments import Environment
 from orchestrator.weights import write_overlay
@@ -41,12 +41,9 @@ def old(checkpoints: Path, cpu_environment: Environment) -> Mapping[str, Mapping
 
 
 @pytest.fixture(scope="module")
-def fixed(
-    checkpoints: Path, cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory
-) -> Mapping[str, Mapping[str, Any]]:
+def fixed(checkpoints: Path, cpu_environment: Environment) -> Mapping[str, Mapping[str, Any]]:
     """What sglang 0.5.16 makes of the two as they are."""
-    sources = unpack("0.5.16", tmp_path_factory.mktemp("sources"))
-    return load(cpu_environment, [checkpoints / kind for kind in KINDS], sources=sources)
+    return load(cpu_environment, [checkpoints / kind for kind in KINDS], sources=unpacked("0.5.16"))
 
 
 def methods(result: Mapping[str, Any]) -> tuple[str, ...]:
@@ -119,7 +116,7 @@ def load(environment: Environment, folders: list[Path], *, sources: Path | None 
 
 
 def run(environment: Environment, *arguments: str, sources: Path | None = None) -> str:
-    variables = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+    variables = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     variables |= {"PYTHONPATH": str(sources)} if sources else {}
     argv = [str(environment.python), str(SCRIPT), *arguments]
     done = subprocess.run(argv, env=variables, capture_output=True, text=True, check=False)

@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from wheels import unpack
+from wheels import unpacked
 
 from orchestrator import environments
 from orchestrator.images import SourceChecker
@@ -37,10 +38,10 @@ def verified(python: Path, package: Path, folder: Path) -> list[dict[str, object
 def test_ranks_that_part_are_brought_together(
     cpu_environment: environments.Environment, tmp_path: Path, version: str
 ) -> None:
-    package = unpack(version, tmp_path)
-    assert verified(cpu_environment.python, package, tmp_path / "without") == [RANK_0, RANK_1]
+    assert verified(cpu_environment.python, unpacked(version), tmp_path / "without") == [RANK_0, RANK_1]
 
     program = "import sys, pathlib, apply_patches as a; a.apply_diff(pathlib.Path(sys.argv[1]), sys.stdin.read())"
+    package = Path(shutil.copytree(unpacked(version), tmp_path / "package"))
     argv = [sys.executable, "-B", "-c", program, package / "sglang"]
     subprocess.run(argv, cwd=program_paths()[0].parent, input=DIFF, text=True, check=True)
 

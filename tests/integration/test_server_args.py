@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from draft_model_config import glm_config
 from together import together
-from wheels import unpack
+from wheels import unpacked
 
 from orchestrator.commands.planning import load, profile_names, render_artifacts
 from orchestrator.core.catalogue import Catalogue
@@ -134,7 +134,7 @@ def ask(cpu_environment: Environment, tiny_model: Path, tmp_path_factory: pytest
         asked[version, platform] = {**asked.get((version, platform), {}), **shipped}
 
     def said(version: str, platform: str) -> dict[str, str]:
-        root, commands = unpack(version, tmp_path_factory.mktemp(version)), asked[version, platform]
+        root, commands = unpacked(version), asked[version, platform]
         answered = subprocess.run(
             [str(cpu_environment.python), str(SCRIPT), str(root), platform],
             input=json.dumps([*commands.values()]),

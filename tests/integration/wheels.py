@@ -1,7 +1,9 @@
 """Real sglang wheels: downloaded once, kept for later runs, skipped aloud where there is no package index."""
 
 import zipfile
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -9,6 +11,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.images import fetch_wheel
 
 CACHE = Path.home() / ".cache/deploy-tests/wheels"
+UNPACKED = CACHE.with_name("unpacked")
 
 
 def wheel(version: str) -> Path:
@@ -30,3 +33,18 @@ def unpack(version: str, folder: Path, *, below: str = "") -> Path:
     with zipfile.ZipFile(wheel(version)) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.startswith(f"sglang/{below}")])
     return folder
+
+
+def unpacked(version: str) -> Path:
+    """The whole package of a wheel, unpacked once for all tests and runs; the folder to put on a path.
+
+    It takes 3 s, and Python as long to compile what is imported, which stays here too. Nobody changes a file of it.
+    """
+    kept = UNPACKED / version
+    if not kept.exists():
+        UNPACKED.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=UNPACKED) as folder:
+            made = unpack(version, Path(folder, version))
+            with suppress(OSError):  # another one was there first
+                made.rename(kept)
+    return kept
