@@ -59,7 +59,7 @@ def up(base: str, port: int) -> list[str]:
         "engine.source_dir": PACKAGE,
         "engine.aiter_dir": str(Path(AITER).parent),
         "server.port": port,
-        "waiting.grace": 2,  # sglang takes 15 s and more to end by itself
+        "waiting.grace": 5,  # sglang takes 15 s and more to end by itself
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     return ["up", "--profile", "cpu-tiny", "--name", NAME, *words]
