@@ -62,10 +62,9 @@ def reproduce(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Repeat a published measurement.
+    """Repeat a published measurement: for each of its layouts from preflight to report, as far as it is needed.
 
-    First preflight, stage, kernels and build, as far as each layout needs them, then for one layout after the other up,
-    smoke, bench, report and down. The same command goes on where the last call ended.
+    The same command goes on where the last call ended.
     """
     from orchestrator.commands.bill import Bill
     from orchestrator.commands.reproduce import STATE_FILE, FinishedSteps, ReproduceRequest, plan_steps, still_to_do

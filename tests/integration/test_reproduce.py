@@ -1,4 +1,4 @@
-"""`deploy reproduce` with the scripted engine: interrupted in the middle, taken up again, ended."""
+"""`deploy reproduce` with the real server: interrupted in the middle, taken up again, ended."""
 
 import json
 import signal
@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from command_line import CommandLine, processes_with
+from cpu_server import CpuEngine
 from ports import free_port
 
 from orchestrator.core.paths import Home, data_root
 
+pytestmark = pytest.mark.engine
 SHIPPED = data_root() / "profiles"
-ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
 
 
 @dataclass(frozen=True)
@@ -24,25 +25,9 @@ class Publication:
 
 
 @pytest.fixture
-def deploy(tmp_path: Path) -> CommandLine:
-    """`deploy` in a home of its own, whose engine is the scripted one: what that says answers no question."""
-    home = Home(tmp_path / "home")
-    for kind, name, text in (
-        ("engines", "scripted", f"{(SHIPPED / 'engines/sglang-0.5.14-cpu.yaml').read_text()}python: {ENGINE}\n"),
-        ("models", "wordless", (SHIPPED / "models/tiny.yaml").read_text().partition("\nquestions:")[0] + "\n"),
-    ):
-        file = home.root / "profiles" / kind / f"{name}.yaml"
-        file.parent.mkdir(parents=True)
-        file.write_text(text)
-    return CommandLine(home, {"DOCKER_HOST": "unix:///nonexistent"})
-
-
-@pytest.fixture
 def publication(tmp_path: Path) -> Publication:
     port, profile, workload = free_port(), tmp_path / "tiny-again.yaml", tmp_path / "two-rates.yaml"
-    parts = (("engine: sglang-0.5.14-cpu", "engine: scripted"), ("model: tiny", "model: wordless"))
-    served = (("port: 30010", f"port: {port}"), ("grace: 20", "grace: 2"))
-    profile.write_text(changed(SHIPPED / "cpu-tiny.yaml", *parts, *served))
+    profile.write_text(changed(SHIPPED / "cpu-tiny.yaml", ("port: 30010", f"port: {port}"), ("grace: 20", "grace: 2")))
     workload.write_text(
         changed(
             SHIPPED / "workloads" / "smoke-tiny.yaml",
@@ -73,9 +58,10 @@ def commands(said: str) -> list[str]:
 
 
 def test_interrupted_while_it_measures_and_taken_up_again(
-    deploy: CommandLine, publication: Publication, tmp_path: Path
+    engine_home: Home, cpu_engine: CpuEngine, publication: Publication, tmp_path: Path
 ) -> None:
-    results = tmp_path / "results"
+    assert cpu_engine.python.exists()
+    deploy, results = CommandLine(engine_home), tmp_path / "results"
     again = ["reproduce", str(publication.file), "--output", str(results)]
 
     with deploy.running(*again) as first:
