@@ -70,10 +70,14 @@ def show(
     explain: Annotated[
         bool, typer.Option("--explain", help="every value with its file and line, and its origin")
     ] = False,
+    capacity: Annotated[
+        bool, typer.Option("--capacity", help="what fits: weights, tokens of its cache, requests of its load")
+    ] = False,
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
     """Show what a profile decides."""
+    from orchestrator.commands.capacity import capacity_table, warn_capacity
     from orchestrator.commands.coverage import note_coverage
     from orchestrator.commands.environment import note_environment
     from orchestrator.commands.explain import explained, explained_table
@@ -81,6 +85,14 @@ def show(
     from orchestrator.core.paths import Home
 
     loaded = load(profile, overrides=set_ or ())
+    if capacity:
+        found = loaded.valid.capacity
+        warn_capacity(loaded.plan)
+        if json:
+            out_json({"profile": loaded.plan.profile, **found.to_dict()})
+        else:
+            out(capacity_table(found))
+        return
     note_coverage(loaded.plan, home := Home.from_environment())
     note_environment(loaded.plan, home)
     if not loaded.plan.model.questions:

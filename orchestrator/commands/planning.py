@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from orchestrator.core.catalogue import Catalogue, Kind
@@ -12,13 +13,15 @@ from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import know_variable
 from orchestrator.core.validation import checked, read_file, read_model
-from orchestrator.engine import read_flags
+from orchestrator.engine import FlagTable, read_flags
 from orchestrator.images import input_digests, read_inputs
 from orchestrator.kernels.disk import Store
 from orchestrator.patches import MOE_TABLE, read_ledger
 from orchestrator.plan import NAME, Plan
+from orchestrator.plan.capacity import Capacity, Load, capacity_of
 from orchestrator.plan.decide import Knowledge, decide
 from orchestrator.plan.known_bad import Reports
+from orchestrator.plan.rules import arguments
 from orchestrator.profile import EXTENDS, PARTS, Composed, Override, Profile, compose, part_names
 from orchestrator.render import Artifacts, ContextFile, files
 from orchestrator.runtimes import REGISTRY, runtime_kind
@@ -35,15 +38,32 @@ class Valid:
     profile: Profile
     catalogue: Catalogue
 
+    @cached_property
+    def table(self) -> FlagTable:
+        """The options of its engine. Raises ProfileError where there is no table of them."""
+        return read_flags(self.profile.engine.version, self.catalogue, place=self.composed.place(("engine", "version")))
+
+    @cached_property
+    def load(self) -> Load | None:
+        """The lengths of the workload it is meant for. Raises ProfileError for one that is not there."""
+        name = self.profile.workload
+        return _read_load(name, self.catalogue, self.composed.place(("workload",))) if name else None
+
+    @property
+    def capacity(self) -> Capacity:
+        """What fits on each of its replicas."""
+        return capacity_of(self.profile, arguments(self.profile, self.table), self.load)
+
     def decide(self, inputs: Mapping[str, str]) -> Plan:
         """The plan, with files given to patches: name -> sha256. Raises ProfileError with all that its rules refuse."""
         version = self.profile.engine.version
         knowledge = Knowledge(
-            table=read_flags(version, self.catalogue, place=self.composed.place(("engine", "version"))),
+            table=self.table,
             ledger=read_ledger(self.catalogue),
             reports=read_reports(self.catalogue),
             runtimes={name: kind().rules for name, kind in REGISTRY.items()},
             inputs=inputs,
+            load=self.load,
         )
         plan = decide(self.name, profile=self.profile, composed=self.composed, knowledge=knowledge)
         for name, successor in knowledge.table.deprecated(flag.name for flag in plan.flags).items():
@@ -56,10 +76,18 @@ class Valid:
 class Loaded:
     """A profile in its three forms: as composed, as validated, as planned."""
 
-    name: str
-    composed: Composed
-    profile: Profile
+    valid: Valid
     plan: Plan
+
+    @property
+    def composed(self) -> Composed:
+        """The layers put together."""
+        return self.valid.composed
+
+    @property
+    def profile(self) -> Profile:
+        """What was composed, checked by its schema."""
+        return self.valid.profile
 
 
 def read_reports(catalogue: Catalogue) -> Reports:
@@ -95,8 +123,7 @@ def load(
     `inputs` are files given to patches, name -> sha256. Raises ProfileError with every fault and its place.
     """
     valid = read_profile(name, overrides=overrides, catalogue=catalogue)
-    plan = valid.decide(inputs or {})
-    return Loaded(name=valid.name, composed=valid.composed, profile=valid.profile, plan=plan)
+    return Loaded(valid=valid, plan=valid.decide(inputs or {}))
 
 
 def planned(
@@ -107,7 +134,11 @@ def planned(
     That is what the user gives, and the table that was built for this model and layout, where one was and the user
     gives none.
     """
-    valid = read_profile(profile, overrides=overrides, catalogue=Catalogue.of(home))
+    return planned_at(read_profile(profile, overrides=overrides, catalogue=Catalogue.of(home)), home, given=given)
+
+
+def planned_at(valid: Valid, home: Home, *, given: Mapping[str, Path] | None = None) -> tuple[Plan, dict[str, bytes]]:
+    """As `planned`, of a profile that has been read."""
     layout, hardware = valid.profile.layout, valid.profile.hardware
     store = Store.at(home, valid.profile.engine.aiter_commit)
     table = store.table_of(valid.composed.names["model"], hardware.arch, tp=layout.tp.value, ep=layout.ep.value)
@@ -184,6 +215,17 @@ def _read_layers(path: Path, catalogue: Catalogue) -> tuple[Document, ...]:
             raise ProfileError(f"there is no profile `{base}` to extend", where=place, hint=hint)
         names.append(base)
         path = found
+
+
+def _read_load(name: str, catalogue: Catalogue, place: str) -> Load:
+    """The lengths of a workload: all that planning needs of it. What measures reads the whole file, strictly."""
+    path = catalogue.find(Kind.WORKLOAD, name)
+    if path is None:
+        hint = did_you_mean(name, catalogue.names(Kind.WORKLOAD))
+        raise ProfileError(f"there is no workload `{name}`", where=place, hint=hint)
+    document = read_file(path, catalogue.shown(path))
+    lengths = {key: value for key, value in document.data.items() if key in Load.model_fields}
+    return checked({**lengths, "name": name}, Load, place=document.place, message=f"workload `{name}` is not valid")
 
 
 def _profile_path(name: str, catalogue: Catalogue) -> Path:

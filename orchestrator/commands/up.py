@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 
+from orchestrator.commands.capacity import note_capacity
 from orchestrator.commands.coverage import (
     NOTHING_GIVEN,
     RowSources,
@@ -15,13 +16,14 @@ from orchestrator.commands.down import grace_of
 from orchestrator.commands.environment import image_hazards, note_environment
 from orchestrator.commands.kernels import kernel_gate, make_table
 from orchestrator.commands.machine import place_of
-from orchestrator.commands.planning import planned, render_artifacts, rendered_files
+from orchestrator.commands.planning import planned, planned_at, read_profile, render_artifacts, rendered_files
 from orchestrator.commands.prepare import bring_checkpoint, prepare, require_machine
 from orchestrator.commands.proof import answers, await_ready, explain_failure, prove
 from orchestrator.commands.ready import ReadyRequest, ready_plan, ready_preview, require_contained
 from orchestrator.commands.runs import RunDir, claim, latest_run, open_run, read_plan
 from orchestrator.commands.servers import Fleet, api_key, fleet, lost_parts
 from orchestrator.commands.steps import steps_text
+from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.console import note, say, warn
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError
 from orchestrator.core.paths import Home
@@ -93,7 +95,8 @@ class Preview:
 
 def preview(request: UpRequest, home: Home) -> Preview:
     """What `up` would do and start; it starts and writes nothing."""
-    plan, inputs = planned(request.profile, request.overrides, home)
+    valid = read_profile(request.profile, overrides=request.overrides, catalogue=Catalogue.of(home))
+    plan, inputs = planned_at(valid, home)
     place = place_of(plan, home, request.host)
     if request.image:
         require_contained(plan)
@@ -104,6 +107,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
     if not plan.ready_image:
         note_coverage(plan, home)
     note_environment(plan, home)
+    note_capacity(plan, valid.capacity)
     require_fusion_told(plan, home)
     return Preview(steps=steps_text(artifacts, place), files=files)
 

@@ -8,6 +8,7 @@ from typing import Final
 from orchestrator.core.errors import Problem, ProfileError, first_of
 from orchestrator.engine import FlagTable, flag_words, speculation
 from orchestrator.patches import Patch
+from orchestrator.plan.capacity import Load, capacity_hazards
 from orchestrator.plan.known_bad import Reports, hazards, known_bad
 from orchestrator.plan.patches import PatchFacts, environment, select
 from orchestrator.plan.plan import (
@@ -45,6 +46,7 @@ class Knowledge:
     reports: Reports
     runtimes: Mapping[str, Sequence[Rule]]  # by name, with the rules of each
     inputs: Mapping[str, str]  # files a user gave to patches, name -> sha256 in hex
+    load: Load | None  # that the profile is meant for
 
 
 def decide(name: str, *, profile: Profile, composed: Composed, knowledge: Knowledge) -> Plan:
@@ -56,6 +58,7 @@ def decide(name: str, *, profile: Profile, composed: Composed, knowledge: Knowle
         ledger=knowledge.ledger,
         runtimes=knowledge.runtimes,
         known_bad=knowledge.reports.known_bad,
+        load=knowledge.load,
     )
     _refuse(name, (problem for rule in RULES for problem in rule(case)))
     plan = _plan(name, profile=profile, composed=composed, knowledge=knowledge)
@@ -64,7 +67,7 @@ def decide(name: str, *, profile: Profile, composed: Composed, knowledge: Knowle
     reports = knowledge.reports
     return replace(
         plan,
-        hazards=hazards(reports.hazards, plan),
+        hazards=(*hazards(reports.hazards, plan), *capacity_hazards(case.capacity)),
         wrong_answers=hazards(reports.wrong_answers, plan),
         inexact=hazards(reports.inexact, plan),
     )

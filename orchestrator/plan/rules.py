@@ -4,6 +4,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from orchestrator.core.document import KeyPath
@@ -21,6 +22,7 @@ from orchestrator.engine import (
     port_problem,
 )
 from orchestrator.patches import Patch
+from orchestrator.plan.capacity import Capacity, Load, capacity_of
 from orchestrator.plan.known_bad import KnownBad
 from orchestrator.profile import Composed, Profile
 
@@ -35,6 +37,7 @@ class Case:
     ledger: Sequence[Patch]
     runtimes: "Mapping[str, Sequence[Rule]]"  # by name, with the rules of each
     known_bad: Sequence[KnownBad]
+    load: Load | None  # that the profile is meant for
 
     def count(self, flag: str) -> int:
         """The value of a flag that counts, 0 where it is not set."""
@@ -48,14 +51,23 @@ class Case:
     @property
     def arguments(self) -> Arguments:
         """The flags that are set, and what they are judged by."""
-        profile = self.profile
-        return Arguments(
-            table=self.table,
-            flags={name: setting.value for name, setting in profile.flags.items() if setting.value is not False},
-            tp=profile.layout.tp.value,
-            context_length=profile.model.context_length,
-            sparse_attention=profile.model.sparse_attention,
-        )
+        return arguments(self.profile, self.table)
+
+    @cached_property
+    def capacity(self) -> Capacity:
+        """What fits on a replica."""
+        return capacity_of(self.profile, self.arguments, self.load)
+
+
+def arguments(profile: Profile, table: FlagTable) -> Arguments:
+    """The flags that a profile sets, and what they are judged by."""
+    return Arguments(
+        table=table,
+        flags={name: setting.value for name, setting in profile.flags.items() if setting.value is not False},
+        tp=profile.layout.tp.value,
+        context_length=profile.model.context_length,
+        sparse_attention=profile.model.sparse_attention,
+    )
 
 
 Rule = Callable[[Case], Iterator[Problem]]
@@ -64,7 +76,6 @@ LOOPBACK: Final = "127.0.0.1"
 _VENDOR_OF: Final = {"rocm": "amd", "cuda": "nvidia", "cpu": "cpu"}
 # The suffix of a dated ROCm image names the GPU family it was compiled for (sglang docker/rocm.Dockerfile, GPU_ARCH).
 _ARCH_OF_IMAGE: Final = {"mi30x": "gfx942", "mi35x": "gfx950"}
-_MEMORY_FRACTION: Final = 0.9  # without `mem-fraction-static`, the most that sglang plans with on a GPU
 
 
 def layout_fits(case: Case) -> Iterator[Problem]:
@@ -115,20 +126,20 @@ def heads_divide(case: Case) -> Iterator[Problem]:
 
 
 def weights_fit(case: Case) -> Iterator[Problem]:
-    """One rank's share of the weights is less than the memory sglang plans with."""
-    profile = case.profile
-    if profile.hardware.vendor == "cpu":
-        return
-    share = profile.model.weights / profile.layout.tp.value
-    given = case.arguments.number("mem-fraction-static")
-    fraction = _MEMORY_FRACTION if given is None else given
-    if not 0 < fraction < 1:
+    """One rank's share of the weights leaves room for a cache, within what sglang plans with.
+
+    sglang raises `Loaded weights leave no GPU memory for the KV cache` after loading them (0.5.16,
+    mem_cache/kv_cache_configurator.py:1563).
+    """
+    memory, fraction = case.capacity.memory, case.arguments.number("mem-fraction-static")
+    if memory is None or (fraction is not None and not 0 < fraction < 1):
         return  # `values_are_taken` says so
-    room = profile.hardware.vram * fraction
-    if share > room:
+    if memory.cache_bytes <= 0:
+        room = memory.free_bytes * memory.fraction
         yield Problem(
-            f"the weights need {share / 1e9:.0f} GB a GPU at tp {profile.layout.tp.value}, "
-            f"{fraction:g} of the GPU's {profile.hardware.vram / 1e9:.0f} GB is {room / 1e9:.0f} GB",
+            f"the weights need {memory.weights_bytes / 1e9:.1f} GB a GPU at tp {case.profile.layout.tp.value} and "
+            f"leave no room for a cache: {memory.fraction:g} of the {memory.free_bytes / 1e9:.0f} GB that are free of "
+            f"{memory.vram_bytes / 1e9:.0f} is {room / 1e9:.1f} GB",
             case.place("model", "weights"),
             "raise `layout.tp`, or choose a smaller quantisation",
         )

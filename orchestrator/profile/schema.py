@@ -188,6 +188,27 @@ class QuestionSection(StrictModel):
         return self
 
 
+class CacheSection(StrictModel):
+    """What attention keeps of a token, by the names of the checkpoint's config.json: heads, or a latent (MLA)."""
+
+    head_dim: int | None = Field(default=None, ge=1, description="width of a head of keys")
+    v_head_dim: int | None = Field(default=None, ge=1, description="width of a head of values, where it is another")
+    kv_lora_rank: int | None = Field(default=None, ge=1, description="width of the latent")
+    qk_rope_head_dim: int | None = Field(default=None, ge=1, description="width of the rotary part beside the latent")
+    index_head_dim: int | None = Field(default=None, ge=1, description="width of the indexer's keys (DSA)")
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> "CacheSection":
+        latent = (self.kv_lora_rank, self.qk_rope_head_dim)
+        if (self.head_dim is None) == (None in latent) or (self.head_dim is not None and any(latent)):
+            raise ValueError("expected `head_dim`, or `kv_lora_rank` and `qk_rope_head_dim`")
+        if self.head_dim is None and self.v_head_dim is not None:
+            raise ValueError("a latent has no `v_head_dim`: it holds keys and values")
+        if self.head_dim is not None and self.index_head_dim is not None:
+            raise ValueError("`index_head_dim` stands beside a latent")
+        return self
+
+
 class ModelSection(StrictModel):
     """The checkpoint."""
 
@@ -208,11 +229,23 @@ class ModelSection(StrictModel):
         default=None, description="index of the next-token-prediction layer in the checkpoint"
     )
     gated: bool = Field(default=False, description="needs a token to download")
+    mtp_weights: Size | None = Field(
+        default=None, description="that layer's part of `weights`, which only speculation loads"
+    )
     moe: MoeSection | None = Field(default=None, description="the routed experts")
+    cache: CacheSection | None = Field(
+        default=None, description="what a token takes of the KV cache; without it capacity is not computed"
+    )
     questions: tuple[QuestionSection, ...] = Field(
         default=(), description="what the smoke test asks to see that answers are right; without any it does not look"
     )
     source: Text = Field(default="", description="where these facts are published")
+
+    @model_validator(mode="after")
+    def _sparse_attention_has_an_indexer(self) -> "ModelSection":
+        if self.cache and self.sparse_attention != (self.cache.index_head_dim is not None):
+            raise ValueError("`cache.index_head_dim` stands where `sparse_attention` is true, and nowhere else")
+        return self
 
 
 class EngineSection(StrictModel):
@@ -295,6 +328,7 @@ class Profile(StrictModel):
 
     description: Text = Field(default="", description="what it is for, one line")
     runtime: Word = Field(default="docker", description="the runtime that starts and stops the server")
+    workload: Word | None = Field(default=None, description="the load it is meant for, by which its capacity is judged")
     hardware: HardwareSection = Field(description="the node")
     model: ModelSection = Field(description="the checkpoint")
     engine: EngineSection = Field(description="the build of sglang")

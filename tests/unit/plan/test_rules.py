@@ -56,7 +56,7 @@ def test_all_faults_come_at_once_each_with_its_place() -> None:
     [
         (["layout.tp=8"], "tp 8 x dp 2 needs 16 GPUs, the node has 8", "dp_attention"),
         (["layout.ep=3"], "ep 3 does not divide tp 4", ""),
-        (["model.weights=4TB"], "the weights need 1000 GB a GPU at tp 4", "raise `layout.tp`"),
+        (["model.weights=4TB"], "the weights need 1000.0 GB a GPU at tp 4 and leave no room", "raise `layout.tp`"),
         (["engine=sglang-0.5.16-cu130"], "an engine for cuda does not run on amd hardware", "deploy profiles"),
         (["hardware.arch=gfx942"], "the image is compiled for gfx950, the GPUs are gfx942", ""),
         (["runtime=process"], "the process runtime needs an engine", "engine.python=python3"),

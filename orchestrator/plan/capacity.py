@@ -1,0 +1,297 @@
+"""What fits on a replica: tokens of its cache, requests of its own load, and how much memory may be given to both.
+
+A computation beforehand, from the facts of the model, layout and flags; `orchestrator.engine.memory` names where each
+rule of sglang's stands. Sizes are bytes.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from pydantic import Field
+
+from orchestrator.core.validation import StrictModel, Text
+from orchestrator.engine import Arguments, speculation
+from orchestrator.engine.memory import (
+    DSA_PAGE,
+    GIB,
+    CacheNeeds,
+    Heads,
+    Latent,
+    Working,
+    cache_type,
+    default_fraction,
+    is_raw,
+    token_bytes,
+    working_bytes,
+)
+from orchestrator.plan.plan import Hazard
+from orchestrator.profile import Profile
+
+# Of a GPU, before weights: what its driver and sglang's process take, and with several ranks their collectives. Both
+# measured with sglang 0.5.16 on one H200 and on two of 140 GiB: 139.09 and 138.28 GiB were free. Not measured on AMD's.
+_PROCESS: Final = int(0.91 * GIB)
+_COLLECTIVES: Final = int(0.81 * GIB)
+_SPECULATING: Final = 48  # running requests, where nobody says; 0.5.14 arg_groups/speculative_hook.py:271
+
+
+class Load(StrictModel):
+    """The lengths of a workload, in tokens. `cached_share` of an input is one of `prefixes`, which requests share."""
+
+    name: Text
+    input_tokens: int = Field(ge=1)
+    output_tokens: int = Field(ge=1)
+    cached_share: float = Field(default=0.0, ge=0, lt=1)
+    prefixes: int = Field(default=1, ge=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """How many requests of a load one replica's cache holds at once."""
+
+    load: str
+    tokens: int  # of one request, without what it shares
+    shared_tokens: int  # of all prefixes, once
+    at_once: int | None  # None: the size of the cache is not known beforehand
+    running: int | None  # that the profile lets run at once in a replica, None where it does not say
+    fits: bool  # as far as is known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """The cache of one replica, a GPU's part of it. None where the start alone can tell."""
+
+    kind: str
+    page: int
+    token_bytes: int  # by which sglang reckons
+    held_bytes: int  # that a token really takes
+    tokens: int | None
+    full_contexts: float | None  # requests of the longest context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """A GPU's memory, and who takes what of it."""
+
+    vram_bytes: int
+    free_bytes: int  # before weights are loaded
+    weights_bytes: int
+    fraction: float
+    fraction_is: str  # `set`, or `sglang's own`
+    cache_bytes: int  # at most 0: there is no room
+    working_bytes: int  # that activations and graphs need
+    safe_fraction: float  # the largest that leaves them that
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """What fits. What could not be computed is None, and `unknown` says why."""
+
+    replicas: int
+    gpus: int  # of one replica
+    memory: Memory | None  # None on a CPU, whose memory others share
+    cache: Cache | None
+    served: Served | None
+    unknown: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain JSON-able data."""
+        return asdict(self)
+
+
+def capacity_of(profile: Profile, given: Arguments, load: Load | None) -> Capacity:
+    """What fits on each replica of a profile; `given` are its flags."""
+    layout, model = profile.layout, profile.model
+    tp, dp = layout.tp.value, layout.dp.value
+    stages = int(given.number("pp-size") or 1)
+    drafts = speculation(given.flags)
+    memory = None
+    if profile.hardware.vendor != "cpu":
+        memory = _memory(profile, given, ranks=tp * stages, drafts=drafts is not None)
+    unknown = list(_unknown(profile, given))
+    cache = None if unknown else _cache(profile, given, memory=memory, drafts=drafts is not None)
+    served = _served(profile, given, load, cache) if load and cache else None
+    if model.mtp_layer is not None and drafts is None and model.mtp_weights is None:
+        unknown.append("the MTP layer is not loaded, and its part of the weights is not known: they are counted whole")
+    if given.has("speculative-draft-model-path"):
+        unknown.append("the weights of the draft model are not known: they are not counted")
+    return Capacity(
+        replicas=dp,
+        gpus=(tp // dp if layout.dp_attention.value and tp % dp == 0 else tp) * stages,
+        memory=memory,
+        cache=cache,
+        served=served,
+        unknown=tuple(unknown),
+    )
+
+
+def _unknown(profile: Profile, given: Arguments) -> list[str]:
+    """Why the size of a token is not known."""
+    model, kind = profile.model, given.text("kv-cache-dtype")
+    why = []
+    if model.cache is None:
+        why.append("the model's file does not say what its cache holds: `cache` in profiles/models")
+    elif model.cache.head_dim is not None and (model.kv_heads or model.attention_heads) is None:
+        why.append("the model's file does not say how many heads it has: `attention_heads` in profiles/models")
+    if _type(profile, given) is None:
+        why.append(f"what a cache of type `{kind}` takes is not known here")
+    return why
+
+
+def _type(profile: Profile, given: Arguments) -> tuple[str, int] | None:
+    return cache_type(
+        given.text("kv-cache-dtype"),
+        sparse=profile.model.sparse_attention,
+        arch=profile.hardware.arch,
+        dtype=given.text("dtype"),
+    )
+
+
+def _memory(profile: Profile, given: Arguments, *, ranks: int, drafts: bool) -> Memory:
+    vram, model = profile.hardware.vram, profile.model
+    free = max(vram - _PROCESS - (_COLLECTIVES if ranks > 1 else 0), 0)
+    loaded = model.weights - (0 if drafts else model.mtp_weights or 0)
+    weights = loaded // ranks
+    working = _working(profile, given, ranks=ranks)
+    fraction, said = given.number("mem-fraction-static"), "set"
+    if fraction is None or not 0 < fraction < 1:  # that it is none is said by another rule
+        fraction, said = default_fraction(working), "sglang's own"
+    moe = model.moe
+    needed = working_bytes(
+        working,
+        hidden=moe.hidden_size if moe else None,
+        experts=moe.experts_per_token + moe.shared_experts if moe else 0,
+    )
+    return Memory(
+        vram_bytes=vram,
+        free_bytes=free,
+        weights_bytes=weights,
+        fraction=fraction,
+        fraction_is=said,
+        cache_bytes=int(free * fraction - weights),
+        working_bytes=needed,
+        safe_fraction=max(math.floor((1 - needed / free) * 100) / 100, 0.0) if free else 0.0,
+    )
+
+
+def _working(profile: Profile, given: Arguments, *, ranks: int) -> Working:
+    chunk = given.number("chunked-prefill-size")
+    batch = given.number("cuda-graph-max-bs-decode") or given.number("cuda-graph-max-bs")
+    latent = profile.model.cache is not None and profile.model.cache.kv_lora_rank is not None
+    return Working(
+        vram=profile.hardware.vram,
+        ranks=ranks,
+        chunk=int(given.number("max-prefill-tokens") or 16384) if chunk == -1 else int(chunk) if chunk else None,
+        graph_batch=0 if given.has("disable-cuda-graph") else int(batch) if batch else None,
+        prefill_graphs=profile.engine.platform == "cuda" and not given.has("disable-cuda-graph"),
+        latent=latent,
+        dp_attention=profile.layout.dp.value if profile.layout.dp_attention.value else 0,
+    )
+
+
+def _cache(profile: Profile, given: Arguments, *, memory: Memory | None, drafts: bool) -> Cache:
+    model, layout = profile.model, profile.layout
+    kind, element = _type(profile, given) or ("", 0)  # that there is one has been asked
+    shared = layout.dp_attention.value and layout.tp.value % layout.dp.value == 0
+    platform, arch = profile.engine.platform, profile.hardware.arch
+    size = token_bytes(
+        CacheNeeds(
+            attention=_attention(profile),
+            layers=math.ceil(model.layers / (given.number("pp-size") or 1)),
+            draft_layers=1 if drafts and given.text("speculative-algorithm") != "NGRAM" else 0,
+            ranks=layout.tp.value // layout.dp.value if shared else layout.tp.value,
+            element=element,
+            raw=is_raw(
+                platform=platform,
+                arch=arch,
+                prefill=given.text("dsa-prefill-backend"),
+                decode=given.text("dsa-decode-backend"),
+            ),
+            version=profile.engine.version,
+        )
+    )
+    page = DSA_PAGE if model.sparse_attention else int(given.number("page-size") or 1)
+    most = given.number("max-total-tokens")
+    fitting = [] if memory is None else [max(memory.cache_bytes, 0) // size.planned]
+    tokens = min([*fitting, *([int(most)] if most else [])], default=None)
+    tokens = None if tokens is None else tokens // page * page
+    length = int(given.number("context-length") or model.context_length)
+    return Cache(
+        kind=kind,
+        page=page,
+        token_bytes=size.planned,
+        held_bytes=size.held,
+        tokens=tokens,
+        full_contexts=None if tokens is None else round(tokens / length, 2),
+    )
+
+
+def _attention(profile: Profile) -> Heads | Latent:
+    cache = profile.model.cache
+    if cache is None:
+        raise ValueError("the model's cache is not known")
+    if cache.kv_lora_rank is not None and cache.qk_rope_head_dim is not None:
+        return Latent(
+            kv_lora_rank=cache.kv_lora_rank,
+            qk_rope_head_dim=cache.qk_rope_head_dim,
+            index_head_dim=cache.index_head_dim if profile.model.sparse_attention else None,
+        )
+    width = cache.head_dim or 0
+    heads = profile.model.kv_heads or profile.model.attention_heads or 0
+    return Heads(heads=heads, head_dim=width, v_head_dim=cache.v_head_dim or width)
+
+
+def _served(profile: Profile, given: Arguments, load: Load, cache: Cache) -> Served:
+    """Requests at once, and whether as many may run. Each has whole pages of its own, and room for its drafts."""
+    sharing = not given.has("disable-radix-cache")
+    prefix = int(load.input_tokens * load.cached_share) // cache.page * cache.page if sharing else 0
+    drafts = speculation(given.flags)
+    tokens = load.input_tokens - prefix + load.output_tokens + (max(drafts[0] * drafts[1], drafts[2]) if drafts else 0)
+    tokens = math.ceil(tokens / cache.page) * cache.page
+    shared = prefix * load.prefixes
+    at_once = None if cache.tokens is None else max(cache.tokens - shared, 0) // tokens
+    limit = given.number("max-running-requests")
+    running = int(limit) if limit else _SPECULATING if drafts else None
+    if running and profile.layout.dp_attention.value:
+        running = max(running // profile.layout.dp.value, 1)
+    return Served(
+        load=load.name,
+        tokens=tokens,
+        shared_tokens=shared,
+        at_once=at_once,
+        running=running,
+        fits=at_once is None or at_once >= (running or 1),
+    )
+
+
+def capacity_hazards(capacity: Capacity) -> Iterator[Hazard]:
+    """What does not fit, and is no reason to refuse a start: sglang lets requests wait, or runs out of memory later."""
+    served, memory = capacity.served, capacity.memory
+    if served is not None and not served.fits:
+        running = served.running or 1
+        yield Hazard(
+            id="capacity-requests",
+            what=(
+                f"{running:,} {'requests' if running > 1 else 'request'} of `{served.load}` at once need "
+                f"{running * served.tokens + served.shared_tokens:,} tokens of a replica's cache, which holds "
+                f"{_tokens(capacity):,}: {served.at_once:,} fit, the others wait"
+            ),
+            source="computed beforehand: `deploy show --capacity`",
+            hint="lower `max-running-requests`, take an 8-bit `kv-cache-dtype`, or raise `layout.tp`",
+        )
+    if memory is not None and memory.fraction_is == "set" and memory.fraction > memory.safe_fraction:
+        kept = memory.free_bytes * (1 - memory.fraction)
+        yield Hazard(
+            id="capacity-fraction",
+            what=(
+                f"`mem-fraction-static` {memory.fraction:g} keeps {kept / 1e9:.1f} GB of a GPU beside weights and "
+                f"cache; activations and graphs may need {memory.working_bytes / 1e9:.1f} GB"
+            ),
+            source="computed beforehand: `deploy show --capacity`",
+            hint=f"`mem-fraction-static` {memory.safe_fraction:g}, or a smaller `chunked-prefill-size`",
+        )
+
+
+def _tokens(capacity: Capacity) -> int:
+    return (capacity.cache and capacity.cache.tokens) or 0

@@ -1,0 +1,118 @@
+"""The capacity that is computed beforehand, against the pools that real sglang 0.5.14 makes on this machine's CPU.
+
+A CPU's share of memory is the machine's at that moment: compared is what sglang makes of the bytes that were left, and
+what its pools take. GPUs are compared in tests/unit/plan/test_capacity.py, by their logs, and in tests/gpu.
+"""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator.commands.planning import load
+from orchestrator.environments import Environment
+from orchestrator.plan.capacity import Cache
+
+pytestmark = pytest.mark.engine
+
+SCRIPT = Path(__file__).with_name("cache_pools.py")
+ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 128,
+    "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "dtype": "bfloat16", "tie_word_embeddings": False, **IDS,
+}  # fmt: skip
+GLM_MTP = {
+    **LLAMA, "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "num_hidden_layers": 3, "head_dim": 64,
+    "moe_intermediate_size": 64, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
+    "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+    "partial_rotary_factor": 0.5, "attention_bias": False, "use_qk_norm": False, "num_nextn_predict_layers": 1,
+}  # fmt: skip
+MLA = {
+    **LLAMA, "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "num_hidden_layers": 3,
+    "num_key_value_heads": 4, "kv_lora_rank": 64, "q_lora_rank": None, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32,
+    "v_head_dim": 32, "moe_intermediate_size": 64, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1,
+    "num_experts_per_tok": 2, "topk_group": 1, "topk_method": "greedy", "first_k_dense_replace": 1, "moe_layer_freq": 1,
+    "routed_scaling_factor": 1.0, "norm_topk_prob": False, "scoring_func": "softmax", "attention_bias": False,
+    "rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "rope_type": "yarn", "factor": 8.0, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1},
+}  # fmt: skip
+DRAFTS = ("speculative-algorithm=EAGLE", "speculative-num-steps=5", "speculative-eagle-topk=1",
+          "speculative-num-draft-tokens=6", "max-running-requests=4")  # fmt: skip
+
+# config.json, what the model's file says of it, and the flags
+CASES = {
+    "gqa": (LLAMA, (), ("max-total-tokens=1000000",)),
+    "mha-fp8": (
+        {**LLAMA, "num_key_value_heads": 4},
+        ("kv_heads=4",),
+        ("max-total-tokens=1000001", "kv-cache-dtype=fp8_e4m3", "page-size=16"),
+    ),
+    "moe-with-mtp": (
+        GLM_MTP,
+        ("layers=3", "mtp_layer=3", "cache.head_dim=64"),
+        ("max-total-tokens=500000", *DRAFTS),
+    ),
+    "mla": (
+        MLA,
+        ("layers=3", "kv_heads=null", "cache.head_dim=null", "cache.kv_lora_rank=64", "cache.qk_rope_head_dim=16"),
+        ("max-total-tokens=1000000",),
+    ),
+}  # fmt: skip
+
+
+def computed(name: str) -> Cache:
+    _, facts, flags = CASES[name]
+    overrides = [*(f"model.{fact}" for fact in facts), *(f"flags.{flag}" for flag in flags)]
+    cache = load("cpu-tiny", overrides=overrides).valid.capacity.cache
+    assert cache is not None
+    return cache
+
+
+@pytest.fixture(scope="module")
+def real(cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
+    """What sglang made of each case."""
+    folder = tmp_path_factory.mktemp("pools")
+    asked = {
+        name: (config, [word for flag in flags for word in ("--" + flag).split("=")])
+        for name, (config, _, flags) in CASES.items()
+    }
+    done = subprocess.run(
+        [cpu_environment.python, SCRIPT, folder],
+        input=json.dumps(asked),
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_and_bytes_are_those_of_real_sglang(real: dict[str, dict[str, object]], name: str) -> None:
+    told, cache = real[name], computed(name)
+    assert "raised" not in told, told
+    # what sglang makes of the memory that was left, to the token
+    assert told["fitting"] == told["available"] // cache.token_bytes // cache.page * cache.page  # type: ignore[operator]
+    # what was asked for, in whole pages
+    assert told["tokens"] == cache.tokens
+    # what its pools take: a page more than the tokens
+    pools = told["pools"]
+    assert isinstance(pools, list)
+    assert sum(pools) == pytest.approx(cache.held_bytes * (int(cache.tokens or 0) + cache.page), rel=1e-3)
+
+
+def test_the_log_says_the_same_size(real: dict[str, dict[str, object]]) -> None:
+    """The line of the log, in GiB with two digits: what people compare."""
+    cache = computed("gqa")
+    line = next(line for line in real["gqa"]["lines"] if line.startswith("KV Cache is allocated"))  # type: ignore[attr-defined]
+    told = re.search(r"#tokens: ([0-9]+), K size: ([0-9.]+) GB, V size: ([0-9.]+) GB", line)
+    assert told is not None
+    assert int(told[1]) == cache.tokens
+    assert float(told[2]) + float(told[3]) == pytest.approx(cache.held_bytes * int(told[1]) / 2**30, rel=0.05)

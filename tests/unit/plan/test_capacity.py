@@ -1,0 +1,198 @@
+"""What fits, beside what real servers logged; and what a plan that cannot fit is told. `h200.log` names its runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from orchestrator.commands.planning import load
+from orchestrator.core.errors import ProfileError
+from orchestrator.plan.capacity import Cache, Capacity, Memory
+
+GIB = 1 << 30
+LOGGED = Path(__file__).with_name("h200.log").read_text().split("\n\n")
+
+
+def capacity(profile: str, *overrides: str) -> Capacity:
+    return load(profile, overrides=overrides).valid.capacity
+
+
+def cache(profile: str, *overrides: str) -> Cache:
+    found = capacity(profile, *overrides).cache
+    assert found is not None
+    return found
+
+
+def memory(profile: str, *overrides: str) -> Memory:
+    found = capacity(profile, *overrides).memory
+    assert found is not None
+    return found
+
+
+def hazards(profile: str, *overrides: str) -> dict[str, str]:
+    plan = load(profile, overrides=overrides).plan
+    return {hazard.id: hazard.what for hazard in plan.hazards if hazard.id.startswith("capacity")}
+
+
+@pytest.mark.parametrize("run", range(3))
+def test_a_gpu_holds_what_its_server_logged(run: int) -> None:
+    """sglang 0.5.16 on H200s: weights and cache of one GPU in GiB, the tokens of a replica."""
+    words, *lines = LOGGED[run].splitlines()
+    profile, *overrides = words.removeprefix("# ").split()
+    text = "\n".join(lines)
+    tokens = int(re.findall(r"max_total_num_tokens=([0-9]+)", text)[0])
+    weights = [float(found) for found in re.findall(r"Load weight end.*mem usage=([0-9.]+) GB", text)]
+    pools = [float(size) for pair in re.findall(r"K size: ([0-9.]+) GB, V size: ([0-9.]+) GB", text) for size in pair]
+    free = float(re.findall(r"Load weight begin\. avail mem=([0-9.]+) GB", text)[0])
+
+    found = cache(profile, *overrides)
+    assert found.tokens == pytest.approx(tokens, rel=0.002)
+    assert found.held_bytes * tokens / GIB == pytest.approx(sum(pools), rel=0.05)
+    assert memory(profile, *overrides).free_bytes / GIB == pytest.approx(free, rel=0.01)
+    assert memory(profile, *overrides).weights_bytes / GIB == pytest.approx(sum(weights), rel=0.02, abs=0.03)
+
+
+def test_the_fraction_that_sglang_takes_is_the_one_that_it_logged() -> None:
+    """`mem_fraction_static=0.903` of the tiny model's `server_args`, then with chunks of 8192."""
+    assert memory("h200-tiny", "flags.chunked-prefill-size=8192").fraction == 0.903
+
+
+@pytest.mark.parametrize(
+    ("profile", "overrides", "layers", "tokens", "gib"),
+    [
+        # InferenceX #2271: GLM-5.2 on H200, TP8, fp8 KV, 1,048,576 tokens: "60.03 GB per GPU"
+        ("b200-tp8", ("hardware=h200",), 78, 1_048_576, 60.03),
+        # sglang #11309: DeepSeek-V3.2, 61 layers, on B200 in October 2025: "#tokens: 975424, KV size: 43.67 GB"
+        ("b200-tp8", ("hardware=h200", "model.layers=61"), 61, 975_424, 43.67),
+    ],
+)
+def test_sparse_attention_takes_what_others_measured(
+    profile: str, overrides: tuple[str, ...], layers: int, tokens: int, gib: float
+) -> None:
+    found = cache(profile, *overrides, "flags.mem-fraction-static=0.95")
+    drafting = 1
+    assert found.held_bytes / (layers + drafting) * layers * tokens / GIB == pytest.approx(gib, rel=0.001)
+
+
+NEWER = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23")
+
+
+def test_a_token_of_sparse_attention_by_backend_and_version() -> None:
+    """656 B of latent and scales and 132 of indexer a layer; where the scales are left out 576 and 132, bf16 1284."""
+    layers = 79
+    scaled = cache("b200-tp8", "hardware=h200", "flags.mem-fraction-static=0.95")
+    assert (scaled.token_bytes, scaled.held_bytes) == (708 * layers, 788 * layers)  # 0.5.16 reckons without them
+    newer = cache("b200-tp8", "hardware=h200", "flags.mem-fraction-static=0.95", *NEWER)
+    assert (newer.token_bytes, newer.held_bytes) == (788 * layers, 788 * layers)
+    raw = cache("mi355x-tp8")
+    assert (raw.token_bytes, raw.held_bytes) == (708 * layers, 708 * layers)
+    assert cache("mi355x-tp8", "flags.kv-cache-dtype=bf16").token_bytes == 1284 * layers
+    assert cache("mi355x-tp8", "flags.kv-cache-dtype=null").kind == "bfloat16"
+    assert cache("b200-tp8", "flags.kv-cache-dtype=null").kind == "fp8_e4m3"
+    assert cache("b200-tp8").held_bytes == 708 * layers  # trtllm
+    assert raw.page == 64
+    assert (raw.tokens or 0) % 64 == 0
+
+
+def test_heads_are_shared_until_each_rank_has_one() -> None:
+    sizes = [cache("h200-glm-mtp", f"layout.tp={tp}").token_bytes for tp in (1, 2, 4, 8)]
+    assert sizes == [26624, 13312, 6656, 6656]
+    halved = cache("h200-glm-mtp", "layout.tp=4", "layout.dp=2", "layout.dp_attention=true")
+    assert halved.token_bytes == 13312
+    assert cache("h200-glm-mtp", "flags.kv-cache-dtype=fp8_e4m3").token_bytes == 13312
+    assert cache("h200-glm-mtp", "flags.kv-cache-dtype=fp8_e4m3").tokens == pytest.approx(2 * 4464488, rel=0.01)
+
+
+NO_DRAFTS = tuple(f"flags.speculative-{name}=null" for name in
+                  ("algorithm", "num-steps", "eagle-topk", "num-draft-tokens"))  # fmt: skip
+
+
+def test_without_speculation_the_mtp_layer_takes_nothing() -> None:
+    with_it, without = memory("h200-glm-mtp"), memory("h200-glm-mtp", *NO_DRAFTS)
+    assert with_it.weights_bytes - without.weights_bytes == 1711427712
+    assert cache("h200-glm-mtp", *NO_DRAFTS).token_bytes == 26624 * 12 // 13
+
+
+def test_requests_of_the_own_load() -> None:
+    """20,000 tokens of which 12,000 lie in one of 8 prefixes; 1,000 out, six drafts; in pages of 64."""
+    served = capacity("mi355x-tp4dp2").served
+    assert served is not None
+    assert (served.tokens, served.shared_tokens, served.running, served.fits) == (9088, 8 * 11968, 80, True)
+    assert served.at_once == (cache("mi355x-tp4dp2").tokens - 8 * 11968) // 9088  # type: ignore[operator]
+    alone = capacity("mi355x-tp4dp2", "flags.disable-radix-cache=true").served
+    assert alone is not None
+    assert (alone.tokens, alone.shared_tokens) == (21056, 0)
+    assert capacity("mi355x-tp4dp2", "flags.max-running-requests=null").served.running == 48  # type: ignore[union-attr]
+
+
+def test_more_requests_than_fit_are_told() -> None:
+    assert hazards("mi355x-tp4dp2") == {}
+    assert hazards("mi355x-tp4dp2", "flags.max-running-requests=512") == {
+        "capacity-requests": "512 requests of `wafer-20k-1k` at once need 4,748,800 tokens of a replica's cache, which "
+        "holds 2,713,536: 288 fit, the others wait"
+    }
+    assert "capacity-requests" in hazards("cpu-tiny", "flags.max-total-tokens=1000", "flags.max-running-requests=5")
+
+
+@pytest.mark.parametrize("written", ["0.93", ".93", "9.3e-1"])
+def test_a_fraction_that_leaves_too_little_is_told(written: str) -> None:
+    told = hazards("mi355x-tp8", f"flags.mem-fraction-static={written}", "flags.chunked-prefill-size=65536")
+    assert told["capacity-fraction"].startswith("`mem-fraction-static` 0.93 keeps 21.5 GB of a GPU")
+
+
+def test_the_safe_fraction_lies_where_chunks_were_reported_to_fit() -> None:
+    """InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh: chunks of 131072 serve with 0.80, and run out of memory with 0.85."""
+    assert 0.80 <= memory("mi355x-tp8").safe_fraction < 0.85
+    assert memory("mi355x-tp4dp2").safe_fraction >= 0.85
+
+
+@pytest.mark.parametrize("written", ["0.055", ".055", "5.5e-2"])
+def test_weights_that_leave_no_room_are_refused(written: str) -> None:
+    """sglang raises after it has loaded them. Of all 150 GB of the GPU, 0.055 would have been enough."""
+    with pytest.raises(ProfileError) as caught:
+        load("h200-glm-mtp", overrides=[f"flags.mem-fraction-static={written}", "model.weights=8.22GB"])
+    (problem,) = caught.value.problems
+    assert problem.message == (
+        "the weights need 8.2 GB a GPU at tp 1 and leave no room for a cache: 0.055 of the 149 GB that are free of 150 "
+        "is 8.2 GB"
+    )
+
+
+@pytest.mark.parametrize("written", ["0", "1.5", "1", "-0.5"])
+def test_a_fraction_that_is_none_is_refused_once(written: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        load("h200-glm-mtp", overrides=[f"flags.mem-fraction-static={written}"])
+    assert [problem.message for problem in caught.value.problems] == [
+        f"`--mem-fraction-static` takes a number above 0 and below 1, found `{written}`"
+    ]
+
+
+def test_what_is_not_known_is_said() -> None:
+    found = capacity("h200-glm-mtp", "model.cache=null")
+    assert (found.cache, found.served) == (None, None)
+    assert found.unknown == ("the model's file does not say what its cache holds: `cache` in profiles/models",)
+    words = "the MTP layer is not loaded, and its part of the weights is not known: they are counted whole"
+    assert capacity("mi355x-tp8", *NO_DRAFTS).unknown == (words,)
+    assert capacity("h200-glm-mtp", "flags.kv-cache-dtype=mxfp8").unknown == (
+        "what a cache of type `mxfp8` takes is not known here",
+    )
+    on_cpu = capacity("cpu-tiny", "flags.max-total-tokens=null")
+    assert on_cpu.memory is None
+    assert on_cpu.cache is not None
+    assert on_cpu.cache.tokens is None
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.cache.head_dim=null", "expected `head_dim`, or `kv_lora_rank` and `qk_rope_head_dim`"),
+        ("model.cache.kv_lora_rank=512", "expected `head_dim`, or `kv_lora_rank` and `qk_rope_head_dim`"),
+        ("model.cache.index_head_dim=128", "`index_head_dim` stands beside a latent"),
+        ("model.sparse_attention=true", "`cache.index_head_dim` stands where `sparse_attention` is true"),
+        ("workload=random-4k", "there is no workload `random-4k`"),
+    ],
+)
+def test_facts_that_contradict_each_other(override: str, message: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        load("h200-glm-mtp", overrides=[override])
+    assert any(message in problem.message for problem in caught.value.each())
