@@ -40,11 +40,9 @@ class Arguments:
     sparse_attention: bool  # DSA
 
     def number(self, name: str) -> float | None:
-        """The value of a numeric option, None where it is not set, or is no number."""
-        try:
-            return float(self.text(name) or "")
-        except ValueError:
-            return None
+        """The value of a numeric option, None where it is not set, or is no number: neither is `nan` or `inf`."""
+        number = _number(self.text(name) or "")
+        return number if number is not None and math.isfinite(number) else None
 
     def text(self, name: str) -> str | None:
         """The first value of an option, under whichever of its names, `""` for a switch; None where it is not set."""

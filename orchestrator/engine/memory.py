@@ -179,7 +179,7 @@ def default_fraction(working: Working) -> float:
     reserved = 512 * MIB + working.chunk_tokens * 1.5 * MIB + working.ranks * 128 * MIB + working.graphs
     if working.vram > 60 * GIB:
         reserved = max(reserved, _LEAST_RESERVE)
-    return round((working.vram - reserved) / working.vram, 3)
+    return round(max(working.vram - reserved, 0) / max(working.vram, 1), 3)
 
 
 def working_bytes(working: Working, *, hidden: int | None, experts: int) -> int:

@@ -12,7 +12,7 @@ from typing import Final
 from pydantic import Field
 
 from orchestrator.core.validation import StrictModel, Text
-from orchestrator.engine import Arguments, speculation
+from orchestrator.engine import Arguments
 from orchestrator.engine.memory import (
     DSA_PAGE,
     GIB,
@@ -33,6 +33,7 @@ from orchestrator.profile import Profile
 # measured with sglang 0.5.16 on one H200 and on two of 140 GiB: 139.09 and 138.28 GiB were free. Not measured on AMD's.
 _PROCESS: Final = int(0.91 * GIB)
 _COLLECTIVES: Final = int(0.81 * GIB)
+_PREFILL: Final = 16384  # tokens of one batch, where nobody says: `max_prefill_tokens`
 _SPECULATING: Final = 48  # running requests, where nobody says; 0.5.14 arg_groups/speculative_hook.py:271
 
 
@@ -104,15 +105,13 @@ def capacity_of(profile: Profile, given: Arguments, load: Load | None) -> Capaci
     """What fits on each replica of a profile; `given` are its flags."""
     layout, model = profile.layout, profile.model
     tp, dp = layout.tp.value, layout.dp.value
-    stages = int(given.number("pp-size") or 1)
-    drafts = speculation(given.flags)
-    memory = None
-    if profile.hardware.vendor != "cpu":
-        memory = _memory(profile, given, ranks=tp * stages, drafts=drafts is not None)
-    unknown = list(_unknown(profile, given))
-    cache = None if unknown else _cache(profile, given, memory=memory, drafts=drafts is not None)
+    stages = _count(given, "pp-size") or 1
+    drafts = given.has("speculative-algorithm")
+    memory = None if profile.hardware.vendor == "cpu" else _memory(profile, given, ranks=tp * stages, drafts=drafts)
+    unknown = _unknown(profile, given)
+    cache = None if unknown else _cache(profile, given, memory=memory, drafts=drafts)
     served = _served(profile, given, load, cache) if load and cache else None
-    if model.mtp_layer is not None and drafts is None and model.mtp_weights is None:
+    if model.mtp_layer is not None and not drafts and model.mtp_weights is None:
         unknown.append("the MTP layer is not loaded, and its part of the weights is not known: they are counted whole")
     if given.has("speculative-draft-model-path"):
         unknown.append("the weights of the draft model are not known: they are not counted")
@@ -124,6 +123,12 @@ def capacity_of(profile: Profile, given: Arguments, load: Load | None) -> Capaci
         served=served,
         unknown=tuple(unknown),
     )
+
+
+def _count(given: Arguments, name: str) -> int | None:
+    """An option that counts; None where it is not set, or is no count: other rules say so."""
+    number = given.number(name)
+    return int(number) if number is not None and number >= 1 else None
 
 
 def _unknown(profile: Profile, given: Arguments) -> list[str]:
@@ -176,16 +181,16 @@ def _memory(profile: Profile, given: Arguments, *, ranks: int, drafts: bool) -> 
 
 
 def _working(profile: Profile, given: Arguments, *, ranks: int) -> Working:
-    chunk = given.number("chunked-prefill-size")
-    batch = given.number("cuda-graph-max-bs-decode") or given.number("cuda-graph-max-bs")
-    latent = profile.model.cache is not None and profile.model.cache.kv_lora_rank is not None
+    cache, graphs = profile.model.cache, not given.has("disable-cuda-graph")
+    whole = given.number("chunked-prefill-size") == -1
+    batch = _count(given, "cuda-graph-max-bs-decode") or _count(given, "cuda-graph-max-bs")
     return Working(
         vram=profile.hardware.vram,
         ranks=ranks,
-        chunk=int(given.number("max-prefill-tokens") or 16384) if chunk == -1 else int(chunk) if chunk else None,
-        graph_batch=0 if given.has("disable-cuda-graph") else int(batch) if batch else None,
-        prefill_graphs=profile.engine.platform == "cuda" and not given.has("disable-cuda-graph"),
-        latent=latent,
+        chunk=_count(given, "max-prefill-tokens") or _PREFILL if whole else _count(given, "chunked-prefill-size"),
+        graph_batch=batch if graphs else 0,
+        prefill_graphs=graphs and profile.engine.platform == "cuda",
+        latent=cache is not None and cache.kv_lora_rank is not None,
         dp_attention=profile.layout.dp.value if profile.layout.dp_attention.value else 0,
     )
 
@@ -198,7 +203,7 @@ def _cache(profile: Profile, given: Arguments, *, memory: Memory | None, drafts:
     size = token_bytes(
         CacheNeeds(
             attention=_attention(profile),
-            layers=math.ceil(model.layers / (given.number("pp-size") or 1)),
+            layers=math.ceil(model.layers / (_count(given, "pp-size") or 1)),
             draft_layers=1 if drafts and given.text("speculative-algorithm") != "NGRAM" else 0,
             ranks=layout.tp.value // layout.dp.value if shared else layout.tp.value,
             element=element,
@@ -211,12 +216,12 @@ def _cache(profile: Profile, given: Arguments, *, memory: Memory | None, drafts:
             version=profile.engine.version,
         )
     )
-    page = DSA_PAGE if model.sparse_attention else int(given.number("page-size") or 1)
-    most = given.number("max-total-tokens")
-    fitting = [] if memory is None else [max(memory.cache_bytes, 0) // size.planned]
-    tokens = min([*fitting, *([int(most)] if most else [])], default=None)
+    page = DSA_PAGE if model.sparse_attention else _count(given, "page-size") or 1
+    fitting = None if memory is None else max(memory.cache_bytes, 0) // size.planned
+    limits = (fitting, _count(given, "max-total-tokens"))
+    tokens = min((limit for limit in limits if limit is not None), default=None)
     tokens = None if tokens is None else tokens // page * page
-    length = int(given.number("context-length") or model.context_length)
+    length = _count(given, "context-length") or model.context_length
     return Cache(
         kind=kind,
         page=page,
@@ -246,13 +251,11 @@ def _served(profile: Profile, given: Arguments, load: Load, cache: Cache) -> Ser
     """Requests at once, and whether as many may run. Each has whole pages of its own, and room for its drafts."""
     sharing = not given.has("disable-radix-cache")
     prefix = int(load.input_tokens * load.cached_share) // cache.page * cache.page if sharing else 0
-    drafts = speculation(given.flags)
-    tokens = load.input_tokens - prefix + load.output_tokens + (max(drafts[0] * drafts[1], drafts[2]) if drafts else 0)
+    tokens = load.input_tokens - prefix + load.output_tokens + _drafted(given)
     tokens = math.ceil(tokens / cache.page) * cache.page
     shared = prefix * load.prefixes
     at_once = None if cache.tokens is None else max(cache.tokens - shared, 0) // tokens
-    limit = given.number("max-running-requests")
-    running = int(limit) if limit else _SPECULATING if drafts else None
+    running = _count(given, "max-running-requests") or (_SPECULATING if given.has("speculative-algorithm") else None)
     if running and profile.layout.dp_attention.value:
         running = max(running // profile.layout.dp.value, 1)
     return Served(
@@ -263,6 +266,15 @@ def _served(profile: Profile, given: Arguments, load: Load, cache: Cache) -> Ser
         running=running,
         fits=at_once is None or at_once >= (running or 1),
     )
+
+
+def _drafted(given: Arguments) -> int:
+    """Tokens that a request takes beyond those it has: sglang's own 3/1/4 where steps are not set."""
+    if not given.has("speculative-algorithm"):
+        return 0
+    steps = _count(given, "speculative-num-steps") or 3
+    topk = _count(given, "speculative-eagle-topk") or 1
+    return max(steps * topk, _count(given, "speculative-num-draft-tokens") or steps + 1)
 
 
 def capacity_hazards(capacity: Capacity) -> Iterator[Hazard]:

@@ -20,7 +20,7 @@ def test_planned_decides_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
         monkeypatch.setattr(planning, name, counted)
     plan, _ = planning.planned("mi355x-tp8", (), Home(tmp_path))
-    once = ["checked", "compose", "decide", "read_flags", "read_ledger"]
+    once = ["checked", "checked", "compose", "decide", "read_flags", "read_ledger"]  # the profile, and its load
     assert sorted(calls) == once
 
     calls.clear()

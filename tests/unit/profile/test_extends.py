@@ -26,9 +26,9 @@ def test_it_has_the_rest_of_the_other_each_with_its_place(tmp_path: Path) -> Non
     assert [flag.name for flag in mine.plan.flags] == [flag.name for flag in other.plan.flags]
     assert mine.plan.flag("mem-fraction-static") == "0.7"
     assert mine.composed.place(("flags", "mem-fraction-static")) == f"{own}:4"
-    assert mine.composed.place(("flags", "kv-cache-dtype")) == "profiles/mi355x-tp8.yaml:10"
+    assert mine.composed.place(("flags", "kv-cache-dtype")) == "profiles/mi355x-tp8.yaml:11"
     assert mine.composed.place(("engine",)) == f"{own}:2"
-    assert mine.composed.place(("model",)) == "profiles/mi355x-tp8.yaml:5"
+    assert mine.composed.place(("model",)) == "profiles/mi355x-tp8.yaml:6"
 
 
 def test_the_state_of_july_differs_in_its_engine_alone() -> None:

@@ -1,0 +1,86 @@
+"""The capacity that `deploy show --capacity` computes beforehand, against what sglang makes of a real GPU's memory.
+
+On one GPU and over two, with a cache of bfloat16 and of FP8; each is a start of its own. FP8 is read by Triton's
+attention: FA3's library may have been cut down to bfloat16 to be carried to such a machine.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from line import SETTINGS, Line, assert_free, count
+
+WITHIN = 0.05
+GIB = 1 << 30
+FP8 = ("flags.kv-cache-dtype=fp8_e4m3", "flags.attention-backend=triton")
+CASES = {
+    "tp1-bf16": ("h200-glm-mtp", 1, ()),
+    "tp1-fp8": ("h200-glm-mtp", 1, FP8),
+    "tp2-bf16": ("h200x4-tp2dp2", 2, ("layout.dp=1",)),
+    "tp2-fp8": ("h200x4-tp2dp2", 2, ("layout.dp=1", *FP8)),
+}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What was computed, and the log of what was started."""
+
+    computed: dict[str, dict[str, float]]
+    log: str
+
+    def logged(self, pattern: str) -> list[float]:
+        """Every number that the log has there, of the first rank where there are several."""
+        lines = [line for line in self.log.splitlines() if not re.search(r" TP[1-9][0-9]*\]", line)]
+        return [float(found) for line in lines for found in re.findall(pattern, line)]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def compared(request: pytest.FixtureRequest, line: Line) -> Iterator[Compared]:
+    """A case, computed, and then started; whether its answers are right is asked elsewhere."""
+    profile, gpus, settings = CASES[request.param]
+    if count() < gpus:
+        pytest.skip(f"{request.param} needs {gpus} NVIDIA GPUs, this machine has {count()}")
+    chosen = [*SETTINGS, *(word for setting in settings for word in ("--set", setting))]
+    assert_free()
+    shown = line.run("show", profile, "--capacity", "--json", *chosen)
+    started = line.run("up", "--profile", profile, "--name", request.param, "--keep", *chosen)
+    log = line.run("logs", request.param).text
+    yield Compared(computed=json.loads(shown.text[shown.text.index("{") :]), log=log)
+    line.run("down", request.param)
+    assert_free()
+    assert started.code in {0, 8}  # ready, whatever its smoke test says
+
+
+def test_tokens(compared: Compared) -> None:
+    tokens = compared.logged(r"max_total_num_tokens=([0-9]+)")
+    assert tokens
+    print(f"tokens: computed {compared.computed['cache']['tokens']:,}, logged {tokens[0]:,.0f}", flush=True)
+    assert compared.computed["cache"]["tokens"] == pytest.approx(tokens[0], rel=WITHIN)
+
+
+def test_bytes_of_the_cache(compared: Compared) -> None:
+    """Keys and values of target and draft, in GiB."""
+    pools = sum(compared.logged(r"[KV] size: ([0-9.]+) GB"))
+    tokens = compared.logged(r"KV Cache is allocated.*#tokens: ([0-9]+)")[0]
+    held = compared.computed["cache"]["held_bytes"] * tokens / GIB
+    print(f"cache: computed {held:.2f} GiB, logged {pools:.2f} GiB", flush=True)
+    assert held == pytest.approx(pools, rel=WITHIN)
+
+
+def test_weights_and_what_is_free(compared: Compared) -> None:
+    memory = compared.computed["memory"]
+    weights = sum(compared.logged(r"Load weight end.*mem usage=([0-9.]+) GB"))
+    free = compared.logged(r"Load weight begin\. avail mem=([0-9.]+) GB")[0]
+    left = compared.logged(r"available_gpu_mem=([0-9.]+) GB")[0]
+    print(
+        f"weights: computed {memory['weights_bytes'] / GIB:.2f} GiB, logged {weights:.2f}; free before them: "
+        f"{memory['free_bytes'] / GIB:.2f} and {free:.2f}; free at the end: {left:.2f}",
+        flush=True,
+    )
+    assert memory["weights_bytes"] / GIB == pytest.approx(weights, rel=WITHIN)
+    assert memory["free_bytes"] / GIB == pytest.approx(free, rel=WITHIN)
+    # the fraction that is called safe leaves room for all that was taken after the cache was made
+    kept = memory["free_bytes"] / GIB * (1 - memory["fraction"])
+    assert kept - left < memory["working_bytes"] / GIB

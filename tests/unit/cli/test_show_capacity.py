@@ -1,0 +1,76 @@
+"""`deploy show --capacity`, and the line of it in a dry run: what is said, and that nothing is asked of the machine."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.profiles import show
+from orchestrator.commands.capacity import capacity_table, note_capacity
+from orchestrator.commands.planning import load, read_profile
+from orchestrator.commands.up import UpRequest, preview
+from orchestrator.core.paths import Home
+
+
+def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    show(profile="mi355x-tp4dp2", capacity=True)
+    rows = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert rows["cache of a GPU"].split("  ")[-1].strip() == "0.85 x 307.4 GB - 109.5 GB"
+    assert "2,713,536" in rows["tokens a replica"]
+    assert "2 replicas of 4 GPUs" in rows["tokens a replica"]
+    assert "80 may run" in rows["requests at once"]
+
+
+def test_the_same_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    show(profile="h200-glm-mtp", capacity=True, json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["profile"] == "h200-glm-mtp"
+    assert told["cache"]["token_bytes"] == 26624
+    assert told["memory"]["fraction"] == 0.85
+    assert told["served"]["fits"] is True
+
+
+def test_what_does_not_fit_is_told_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    show(profile="mi355x-tp4dp2", capacity=True, set_=["flags.max-running-requests=512"])
+    assert re.search(r"warning: 512 requests of `wafer-20k-1k` at once need", capsys.readouterr().err)
+
+
+def test_pools_that_take_more_than_sglang_reckons_with_are_told() -> None:
+    found = load("b200-tp8", overrides=["hardware=h200", "flags.mem-fraction-static=0.9"]).valid.capacity
+    assert "its pools take 62,252 B" in capacity_table(found)
+
+
+def test_a_model_without_these_facts_has_its_weights_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    loaded = load("h200-glm-mtp", overrides=["model.cache=null"])
+    table = capacity_table(loaded.valid.capacity)
+    assert "weights of a GPU" in table
+    assert "`cache` in profiles/models" in table
+    note_capacity(loaded.plan, loaded.valid.capacity)
+    assert "8.1 GB of weights" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_it_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    request = UpRequest(
+        profile="h200-glm-mtp", name=None, overrides=("engine.python=python3",), host=None, image=None, replace=False,
+        keep=False, stage=True, accept_untuned=False, strict_kernels=False, timeout=None,
+    )  # fmt: skip
+    preview(request, Home(tmp_path))
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "capacity of" in line]
+    assert line == (
+        "note: capacity of `h200-glm-mtp`: 8.1 GB of weights and 118.9 GB of cache a GPU; "
+        "4,465,676 tokens a replica (26,624 B each, bfloat16); 2,393 requests of `random-4k-256` at once; "
+        "`mem-fraction-static` 0.85, at most 0.92"
+    )
+
+
+def test_it_adds_less_than_50_ms() -> None:
+    """Of CPU time: reading the lengths of the load, and computing twice, for the rules and for what is shown."""
+    valid = read_profile("mi355x-tp4dp2")
+    assert valid.table.version == "0.5.16"  # which the plan is decided by anyway
+    begun = time.process_time()
+    assert valid.load is not None
+    for _ in range(2):
+        capacity_table(valid.capacity)
+    assert time.process_time() - begun < 0.05
