@@ -183,14 +183,18 @@ def default_fraction(working: Working) -> float:
 
 
 def working_bytes(working: Working, *, hidden: int | None, experts: int) -> int:
-    """What a start and a full chunk of prefill need beside weights and cache; `experts` are those that a token takes.
+    """What a start and a full chunk of prefill may need beside weights and cache; `experts`: those that a token takes.
 
-    sglang's own rule of thumb is 1.5 MiB a token of a chunk: 192 GiB for 131072 tokens, which serve from 58 GiB. Where
-    the model's shape is known, a token has three rows of the hidden size in bfloat16 for each of its experts, and four
-    of its own. One public report bounds that: GLM-5.2 at TP8 on MI355X with chunks of 131072 lacks 1.7 GiB where 43.2
-    are free, and serves where 57.6 are (InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh); by this rule it needs 48.
+    An estimate, on the safe side. sglang's rule of thumb is 1.5 MiB a token of a chunk: 192 GiB for 131072 tokens,
+    which serve from less than 58 GiB. Where the model's shape is known, a token has three rows of the hidden size in
+    bfloat16 for each of its experts and four of its own; beside them stand graphs and constants, at least the 10 GiB
+    that sglang keeps of a GPU of more than 60. One public report bounds it: GLM-5.2 at TP8 on MI355X with chunks of
+    131072 lacks 1.7 GiB where 43 are kept free, and serves where 57 are (InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh);
+    by this rule it needs 56.5.
     """
     by_rule = 1.5 * MIB
     token = by_rule if hidden is None else min(by_rule, (3 * experts + 4) * hidden * 2)
-    needed = 512 * MIB + working.chunk_tokens * token + working.ranks * 128 * MIB + working.graphs
-    return int(max(needed, _LEAST_RESERVE) if working.vram > 60 * GIB else needed)
+    constant = 512 * MIB + working.ranks * 128 * MIB + working.graphs
+    if working.vram > 60 * GIB:
+        constant = max(constant, _LEAST_RESERVE)
+    return int(constant + working.chunk_tokens * token)

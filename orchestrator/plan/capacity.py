@@ -279,18 +279,20 @@ def _drafted(given: Arguments) -> int:
 
 def capacity_hazards(capacity: Capacity) -> Iterator[Hazard]:
     """What does not fit, and is no reason to refuse a start: sglang lets requests wait, or runs out of memory later."""
-    served, memory = capacity.served, capacity.memory
-    if served is not None and not served.fits:
-        running = served.running or 1
+    served, memory, cache = capacity.served, capacity.memory, capacity.cache
+    if served is not None and cache is not None and not served.fits:
+        running, fitting = served.running or 1, served.at_once or 0
+        smaller = "" if cache.kind.startswith("fp8") else "take an 8-bit `kv-cache-dtype`, or "
         yield Hazard(
             id="capacity-requests",
             what=(
                 f"{running:,} {'requests' if running > 1 else 'request'} of `{served.load}` at once need "
                 f"{running * served.tokens + served.shared_tokens:,} tokens of a replica's cache, which holds "
-                f"{_tokens(capacity):,}: {served.at_once:,} fit, the others wait"
+                f"{cache.tokens:,}: {f'{fitting:,} fit, the others wait' if fitting else 'none fits'}"
             ),
             source="computed beforehand: `deploy show --capacity`",
-            hint="lower `max-running-requests`, take an 8-bit `kv-cache-dtype`, or raise `layout.tp`",
+            hint=(f"lower `max-running-requests` to {fitting}, {smaller or 'or '}" if fitting else smaller)
+            + "raise `layout.tp`",
         )
     if memory is not None and memory.fraction_is == "set" and memory.fraction > memory.safe_fraction:
         kept = memory.free_bytes * (1 - memory.fraction)
@@ -303,7 +305,3 @@ def capacity_hazards(capacity: Capacity) -> Iterator[Hazard]:
             source="computed beforehand: `deploy show --capacity`",
             hint=f"`mem-fraction-static` {memory.safe_fraction:g}, or a smaller `chunked-prefill-size`",
         )
-
-
-def _tokens(capacity: Capacity) -> int:
-    return (capacity.cache and capacity.cache.tokens) or 0
