@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from orchestrator.core.console import note, table, warn
 from orchestrator.plan import Plan
-from orchestrator.plan.capacity import Cache, Capacity, Memory, Served
+from orchestrator.plan.capacity import Capacity, KvCache, Memory, Served
 
 _HAZARDS = "capacity-"  # how the ids of those begin that this computation finds
 
@@ -74,7 +74,7 @@ def _cache(found: Capacity) -> Iterator[tuple[str, str, str]]:
     yield "longest contexts at once", f"{cache.full_contexts:g}", "in a replica"
 
 
-def _token_from(cache: Cache) -> str:
+def _token_from(cache: KvCache) -> str:
     held = "" if cache.held_bytes == cache.token_bytes else f"; its pools take {cache.held_bytes:,} B"
     return f"{cache.kind}, all layers and those that draft{held}"
 

@@ -60,7 +60,7 @@ class Served:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cache:
+class KvCache:
     """The cache of one replica, a GPU's part of it. None where the start alone can tell."""
 
     kind: str
@@ -92,7 +92,7 @@ class Capacity:
     replicas: int
     gpus: int  # of one replica
     memory: Memory | None  # None on a CPU, whose memory others share
-    cache: Cache | None
+    cache: KvCache | None
     served: Served | None
     unknown: tuple[str, ...]
 
@@ -195,7 +195,7 @@ def _working(profile: Profile, given: Arguments, *, ranks: int) -> Working:
     )
 
 
-def _cache(profile: Profile, given: Arguments, *, memory: Memory | None, drafts: bool) -> Cache:
+def _cache(profile: Profile, given: Arguments, *, memory: Memory | None, drafts: bool) -> KvCache:
     model, layout = profile.model, profile.layout
     kind, element = _type(profile, given) or ("", 0)  # that there is one has been asked
     shared = layout.dp_attention.value and layout.tp.value % layout.dp.value == 0
@@ -222,7 +222,7 @@ def _cache(profile: Profile, given: Arguments, *, memory: Memory | None, drafts:
     tokens = min((limit for limit in limits if limit is not None), default=None)
     tokens = None if tokens is None else tokens // page * page
     length = _count(given, "context-length") or model.context_length
-    return Cache(
+    return KvCache(
         kind=kind,
         page=page,
         token_bytes=size.planned,
@@ -247,7 +247,7 @@ def _attention(profile: Profile) -> Heads | Latent:
     return Heads(heads=heads, head_dim=width, v_head_dim=cache.v_head_dim or width)
 
 
-def _served(profile: Profile, given: Arguments, load: Load, cache: Cache) -> Served:
+def _served(profile: Profile, given: Arguments, load: Load, cache: KvCache) -> Served:
     """Requests at once, and whether as many may run. Each has whole pages of its own, and room for its drafts."""
     sharing = not given.has("disable-radix-cache")
     prefix = int(load.input_tokens * load.cached_share) // cache.page * cache.page if sharing else 0

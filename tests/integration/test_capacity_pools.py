@@ -1,7 +1,7 @@
 """The capacity that is computed beforehand, against the pools that real sglang 0.5.14 makes on this machine's CPU.
 
 A CPU's share of memory is the machine's at that moment: compared is what sglang makes of the bytes that were left, and
-what its pools take. GPUs are compared in tests/unit/plan/test_capacity.py, by their logs, and in tests/gpu.
+what its pools take. GPUs are compared in tests/unit/plan/test_what_fits.py, by their logs, and in tests/gpu.
 """
 
 import json
@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.commands.planning import load
 from orchestrator.environments import Environment
-from orchestrator.plan.capacity import Cache
+from orchestrator.plan.capacity import KvCache
 
 pytestmark = pytest.mark.engine
 
@@ -65,7 +65,7 @@ CASES = {
 }  # fmt: skip
 
 
-def computed(name: str) -> Cache:
+def computed(name: str) -> KvCache:
     _, facts, flags = CASES[name]
     overrides = [*(f"model.{fact}" for fact in facts), *(f"flags.{flag}" for flag in flags)]
     cache = load("cpu-tiny", overrides=overrides).valid.capacity.cache

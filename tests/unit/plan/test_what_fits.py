@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import ProfileError
-from orchestrator.plan.capacity import Cache, Capacity, Memory
+from orchestrator.plan.capacity import Capacity, KvCache, Memory
 
 GIB = 1 << 30
 LOGGED = Path(__file__).with_name("h200.log").read_text().split("\n\n")
@@ -17,7 +17,7 @@ def capacity(profile: str, *overrides: str) -> Capacity:
     return load(profile, overrides=overrides).valid.capacity
 
 
-def cache(profile: str, *overrides: str) -> Cache:
+def cache(profile: str, *overrides: str) -> KvCache:
     found = capacity(profile, *overrides).cache
     assert found is not None
     return found
