@@ -11,7 +11,7 @@ from orchestrator.core.console import note, out, out_json, say, table, warn
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    group = below(app, "cache", section=PREPARE, text="What starts have made for later ones.")
+    group = below(app, "cache", section=PREPARE, text="Caches that one start leaves for the next.")
     add(group, show, name="ls")
     add(group, clear)
 

@@ -127,7 +127,7 @@ def inspect(
 
 
 def matrix() -> None:
-    """Print the profiles with an image as a GitHub Actions matrix. With the disk space of each build, in GiB."""
+    """Print the profiles with an image as a GitHub Actions matrix, with the disk space of each build in GiB."""
     from orchestrator.commands.planning import usable_plans
     from orchestrator.images import IMAGE_BYTES
     from orchestrator.runtimes import runtime_kind

@@ -54,7 +54,7 @@ def up(
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
-    """Bring a profile's server up: stage, build, start, wait, prove. What is there already is not done again."""
+    """Bring a profile's server up: stage, build, start, wait, prove. Steps already done are skipped."""
     from orchestrator.commands.up import UpRequest, preview, up
     from orchestrator.core.paths import Home
 
@@ -108,7 +108,7 @@ def status(
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Show what runs. A named server is also asked for its health, and has to be well; with --health, all are."""
+    """Show what runs. A named server must also be healthy; with --health, all are asked."""
     from orchestrator.commands.servers import fleet
     from orchestrator.commands.status import require_well, status_table, statuses
     from orchestrator.core.paths import Home

@@ -47,7 +47,7 @@ def first_of(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 
 class DeployError(Exception):
-    """A fault of this tool, or none of those below; the base of all, with any number of problems."""
+    """A fault of this tool, or a failure that is none of those below."""
 
     exit_code = 1
 
