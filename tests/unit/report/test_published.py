@@ -42,6 +42,7 @@ def test_the_published_workload_is_the_one_that_is_measured() -> None:
     ours = load_workload(WAFER.workload.name)
     assert (ours.input_tokens, ours.output_tokens, ours.cached_share) == (20000, 1000, 0.60)
     assert {line.rate_rps for line in WAFER.rates} <= set(ours.rates_rps)
+    assert ours.limits.ttft_p95_s == WAFER.knee.ttft_p95_limit_s
     alone = load_workload(WAFER.single_stream.workload)
     assert (alone.input_tokens, alone.output_tokens, alone.concurrency) == (10000, 1500, 1)
 
