@@ -24,15 +24,16 @@ def preflight(*, profile: ProfileArgument, set_: SetOption = None, host: HostOpt
     from orchestrator.core.paths import Home
 
     plan, home = load(profile, overrides=set_ or ()).plan, Home.from_environment()
+    place = place_of(plan, home, host)
     note_coverage(plan, home)
-    report = inspect_host(plan, place_of(plan, home, host))
+    report = inspect_host(plan, place)
     if json:
         out_json(report.to_dict())
     else:
         out(report.to_text())
     if not report.ready:
         failed = "1 check" if len(report.failed) == 1 else f"{len(report.failed)} checks"
-        raise HostError(f"this machine is not ready for `{report.profile}`: {failed} failed")
+        raise HostError(f"the machine is not ready for `{report.profile}`: {failed} failed")
 
 
 def stage(

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from orchestrator.cli.host import preflight
 from orchestrator.cli.main import app
-from orchestrator.core.errors import DeployError
+from orchestrator.core.errors import DeployError, HostError
+from orchestrator.host import PreflightReport, fail
 
 USAGE, PROFILE, HOST, START, KERNELS, BENCH = 2, 3, 4, 6, 9, 10
 PROFILED = ("up", "render", "show", "preflight", "stage", "build", "kernels coverage", "kernels table", "kernels tune")
@@ -74,3 +76,18 @@ CASES = {
 @pytest.mark.parametrize(("line", "code"), CASES.items(), ids=CASES)
 def test_exit_code(line: str, code: int) -> None:
     assert code_of(line) == code
+
+
+@pytest.mark.parametrize("host", [None, "ssh://node"])
+def test_a_far_machine_that_is_not_ready_is_not_called_this_one(
+    monkeypatch: pytest.MonkeyPatch, host: str | None
+) -> None:
+    report = PreflightReport(
+        profile="mi355x-tp8", findings=(fail("gpus", "none", needed="8 x gfx950", hint="look for them"),)
+    )
+    monkeypatch.setattr("orchestrator.commands.machine.inspect_host", lambda *_: report)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///var/run/docker.sock")
+    with pytest.raises(HostError, match=r"^the machine is not ready for `mi355x-tp8`: 1 check failed"):
+        preflight(profile="mi355x-tp8", host=host)
+    with pytest.raises(HostError, match=r"^the machine is not ready for `mi355x-tp8`"):
+        report.require()
