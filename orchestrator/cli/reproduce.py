@@ -53,9 +53,7 @@ def reproduce(
         float, typer.Option(metavar="MB/S", min=1, help="the expected download speed, for the estimate")
     ] = 400.0,
     weights: WeightsOption = None,
-    engine: Annotated[
-        str | None, typer.Option(metavar="NAME", help="use this engine instead of the one the profiles name")
-    ] = None,
+    engine: Annotated[str | None, typer.Option(metavar="NAME", help="use this engine, not the profiles' own")] = None,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="default: results/NAME")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="leave a server up when its measurement fails")] = False,
     host: HostOption = None,
