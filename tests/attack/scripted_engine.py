@@ -8,7 +8,7 @@ outside. `tests/integration/test_scripted_engine.py` asks both the same and comp
 
 Told by variables of its environment:
 
-    SCRIPTED_PAUSE=0.5       seconds between two stages of the start
+    SCRIPTED_PAUSE=0.5       seconds after each stage of the start; `0,300`: after the first one, and after the others
     SCRIPTED_BROKEN=1        it ends while it loads, with a traceback
     SCRIPTED_DETACHED=1      the scheduler starts a program that leaves its session, with an empty environment
     SCRIPTED_DEAF=1          SIGTERM does not end it
@@ -335,9 +335,10 @@ def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
         child("sglang::detokenizer"),
     ]
     signal.signal(signal.SIGCHLD, lambda *_: die_with(children))
-    for stage in stages(options, key):
+    pauses = environ.get("SCRIPTED_PAUSE", "0").split(",")
+    for number, stage in enumerate(stages(options, key)):
         say(stage + echo)
-        time.sleep(float(environ.get("SCRIPTED_PAUSE", "0")))
+        time.sleep(float(pauses[min(number, len(pauses) - 1)]))
     if environ.get("SCRIPTED_BROKEN"):
         raise RuntimeError("broken, as it was told")
     try:

@@ -185,7 +185,7 @@ def test_ctrl_c_as_soon_as_it_has_started(deploy: CommandLine) -> None:
 
 def test_ctrl_c_while_it_loads_and_another_up_is_refused(deploy: CommandLine) -> None:
     port = free_port()
-    words = up_scripted("twin", port, "SCRIPTED_PAUSE=4")
+    words = up_scripted("twin", port, "SCRIPTED_PAUSE=0,300")  # it loads until it is interrupted
     with deploy.running(*words) as first:
         first.wait_for("connecting ranks")
         second = deploy.run(*words)
