@@ -9,9 +9,11 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final
+
+from orchestrator.core.sieve import Sieve
 
 SHORT: Final = 8  # characters; what is shorter may well be a word, and is only found as one
 MOST_APART: Final = 4096  # characters from the beginning of a secret to its end, with all that is in between
@@ -26,13 +28,11 @@ _WINDOW: Final = 1 << 16  # characters that are looked through at a time
 _PERCENT: Final = re.compile(r"%[0-9A-Fa-f]{2}")  # a search for this alone is ten times as quick
 _STEPS: Final = (_LINE_ENDS, _MARKS, _MARKS, _MARKS)  # JSON within JSON, in a message
 _UNFINISHED_MARK: Final = re.compile(r"(?:%[0-9A-Fa-f]?|\\(?:u[0-9A-Fa-f]{0,3}|x[0-9A-Fa-f]?)?|\x1b(?:\[[ -?]*)?)\Z")
-# What most escapes are made of or stand for: without these characters a text and all its readings are the same, but for
-# colours and what is written by its number.
-_OF_ESCAPES: Final = dict.fromkeys(map(ord, "\\\"'/nr\r\n"))
-_NUMBERED: Final = re.compile(r"x[0-9A-Fa-f]{2}")
 _URL_SAFE: Final = str.maketrans("+/", "-_")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]")
 _LONGEST_MARK: Final = 32  # characters: colours with all their numbers
+_WITH_FEW_ESCAPES: Final = 1024  # characters at the end of a text: enough to tell whether a secret begins there
+_TORN: Final = 64  # characters that are read otherwise where an escape is torn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class _Known:
     values: frozenset[str] = frozenset()
     forms: tuple[tuple[str, int], ...] = ()
     beginnings: frozenset[str] = frozenset()  # of each form, all that are shorter than it
-    bare: tuple[str, ...] = ()  # each form without what escapes are made of
+    sieve: Sieve = field(default_factory=lambda: Sieve(()))
     longest: int = 0
     words: re.Pattern[str] | None = None  # the short ones
 
@@ -78,7 +78,7 @@ def know(values: Iterable[str]) -> None:
         values=values,
         forms=tuple(forms.items()),
         beginnings=frozenset(form[:end] for form in forms for end in range(1, len(form))),
-        bare=tuple({form.translate(_OF_ESCAPES) for form in forms}),
+        sieve=Sieve(forms),
         longest=max(map(len, forms), default=0),
         words=re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])") if words else None,
     )
@@ -96,17 +96,21 @@ def _forms(value: str) -> dict[str, int]:
 
 def _readings(text: str) -> Iterator[str]:
     """`text` as its readers see it: without line ends, its escapes resolved, and those which that brought up."""
-    text = text.replace("\n", "").replace("\r", "")
+    text = _without_ends(text)
     yield text
     for _ in _STEPS[1:]:
-        if not _is_marked(text):
+        if not (_is_marked(text) or "\n" in text or "\r" in text):
             return
         text = _MARKS.sub(_character, text)
         yield text
 
 
 def _is_marked(text: str) -> bool:
-    return any(mark in text for mark in "\\\x1b\r\n") or _PERCENT.search(text) is not None
+    return "\\" in text or "\x1b" in text or ("%" in text and _PERCENT.search(text) is not None)
+
+
+def _without_ends(text: str) -> str:
+    return text.replace("\n", "").replace("\r", "")
 
 
 def _character(mark: re.Match[str]) -> str:
@@ -126,26 +130,17 @@ def known_spans(text: str) -> Iterator[tuple[int, int]]:
 def _in_windows(text: str, size: int) -> Iterator[tuple[int, int]]:
     for at in range(0, len(text), size):
         window = text[at : at + size + MOST_APART]
-        if _holds_known(window):
+        if _may_hold_known(window):
             spans = _in_windows(window, MOST_APART) if size > MOST_APART else _spans_in_readings(window)
             yield from ((at + start, at + end) for start, end in spans)
 
 
-def _holds_known(text: str) -> bool:
-    readings = _readings(text)
-    plain = next(readings)
-    if any(form in plain for form, _ in _known.forms):
-        return True
-    may = _is_marked(plain) and _may_hold_known(plain)
-    return may and any(form in reading for reading in readings for form, _ in _known.forms)
-
-
 def _may_hold_known(text: str) -> bool:
-    """Whether a reading of it may hold a known secret: told ten times as quickly than by reading it."""
-    bare = text.translate(_OF_ESCAPES)
-    if "\x1b" in text or "u00" in bare or _NUMBERED.search(bare) or _PERCENT.search(bare):
-        return True
-    return any(form in bare for form in _known.bare)
+    """Whether a reading of it may hold a known secret: told a hundred times as quickly as by reading it."""
+    if _is_marked(text):
+        return _known.sieve.passes(text)
+    plain = _without_ends(text)
+    return any(form in plain for form, _ in _known.forms)
 
 
 def _spans_in_readings(text: str) -> Iterator[tuple[int, int]]:
@@ -201,9 +196,12 @@ def may_begin(text: str) -> int:
     """Where the end of `text` begins that may be the beginning of a known secret; its length where there is none."""
     if not _known.forms:
         return len(text)
-    window = text[-MOST_APART:]
-    if all(_beginning(reading) == len(reading) for reading in _readings(window)):
+    readings = [*_readings(text[-_WITH_FEW_ESCAPES:])]
+    if len(readings[-1]) < _known.longest + _TORN:  # what stands before it may still be part of one
+        readings = [*_readings(text[-MOST_APART:])]
+    if all(_beginning(reading) == len(reading) for reading in readings):
         return len(text)
+    window = text[-MOST_APART:]
     reading, origin, found = window, _Origin(window), len(window)
     for marks in _STEPS:
         reading = origin.read(reading, marks)

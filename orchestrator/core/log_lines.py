@@ -20,7 +20,7 @@ LONGEST_LINE: Final = 1 << 20  # bytes; a longer one is cut, so that a server th
 _BATCH: Final = 256 * 1024  # characters
 _CUT_BACK: Final = 4096  # characters before its end at which a line without end is cut
 _EMPTY_LINES: Final = re.compile(r"\n{2,}")
-_NO_DIGITS: Final = dict.fromkeys(range(ord("0"), ord("9") + 1))
+_ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 class LogTail:
@@ -124,14 +124,18 @@ def batches(lines: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def without_digits(text: str) -> str:
-    """`text` without its digits."""
-    return text.translate(_NO_DIGITS)
+def alike(text: str) -> str:
+    """`text` with each digit a zero: lines that differ in numbers only, as most lines of a log do, become the same."""
+    return text.encode("utf-8", "surrogatepass").translate(_ZEROS).decode("utf-8", "surrogatepass")
 
 
-def different_lines(text: str) -> str:
-    """The lines of `text` that differ in more than digits, without these: a search for words needs no more of a log."""
-    return "\n".join(set(without_digits(text).split("\n")))
+def holding(literal: str, text: str) -> Iterator[str]:
+    """The lines of `text` that hold `literal`."""
+    at = text.find(literal)
+    while at >= 0:
+        end = text.find("\n", at)
+        yield text[text.rfind("\n", 0, at) + 1 : end if end >= 0 else len(text)]
+        at = text.find(literal, end) if end >= 0 else -1
 
 
 def _tidy(block: str) -> str:

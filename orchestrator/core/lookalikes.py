@@ -55,6 +55,11 @@ _SHAPES: Final[tuple[tuple[str, re.Pattern[str], Callable[[str, str], bool]], ..
     )
 )
 _TELLTALES: Final = tuple(dict.fromkeys(telltale for telltale, _, _ in _SHAPES))
+_LOWER_BYTES: Final = bytes(range(256)).lower()
+_IN_NO_TELLTALE: Final = bytes(
+    {*range(128)} - {*"".join((*_TELLTALES, "\n")).encode()} - {*"".join(_TELLTALES).upper().encode()}
+)
+_LINE: Final = 32  # letters: of shorter lines it costs more to tell them apart than to search them
 _LOWER: Final = {capital: capital + 32 for capital in range(ord("A"), ord("Z") + 1)}
 
 
@@ -69,8 +74,8 @@ class Lookalike:
 
 def lookalikes(text: str) -> Iterator[Lookalike]:
     """All that looks like a secret. Most texts hold nothing of the kind."""
-    lower = text.lower()
-    told = [telltale for telltale in _TELLTALES if telltale in lower]
+    told = [*_told(text)]
+    lower = text.lower() if told else ""
     if told and len(lower) != len(text):  # a letter that becomes two
         lower = text.translate(_LOWER)
     for telltale, shape, is_secret in _SHAPES:
@@ -79,3 +84,11 @@ def lookalikes(text: str) -> Iterator[Lookalike]:
             before = max(match.start() - _HEADER, 0)
             if is_secret(text[start:end], lower[before : match.start()]):
                 yield Lookalike(before, start, end)
+
+
+def _told(text: str) -> Iterator[str]:
+    """The telltales that stand in it, in any case; told without the characters that stand in none, a line once."""
+    letters = text.encode("utf-8", "surrogatepass").translate(_LOWER_BYTES, _IN_NO_TELLTALE)
+    lines = letters.split(b"\n", len(letters) // _LINE)
+    different = letters if len(lines) > len(letters) // _LINE else b"\n".join(set(lines))
+    return (telltale for telltale in _TELLTALES if telltale.encode() in different)

@@ -32,6 +32,12 @@ class Clause(StrictModel):
     regex: re.Pattern[str] | None = Field(default=None)
     unless: tuple[str, ...] = Field(default=())
 
+    @property
+    def numbered(self) -> bool:
+        """Whether a certain number is meant: of two lines that differ in numbers only, one may be such a line."""
+        pattern = self.regex.pattern if self.regex else ""
+        return any(character.isdigit() for character in "".join((self.text, pattern, *self.unless)))
+
     def matches(self, line: str) -> bool:
         """Whether `line` is such a line."""
         return (

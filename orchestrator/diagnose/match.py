@@ -1,11 +1,11 @@
 """Reading a log once, in bounded memory, for everything that the catalogue knows."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Final
 
-from orchestrator.core.log_lines import batches, different_lines, without_digits
+from orchestrator.core.log_lines import alike, batches, holding
 from orchestrator.core.redaction import excerpt
 from orchestrator.diagnose.catalogue import Clause, Signature, load_catalogue
 from orchestrator.diagnose.report import TAIL_LINES, Diagnosis, Evidence, Match
@@ -22,48 +22,70 @@ class _Watch:
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
+        self.numbered = any(clause.numbered for clause in _clauses(signature))
         self.count = 0
         self.evidence: list[Evidence] = []
         self._context: tuple[int, str] | None = None
 
-    def see(self, number: int, line: str) -> None:
-        if any(clause.matches(line) for clause in self.signature.near):
+    def says(self, line: str) -> tuple[bool, bool]:
+        """Whether it is one of the lines that stand before a proof, and whether it is one that proves."""
+        near, lines = self.signature.near, self.signature.lines
+        return any(clause.matches(line) for clause in near), any(clause.matches(line) for clause in lines)
+
+    def see(self, number: int, line: str, *, near: bool, proof: bool) -> None:
+        if near:
             self._context = (number, line[:_KEPT_CHARACTERS])
-        if not any(clause.matches(line) for clause in self.signature.lines):
+        if not proof:
             return
         context = self._context
         if self.signature.near and (context is None or number - context[0] > self.signature.within):
             return
         self.count += 1
+        if len(self.evidence) >= KEPT_EVIDENCE:
+            return
         if not self.evidence and context is not None and context[0] != number:
             self.evidence.append(_evidence(*context))
-        if len(self.evidence) < KEPT_EVIDENCE:
-            self.evidence.append(_evidence(number, line))
+        self.evidence.append(_evidence(number, line))
 
 
 class _Search:
     """The search for the literals of all signatures: a text without the pieces that they share holds none of them.
 
-    What a search costs goes by the length of what is searched for, inversely, and a log repeats itself but for digits.
+    What a search costs goes by the length of what is searched for, inversely, and a log repeats itself but for digits:
+    each kind of line is searched and judged once a batch.
     """
 
     def __init__(self, watches: Sequence[_Watch]) -> None:
         self._watches: dict[str, list[_Watch]] = {}
         for watch in watches:
             for clause in _clauses(watch.signature):
-                self._watches.setdefault(clause.text, []).append(watch)
+                self._watches.setdefault(alike(clause.text), []).append(watch)
 
-    def hits(self, lines: Sequence[str]) -> Iterator[tuple[int, list[_Watch]]]:
-        """The index of each line with a literal in it, in order, with the signatures it may be a line of."""
-        text = "\n".join(lines)
-        different = different_lines(text)
-        found: dict[int, dict[int, _Watch]] = {}
+    def see(self, lines: Sequence[str], *, before: int) -> None:
+        """Show each line to the signatures it may be a line of; `before` lines were shown already."""
+        kinds = alike("\n".join(lines)).split("\n")
+        concerned = self._concerned("\n".join(dict.fromkeys(kinds)))
+        judged: dict[str, list[tuple[_Watch, bool, bool]]] = {}
+        for index, kind in enumerate(kinds):
+            if kind not in concerned:
+                continue
+            line = lines[index]
+            if kind not in judged:
+                judged[kind] = [] if quotes_a_user(line) else [(each, *each.says(line)) for each in concerned[kind]]
+            for watch, near, proof in judged[kind]:
+                if watch.numbered:
+                    near, proof = watch.says(line)  # noqa: PLW2901 - of this line, not of its kind
+                if near or proof:
+                    watch.see(before + index + 1, line, near=near, proof=proof)
+
+    def _concerned(self, kinds: str) -> dict[str, list[_Watch]]:
+        """Those kinds of lines with a literal in them, to the signatures."""
+        concerned: dict[str, dict[int, _Watch]] = {}
         by_piece = _by_piece(frozenset(self._watches))
-        for literal in [each for piece, all_of in by_piece.items() if piece in different for each in all_of]:
-            for index in _lines_with(literal, text):
-                found.setdefault(index, {}).update((id(watch), watch) for watch in self._watches[literal])
-        for index in sorted(found):
-            yield index, list(found[index].values())
+        for literal in [each for piece, all_of in by_piece.items() if piece in kinds for each in all_of]:
+            for kind in holding(literal, kinds):
+                concerned.setdefault(kind, {}).update((id(watch), watch) for watch in self._watches[literal])
+        return {kind: [*watches.values()] for kind, watches in concerned.items()}
 
 
 def diagnose(lines: Iterable[str], *, catalogue: Sequence[Signature] | None = None) -> Diagnosis:
@@ -76,10 +98,7 @@ def diagnose(lines: Iterable[str], *, catalogue: Sequence[Signature] | None = No
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     total = 0
     for batch in batches(lines):
-        for index, concerned in search.hits(batch):
-            if not quotes_a_user(batch[index]):
-                for watch in concerned:
-                    watch.see(total + index + 1, batch[index])
+        search.see(batch, before=total)
         total += len(batch)
         tail.extend(line[:_KEPT_CHARACTERS] for line in batch[-TAIL_LINES:])
     matches = [Match(signature=w.signature, count=w.count, evidence=tuple(w.evidence)) for w in watches if w.count]
@@ -90,28 +109,17 @@ def diagnose(lines: Iterable[str], *, catalogue: Sequence[Signature] | None = No
     )
 
 
-def _lines_with(literal: str, text: str) -> Iterator[int]:
-    """The indices of the lines of `text` that hold `literal`."""
-    index, counted = 0, 0
-    at = text.find(literal)
-    while at >= 0:
-        index += text.count("\n", counted, at)
-        yield index
-        counted = text.find("\n", at)
-        at = text.find(literal, counted) if counted >= 0 else -1
-
-
 @cache
 def _by_piece(literals: frozenset[str]) -> Mapping[str, list[str]]:
-    """The literals by a piece of each without its digits, so that all pieces together cost little."""
-    left, by_piece = {literal: without_digits(literal) for literal in literals}, dict[str, list[str]]()
+    """The literals by a piece of each, so that all pieces together cost little."""
+    left, by_piece = set(literals), dict[str, list[str]]()
     while left:
         gain = Counter[str]()
-        for _, text in sorted(left.items()):
-            gain.update(dict.fromkeys(_pieces(text), 1 / len(text)))
+        for literal in sorted(left):
+            gain.update(dict.fromkeys(_pieces(literal), 1 / len(literal)))
         piece = max(gain, key=lambda each: gain[each] - 1 / len(each))
-        by_piece[piece] = sorted(literal for literal, text in left.items() if piece in text)
-        left = {literal: text for literal, text in left.items() if piece not in text}
+        by_piece[piece] = sorted(literal for literal in left if piece in literal)
+        left.difference_update(by_piece[piece])
     return by_piece
 
 

@@ -3,52 +3,44 @@
 import re
 from collections import deque
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Final
 
 from orchestrator.core.known_secrets import MOST_APART
-from orchestrator.core.log_lines import different_lines
+from orchestrator.core.log_lines import alike, holding
 from orchestrator.core.redaction import excerpt
 
 KEPT_LINES: Final = 40
 KEPT_CHARACTERS: Final = 2000  # of each of them
 _HELD_CHARACTERS: Final = KEPT_CHARACTERS + MOST_APART  # enough to tell a secret that stands where it is cut
 
-# In order of appearance; wordings of sglang 0.5.10 to 0.5.23. A stage begins at its first line and never comes back,
-# although every rank of a tp x dp layout writes its own lines.
-_STAGES: Final = (
-    ("starting", re.compile(r"server_args=ServerArgs\(")),
-    ("connecting ranks", re.compile(r"Init torch distributed begin", re.IGNORECASE)),
-    ("loading weights", re.compile(r"Load weight begin", re.IGNORECASE)),
-    ("allocating the KV cache", re.compile(r"KV Cache is allocated|Memory pool end", re.IGNORECASE)),
-    (
-        "capturing",
-        re.compile(r"Capture (?:(?P<what>.+?) )??\w+ graph begin|Capturing \w+ ", re.IGNORECASE),
-    ),
-    ("opening the port", re.compile(r"max_total_num_tokens=", re.IGNORECASE)),
-    ("warming up", re.compile(r"Uvicorn running on", re.IGNORECASE)),
-    ("answering", re.compile(r"The server is fired up and ready to roll", re.IGNORECASE)),
-)
+# In order of appearance, in lower case; wordings of sglang 0.5.10 to 0.5.23. A stage begins at its first line and never
+# comes back, although every rank of a tp x dp layout writes its own lines.
+_STAGES: Final = {
+    "server_args=serverargs(": "starting",
+    "init torch distributed begin": "connecting ranks",
+    "load weight begin": "loading weights",
+    "kv cache is allocated": "allocating the KV cache",
+    "memory pool end": "allocating the KV cache",
+    "capture ": "capturing",
+    "capturing ": "capturing",
+    "max_total_num_tokens=": "opening the port",
+    "uvicorn running on": "warming up",
+    "the server is fired up and ready to roll": "answering",
+}
+_LAST: Final = "answering"
+_CAPTURE: Final = re.compile(r"capture (?:(?P<what>.+?) )??\w+ graph (?P<begins>begin)|capturing \w+ ")
 _DRAFT: Final = "loading draft weights"  # with EAGLE a rank loads twice: the target, then the draft
-_LAST: Final = _STAGES[-1][0]
 _RANK: Final = re.compile(r"^\[[\d-]+ [\d:]+([^\]]*)\]")
 # tqdm: `Loading safetensors checkpoint shards:  38% Completed | 18/47 [...]`, `Capturing batches (...):  5%|..| 1/20 [`
 # and `Capturing num tokens (...):  2%|..| 1/58 [`
-_COUNT: Final = re.compile(r"(?P<what>loading|capturing) .*?\|\s*(?P<n>\d+)/(?P<total>\d+) \[", re.IGNORECASE)
-_PORT_TAKEN: Final = re.compile(r"error while attempting to bind on address")
-_ACCESS: Final = re.compile(r'"(?:GET|HEAD) /(?:health|metrics)')  # someone's probe is not the server's progress
-# In lower case, one of what each pattern here matches: a text without any of them only says that the server lives.
-_TELLTALES: Final = (
-    *("server_args=serverargs(", "init torch distributed begin", "load weight begin", "loading"),
-    *("kv cache is allocated", "memory pool end", "capture ", "capturing ", "max_total_num_tokens="),
-    *("uvicorn running on", "ready to roll", "attempting to bind on address", "/health", "/metrics"),
-)
+_COUNT: Final = re.compile(r"(?P<what>loading|capturing) .*?\|\s*(?P<n>\d+)/(?P<total>\d+) \[")
+_PORT_TAKEN: Final = "error while attempting to bind on address"
+_ACCESS: Final = re.compile(r'"(?:get|head) /(?:health|metrics)')  # someone's probe is not the server's progress
+_ONCE: Final = (*(telltale for telltale, name in _STAGES.items() if name != "capturing"), _PORT_TAKEN)
+_TELLTALES: Final = (*_STAGES, "loading ", "/health", "/metrics", _PORT_TAKEN)  # a line without any says nothing
 # What a user or a client wrote, not what happened: the arguments, and requests under --log-requests.
 _QUOTING: Final = ("server_args=ServerArgs(", "Receive: obj=", "Finish: obj=")
-
-
-def says_port_taken(line: str) -> bool:
-    """Whether the port is another's. sglang 0.5.14 then neither serves nor exits for two minutes: it asks the other."""
-    return _PORT_TAKEN.search(line) is not None
 
 
 def quotes_a_user(line: str) -> bool:
@@ -56,10 +48,12 @@ def quotes_a_user(line: str) -> bool:
     return any(text in line for text in _QUOTING)
 
 
-def says_nothing(lines: Sequence[str]) -> bool:
-    """Whether no line says more than that the server lives."""
-    text = different_lines("\n".join(lines)).lower()
-    return not any(telltale in text for telltale in _TELLTALES)
+class _Says(Enum):
+    """What a kind of lines says."""
+
+    PROBED = auto()  # somebody asks: no sign of life
+    COUNTED = auto()  # a progress bar: of some in a row the last one is enough
+    MORE = auto()
 
 
 class StageReader:
@@ -70,6 +64,7 @@ class StageReader:
         self.names: list[str] = []
         self._last_lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.count = ""
+        self.port_taken = False  # sglang 0.5.14 then neither serves nor exits for two minutes: it asks who has it
         self._loads: dict[str, int] = {}
 
     @property
@@ -88,40 +83,58 @@ class StageReader:
         """Whether the server's own log has said that it is ready."""
         return _LAST in self.names
 
-    def feed(self, line: str) -> bool:
-        """Take a line in; returns whether it is a sign of life."""
-        if says_nothing([line]):
-            self.keep([line])
-            return True
-        if _ACCESS.search(line):
-            return False
-        if self._last_lines and _COUNT.search(line) and _COUNT.search(self._last_lines[-1]):
+    def feed(self, lines: Sequence[str]) -> bool:
+        """Take lines in; returns whether one of them is a sign of life.
+
+        Lines that differ in numbers only say the same: what they say is looked up once, and of a progress bar the last
+        state is read.
+        """
+        kinds = alike("\n".join(lines).lower()).split("\n")
+        telling = _telling("\n".join(dict.fromkeys(kinds)))
+        done, alive = 0, False
+        for index in [index for index, kind in enumerate(kinds) if kind in telling]:
+            if done < index:
+                self._keep(lines[done:index])
+                alive = True
+            done, says = index + 1, telling[kinds[index]]
+            if says is not _Says.PROBED:
+                alive = True
+                if says is _Says.MORE or kinds[done : done + 1] != [kinds[index]]:
+                    self._read(lines[index])
+        self._keep(lines[done:])
+        return alive or done < len(lines)
+
+    def _read(self, line: str) -> None:
+        lower = line.lower()
+        if self._last_lines and _COUNT.search(lower) and _COUNT.search(self._last_lines[-1].lower()):
             self._last_lines.pop()  # of a progress bar the newest state is enough
-        self.keep([line])
-        begun = self._stage_of(line)
+        self._keep([line])
+        begun = self._stage_of(lower)
         if begun is not None and begun not in self.names:
             self.names.append(begun)
             self.count = ""
-        self._read_count(line)
-        return True
+        self._read_count(lower)
+        self.port_taken |= _PORT_TAKEN in lower
 
-    def keep(self, lines: Sequence[str]) -> None:
-        """Take in lines that say nothing: the last ones are shown where the start fails."""
+    def _keep(self, lines: Sequence[str]) -> None:
+        """The last ones are shown where the start fails."""
         self._last_lines.extend(line[:_HELD_CHARACTERS] for line in lines[-KEPT_LINES:])
 
     def _stage_of(self, line: str) -> str | None:
-        for name, pattern in _STAGES:
-            if found := pattern.search(line):
-                if name == "capturing":
-                    return self._capture_of(found["what"], begins=" begin" in found[0])
+        for telltale, name in _STAGES.items():
+            if telltale not in line:
+                continue
+            if name != "capturing":
                 return self._load_of(line) if name == "loading weights" else name
+            if found := _CAPTURE.search(line):
+                return self._capture_of(found["what"], begins=found["begins"] is not None)
         return None
 
     def _capture_of(self, what: str | None, *, begins: bool) -> str | None:
         """Its name: `capturing target prefill graphs`; a bar of one that has begun is no stage of its own."""
         if not begins and self.names and self.names[-1].startswith("capturing"):
             return None
-        return f"capturing {what.lower()} graphs" if what else "capturing graphs"
+        return f"capturing {what} graphs" if what else "capturing graphs"
 
     def _load_of(self, line: str) -> str:
         rank = _RANK.match(line)
@@ -131,5 +144,21 @@ class StageReader:
 
     def _read_count(self, line: str) -> None:
         found = _COUNT.search(line)
-        if found and self.names and self.names[-1].startswith(found["what"].lower()):
+        if found and self.names and self.names[-1].startswith(found["what"]):
             self.count = f"{found['n']}/{found['total']}"
+
+
+def _telling(kinds: str) -> dict[str, _Says]:
+    """What those kinds of lines say, in lower case, that say more than that the server lives."""
+    said = {kind: _says(kind) for telltale in _TELLTALES for kind in holding(telltale, kinds)}
+    return {kind: says for kind, says in said.items() if says is not None}
+
+
+def _says(kind: str) -> _Says | None:
+    if _ACCESS.search(kind):
+        return _Says.PROBED
+    if any(telltale in kind for telltale in _ONCE):
+        return _Says.MORE
+    if _COUNT.search(kind):
+        return _Says.COUNTED
+    return _Says.MORE if _CAPTURE.search(kind) else None

@@ -20,7 +20,7 @@ from orchestrator.core.log_lines import batches
 from orchestrator.core.redaction import redact
 from orchestrator.core.secret import Secret
 from orchestrator.core.waiting import look_until
-from orchestrator.engine import NoAnswerError, OddAnswerError, StageReader, endpoints, says_nothing, says_port_taken
+from orchestrator.engine import NoAnswerError, OddAnswerError, StageReader, endpoints
 from orchestrator.engine.client import EngineClient
 from orchestrator.runtimes import ServerState, Status
 
@@ -119,20 +119,11 @@ class _Wait:
     def _read_log(self) -> None:
         for lines in batches(self._server.log()):
             was_ready = self.reader.says_ready
-            if says_nothing(lines):
-                self.reader.keep(lines)
-                alive = True
-            else:
-                told = [self._read_line(line) for line in lines]
-                alive = any(told)
+            alive = self.reader.feed(lines)
+            if self.reader.port_taken:
+                raise self._error(f"the port of `{self._server.url}` is taken by another process")
             if alive and not was_ready:  # later lines may be the echo of our own health requests
                 self._moved = self._clock()
-
-    def _read_line(self, line: str) -> bool:
-        alive = self.reader.feed(line)
-        if says_port_taken(line):
-            raise self._error(f"the port of `{self._server.url}` is taken by another process")
-        return alive
 
     def _refuse_dead(self, state: ServerState) -> None:
         doing = self.reader.text

@@ -371,4 +371,4 @@ def test_a_text_that_is_passed_over_holds_no_secret_in_any_reading(
         text = f"{text[:at]}{written}{text[at + (written != piece) :]}"
         text = data.draw(st.sampled_from([text, text.replace("\\", "\\\\")]))
     held = any(form in reading for reading in known_secrets._readings(text) for form, _ in known_secrets._known.forms)
-    assert known_secrets._holds_known(text) == held
+    assert known_secrets._may_hold_known(text) or not held

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.core.log_lines import LogTail
 from orchestrator.engine import log
-from orchestrator.engine.log import StageReader, says_nothing, says_port_taken
+from orchestrator.engine.log import StageReader
 
 H200 = Path(__file__).parent / "logs/h200-0.5.16-mtp-start.log"
 REAL = Path(__file__).parents[1] / "diagnose/logs/none/near-real-0.5.14-healthy-dp2.log"
@@ -15,7 +17,7 @@ REAL = Path(__file__).parents[1] / "diagnose/logs/none/near-real-0.5.14-healthy-
 def read(*lines: str) -> StageReader:
     reader = StageReader()
     for line in lines:
-        reader.feed(line)
+        reader.feed([line])
     return reader
 
 
@@ -72,7 +74,7 @@ def test_the_captures_of_a_real_start_on_an_h200_are_told_apart_and_counted() ->
     """sglang 0.5.16 with EAGLE: the prefill of the target in 58 sizes, its verification and the draft in 27 each."""
     reader, shown = StageReader(), []
     for line in LogTail(H200)():
-        reader.feed(line)
+        reader.feed([line])
         shown.append(reader.text)
     assert [stage for stage in reader.names if stage.startswith("capturing")] == [
         "capturing target prefill graphs",
@@ -97,19 +99,67 @@ def test_a_progress_bar_does_not_push_the_log_out_of_what_is_kept() -> None:
     assert reader.last_lines == ["the reason", "loading shards: | 99/100 ["]
 
 
-def test_what_is_passed_over_says_nothing() -> None:
-    """Line by line, of each log there is: none of what a reader looks for stands in a line that it is spared."""
-    patterns = [pattern for _, pattern in log._STAGES] + [log._COUNT, log._ACCESS]
-    lines = [line for path in Path(__file__).parents[1].rglob("*.log") for line in LogTail(path).to_end()]
-    telling = [line for line in lines if says_port_taken(line) or any(pattern.search(line) for pattern in patterns)]
-    assert not [line for line in telling if says_nothing([line])]
-    assert len(telling) < sum(not says_nothing([line]) for line in lines) < len(lines) / 2
+LOGS = sorted(Path(__file__).parents[1].rglob("*.log"))
+
+
+def state(reader: StageReader) -> tuple[object, ...]:
+    return reader.names, reader.count, reader.port_taken, reader._loads, list(reader._last_lines)
+
+
+@pytest.mark.parametrize("at_once", [7, 100_000])
+def test_a_log_says_the_same_read_at_once_as_line_by_line(at_once: int) -> None:
+    for path in LOGS:
+        lines, whole = list(LogTail(path).to_end()), StageReader()
+        for at in range(0, len(lines), at_once):
+            whole.feed(lines[at : at + at_once])
+        assert state(whole) == state(read(*lines)), path.name
+
+
+PORTS = "[Errno 98] error while attempting to bind on address ('127.0.0.1', {}): address already in use"
+LINES = (
+    "[2026-07-02 10:14:31 DP0 TP{}] Load weight begin. avail mem=250 GB",
+    "Loading safetensors checkpoint shards:  {}% Completed | {}/47 [00:31<00:49,  1.71s/it]",
+    "Loading a tokenizer of {} words",
+    "Capture cuda graph begin ({}).",
+    "Capture draft cuda graph begin.",
+    "Capturing batches (bs={}):  25%|██▌       | {}/20 [00:10<00:30]",
+    'INFO:     127.0.0.1:{} - "GET /health HTTP/1.1" 200 OK',
+    'INFO:     127.0.0.1:{} - "POST /v1/completions HTTP/1.1" 200 OK',
+    "Memory pool end. avail mem={} GB",
+    "Decode batch, #token: {}",
+    PORTS,
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(LINES), st.integers(0, 12)), max_size=60), st.integers(1, 60))
+def test_lines_say_the_same_however_many_are_read_at_once(said: list[tuple[str, int]], at_once: int) -> None:
+    lines, whole, told = [line.format(number, number) for line, number in said], StageReader(), []
+    for at in range(0, len(lines), at_once):
+        piece = lines[at : at + at_once]
+        told.append(whole.feed(piece) == any("GET" not in line for line in piece))
+    assert state(whole) == state(read(*lines))
+    assert all(told)
+
+
+@pytest.mark.parametrize("end", ["health", "metrics"])
+def test_a_probe_is_no_sign_of_life_and_is_not_kept(end: str) -> None:
+    reader = StageReader()
+    probe = f'INFO:     127.0.0.1:51234 - "GET /{end} HTTP/1.1" 200 OK'
+    assert not reader.feed([probe] * 3)
+    assert not reader.feed([])
+    assert reader.feed([probe, "Decode batch", probe])
+    assert reader.last_lines == ["Decode batch"]
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    assert read(PORTS).port_taken
+    assert not read("Uvicorn running on").port_taken
 
 
 def test_lines_that_say_nothing_are_kept_for_whoever_asks() -> None:
     reader = StageReader()
-    reader.keep([f"line {number}" for number in range(100)])
-    reader.keep(["x" * 10_000])
+    reader.feed([f"line {number}" for number in range(100)])
+    reader.feed(["x" * 10_000])
     assert len(reader.last_lines) == log.KEPT_LINES
     assert reader.last_lines[-2] == "line 99"
     assert len(reader.last_lines[-1]) == log.KEPT_CHARACTERS
