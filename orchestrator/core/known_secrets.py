@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 from typing import Final
 
@@ -28,6 +29,7 @@ _WINDOW: Final = 1 << 16  # characters that are looked through at a time
 _PERCENT: Final = re.compile(r"%[0-9A-Fa-f]{2}")  # a search for this alone is ten times as quick
 _STEPS: Final = (_LINE_ENDS, _MARKS, _MARKS, _MARKS)  # JSON within JSON, in a message
 _UNFINISHED_MARK: Final = re.compile(r"(?:%[0-9A-Fa-f]?|\\(?:u[0-9A-Fa-f]{0,3}|x[0-9A-Fa-f]?)?|\x1b(?:\[[ -?]*)?)\Z")
+_CHANGING: Final = re.compile(r"[%\\\x00\x1b\r\n]")  # of a form that is read as something else where it stands as it is
 _URL_SAFE: Final = str.maketrans("+/", "-_")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]")
 _LONGEST_MARK: Final = 32  # characters: colours with all their numbers
@@ -46,8 +48,24 @@ class _Known:
     longest: int = 0
     words: re.Pattern[str] | None = None  # the short ones
 
+    @cached_property
+    def may_overlap(self) -> bool:
+        """Whether one form may take in the middle of another that stands beside it, or is read as something else."""
+        forms = [form for form, _ in self.forms]
+        return any(_CHANGING.search(form) or any(_takes_in(each, form) for each in forms) for form in forms)
+
 
 _known = _Known()
+
+
+def _takes_in(one: str, other: str) -> bool:
+    """Whether `one` fits over the middle of `other`, other than as the same."""
+    middle = len(other) // 2
+    for start in range(middle - len(one) + 1, middle + 1):
+        first, last = max(start, 0), min(start + len(one), len(other))
+        if other[first:last] == one[first - start : last - start] and (start or one != other):
+            return True
+    return False
 
 
 def remember(value: str) -> None:
@@ -123,16 +141,38 @@ def known_spans(text: str) -> Iterator[tuple[int, int]]:
     """Where known secrets stand in `text`. Most texts hold none, which costs a search a form and nothing else."""
     if _known.words is not None:
         yield from (word.span() for word in _known.words.finditer(text))
-    if _known.forms:
-        yield from _in_windows(text, _WINDOW)
-
-
-def _in_windows(text: str, size: int) -> Iterator[tuple[int, int]]:
-    for at in range(0, len(text), size):
-        window = text[at : at + size + MOST_APART]
+    for at in range(0, len(text) if _known.forms else 0, _WINDOW):
+        window = text[at : at + _WINDOW + MOST_APART]
         if _may_hold_known(window):
-            spans = _in_windows(window, MOST_APART) if size > MOST_APART else _spans_in_readings(window)
-            yield from ((at + start, at + end) for start, end in spans)
+            yield from ((at + start, at + end) for start, end in _spans_in_window(window))
+
+
+def _spans_in_window(text: str) -> Iterator[tuple[int, int]]:
+    """Those that stand there as they are, and then by pieces where the rest of the text may hold more."""
+    spans = [] if _known.may_overlap else [*_spans_as_they_are(text)]
+    yield from spans
+    rest = _without_middles(text, spans)
+    for at in range(0, len(text) if not spans or _may_hold_known(rest) else 0, MOST_APART):
+        piece = slice(at, at + 2 * MOST_APART)
+        if _may_hold_known(rest[piece]):
+            yield from ((at + start, at + end) for start, end in _spans_in_readings(text[piece]))
+
+
+def _spans_as_they_are(text: str) -> Iterator[tuple[int, int]]:
+    for form, edge in _known.forms:
+        start = -1 if edge else text.find(form)
+        while start >= 0:
+            yield start, start + len(form)
+            start = text.find(form, start + 1)
+
+
+def _without_middles(text: str, spans: Iterable[tuple[int, int]]) -> str:
+    """The text with a character of each span replaced by one that is part of no secret."""
+    pieces, at = [], 0
+    for middle in sorted({(start + end) // 2 for start, end in spans}):
+        pieces += [text[at:middle], "\0"]
+        at = middle + 1
+    return "".join([*pieces, text[at:]])
 
 
 def _may_hold_known(text: str) -> bool:

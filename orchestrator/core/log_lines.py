@@ -20,7 +20,6 @@ LONGEST_LINE: Final = 1 << 20  # bytes; a longer one is cut, so that a server th
 _BATCH: Final = 256 * 1024  # characters
 _CUT_BACK: Final = 4096  # characters before its end at which a line without end is cut
 _EMPTY_LINES: Final = re.compile(r"\n{2,}")
-_ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 class LogTail:
@@ -122,11 +121,6 @@ def batches(lines: Iterable[str]) -> Iterator[list[str]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def alike(text: str) -> str:
-    """`text` with each digit a zero: lines that differ in numbers only, as most lines of a log do, become the same."""
-    return text.encode("utf-8", "surrogatepass").translate(_ZEROS).decode("utf-8", "surrogatepass")
 
 
 def holding(literal: str, text: str) -> Iterator[str]:

@@ -3,11 +3,14 @@
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.core.text import alike
+
 REDACTED: Final = "[REDACTED]"
+_IsSecret = Callable[[str, str], bool]
 _HEADER: Final = 24  # characters: `proxy-authorization`, and what stands between it and its value
 
 # A quote may itself be escaped, in JSON within JSON; a value whose quote does not close ends with its line.
@@ -39,7 +42,7 @@ def _is_user(value: str, before: str) -> bool:
 # What each holds at least, what it is, and whether that value is one, by it and the text before; all in lower case.
 # sglang prints its arguments as a dataclass repr at start and as JSON in /server_info, keys in clear
 # (0.5.14: entrypoints/http_server.py, `server_args=ServerArgs(`).
-_SHAPES: Final[tuple[tuple[str, re.Pattern[str], Callable[[str, str], bool]], ...]] = tuple(
+_SHAPES: Final[tuple[tuple[str, re.Pattern[str], _IsSecret], ...]] = tuple(
     (telltale, re.compile(pattern), is_secret)
     for telltale, pattern, is_secret in (
         ("key", rf"key(?:(?<=apikey)|(?<=(?:api|ess|ret)[-_]key)){_ARGUMENT}", _is_value),  # api, access, secret
@@ -74,16 +77,39 @@ class Lookalike:
 
 def lookalikes(text: str) -> Iterator[Lookalike]:
     """All that looks like a secret. Most texts hold nothing of the kind."""
-    told = [*_told(text)]
-    lower = text.lower() if told else ""
-    if told and len(lower) != len(text):  # a letter that becomes two
-        lower = text.translate(_LOWER)
+    if not (told := [*_told(text)]):
+        return
+    kinds = alike(text).split("\n")
+    shapes = _shapes("\n".join(dict.fromkeys(kinds)), told)
+    lower, line = _lowered(text) if shapes else "", 0
+    for kind in kinds if shapes else ():
+        for shape, is_secret in shapes.get(kind, {}).items():
+            for match in shape.finditer(lower, line, line + len(kind)):
+                start, end = match.span("value")
+                before = max(match.start() - _HEADER, 0)
+                if is_secret(text[start:end], lower[before : match.start()]):
+                    yield Lookalike(before, start, end)
+        line += len(kind) + 1
+
+
+def _shapes(kinds: str, told: Sequence[str]) -> dict[str, dict[re.Pattern[str], _IsSecret]]:
+    """What the lines of each kind may hold. No shape goes beyond its line, and none but a user asks for a digit."""
+    shapes: dict[str, dict[re.Pattern[str], _IsSecret]] = {}
+    lower = _lowered(kinds)
     for telltale, shape, is_secret in _SHAPES:
         for match in shape.finditer(lower) if telltale in told else ():
             start, end = match.span("value")
-            before = max(match.start() - _HEADER, 0)
-            if is_secret(text[start:end], lower[before : match.start()]):
-                yield Lookalike(before, start, end)
+            users = is_secret is _is_user and ("authorization" in lower or (end - start) % 4 == 0)
+            if users or is_secret(kinds[start:end], ""):
+                line, ends = kinds.rfind("\n", 0, start) + 1, kinds.find("\n", end)
+                shapes.setdefault(kinds[line : ends if ends >= 0 else len(kinds)], {})[shape] = is_secret
+    return shapes
+
+
+def _lowered(text: str) -> str:
+    """`text` in lower case, each letter where it was."""
+    lower = text.lower()
+    return lower if len(lower) == len(text) else text.translate(_LOWER)  # a letter that became two
 
 
 def _told(text: str) -> Iterator[str]:

@@ -22,11 +22,11 @@ _TAKEN_IN: Final = re.compile(r"(?:(?:u00|x)?[0-9A-Fa-f]{0,2}){0,4}")
 _LEFT_OUT: Final = b"\\\"'/nrxu0"  # on both sides: what escapes are made of, or stand for
 
 # `=` stands for what a number follows, as in quoted-printable: `=41`. What has a meaning here has none in the text.
-_AS_WRITTEN: Final = bytes.maketrans(b"%=\0", b'=""')
-_AS_READ: Final = bytes.maketrans(b"%", b"=")
+_AS_WRITTEN: Final = bytes.maketrans(b"%=\0\1", b"=?\x7f\x7f")
+_AS_READ: Final = bytes.maketrans(b"%\1", b"=\\")
 _NUMBER: Final = re.compile(rb"=[0-9A-Fa-f]{2}")
 _LETTER: Final = re.compile(rb"\\[xunr]")
-_COLOUR: Final = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
+_COLOUR: Final = re.compile(rb"\x1b\[[0-<>?]*[ -/=]*[@-~]")
 
 
 class Sieve:
@@ -77,12 +77,13 @@ def _read(data: bytes) -> bytes:
     if b"\x1b" in data:
         data = _without_colours(data)
     if b"\\" in data:
+        data = data.replace(b"\\\\", b"\1")  # one of them, written by two: it begins no escape of this layer
         data = data.replace(b"\\n", b"").replace(b"\\r", b"").replace(b"\\x", b"=").replace(b"\\u00", b"=")
-    if b"=" not in data:
-        return data
     if b"==" in data:  # of which quoted-printable would make one
         data = data.replace(b"==", b"=\0=").replace(b"==", b"=\0=")
-    return binascii.a2b_qp(data).translate(_AS_READ, b"\0\r\n")
+    if b"=" in data:
+        data = binascii.a2b_qp(data)
+    return data.translate(_AS_READ, b"\0\r\n")
 
 
 def _without_colours(data: bytes) -> bytes:

@@ -11,6 +11,7 @@ _IN_A_LINE: Final = re.compile(f"[{_HIDDEN}]")
 _IN_LINES: Final = re.compile(f"(?![\\t\\n])[{_HIDDEN}]")
 # Colours and weights of the terminal's own (SGR), not the parameter 8, which hides; the group keeps them in a `split`.
 _COLOURS: Final = re.compile(r"(\x1b\[(?:(?:[0-79]|[2-49]\d|10[0-7]|[34]8;5;\d{1,3})(?:;(?!m)|(?=m)))*m)")
+_ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 def hidden_in(text: str, *, lines: bool = False) -> str | None:
@@ -25,6 +26,11 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - of any shape
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
+
+
+def alike(text: str) -> str:
+    """`text` with each digit a zero: lines that differ in numbers only, as most lines of a log do, become the same."""
+    return text.encode("utf-8", "surrogatepass").translate(_ZEROS).decode("utf-8", "surrogatepass")
 
 
 def printable(text: str, *, colours: bool = False) -> str:

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Final
 
-from orchestrator.core.log_lines import alike, batches, holding
+from orchestrator.core.log_lines import batches, holding
 from orchestrator.core.redaction import excerpt
+from orchestrator.core.text import alike
 from orchestrator.diagnose.catalogue import Clause, Signature, load_catalogue
 from orchestrator.diagnose.report import TAIL_LINES, Diagnosis, Evidence, Match
 from orchestrator.engine import quotes_a_user

@@ -7,8 +7,9 @@ from enum import Enum, auto
 from typing import Final
 
 from orchestrator.core.known_secrets import MOST_APART
-from orchestrator.core.log_lines import alike, holding
+from orchestrator.core.log_lines import holding
 from orchestrator.core.redaction import excerpt
+from orchestrator.core.text import alike
 
 KEPT_LINES: Final = 40
 KEPT_CHARACTERS: Final = 2000  # of each of them

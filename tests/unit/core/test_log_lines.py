@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from orchestrator.core import log_lines
 from orchestrator.core.errors import HostError
-from orchestrator.core.log_lines import LONGEST_LINE, LogTail, alike, holding, split_lines, whole_lines
+from orchestrator.core.log_lines import LONGEST_LINE, LogTail, holding, split_lines, whole_lines
+from orchestrator.core.text import alike
 
 
 @pytest.fixture

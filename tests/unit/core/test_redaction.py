@@ -372,3 +372,64 @@ def test_a_text_that_is_passed_over_holds_no_secret_in_any_reading(
         text = data.draw(st.sampled_from([text, text.replace("\\", "\\\\")]))
     held = any(form in reading for reading in known_secrets._readings(text) for form, _ in known_secrets._known.forms)
     assert known_secrets._may_hold_known(text) or not held
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "%%73k-Ab_0123456789",  # what precedes it is no escape
+        "%25\\\\x373k-Ab_0123456789",  # an escape of which a digit is an escape, its backslash escaped
+        "\x1b[%73k-Ab_0123456789",  # a colour that is none, until its letter is read
+        "sk-Ab%\\n5f0123456789",  # an escape that a line end breaks
+        "sk-Ab%\x1b[38;5;196m5f0123456789",
+        "sk-Ab%5c\\u005cu005f0123456789".replace("%5c", ""),
+        "s%6b-" + "".join(f"\x1b[38;5;{number}m{letter}" for number, letter in enumerate("Ab_0123456789" * 2)),
+        "=3d41\\x73k-Ab_0123456789 = %3D%73k-Ab_0123456789",
+    ],
+)
+def test_a_known_secret_is_hidden_in_escapes_that_others_begin_in(text: str) -> None:
+    Secret("sk-Ab_0123456789")
+    Secret("sk-Ab_0123456789Ab_0123456789")
+    assert REDACTED in redact(text)
+    assert not tells(redact(text), "0123456789")
+
+
+def test_what_stands_over_another_secret_is_hidden_too() -> None:
+    """Where one is found as it stands, the other must not be lost with it."""
+    know(["abcdefgh-0123", "gh-0123-ijklmnop"])
+    assert redact("abcdefgh-0123-ijkl\nmnop") == REDACTED
+    assert redact("abcdefgh-0123-ijkl%6dnop") == REDACTED
+    know(["abcabcabcabc"])
+    assert redact("abcabcabcabca%62c") == REDACTED
+
+
+def test_what_stands_as_it_is_and_escaped_is_hidden_both_times() -> None:
+    Secret("sk-Ab_0123456789")
+    texts = ["sk-Ab_0123456789", "sk-%41b_0123456789", "736b2d41625f30313233343536373839"]
+    assert redact(" ".join(texts * 500)) == " ".join([REDACTED] * 1500)
+
+
+LOOKALIKES = (
+    *(
+        "api_key",
+        "API-KEY",
+        "key is",
+        "password is",
+        "keyfile_password",
+        "token is",
+        "hf_token",
+        "hf_0123456789abcdef9",
+    ),
+    *("Bearer ", "Basic ", "Authorization: ", "dXNlcjprZXk=", "c2VjcmV0", "abc123def456", "None", "12345678", "İ", "é"),
+    *("'", '"', "\\", " ", "=", ":", "\n", ",", "0", "9a", "training"),
+)
+
+
+@given(st.lists(st.sampled_from(LOOKALIKES), max_size=25), st.lists(st.sampled_from(LOOKALIKES), max_size=25))
+def test_a_line_looks_secret_whatever_lines_stand_beside_it(one: list[str], other: list[str]) -> None:
+    """Lines that differ in numbers only are looked at once."""
+    line, beside = "".join(one).replace("\n", ""), "".join(other).replace("\n", "")
+    counted = line.translate(str.maketrans("0123456789", "1234567890"))
+    filled = "x" * 30  # more than may stand between the name of a header and its value
+    alone = [redact(each) for each in (f"{filled}{line}", f"{filled}{counted}", f"{filled}{beside}")]
+    assert redact(f"{filled}{line}\n{filled}{counted}\n{filled}{beside}") == "\n".join(alone)
