@@ -20,6 +20,7 @@ from orchestrator.cli.grammar import Group
 from orchestrator.core.console import out, show_error
 from orchestrator.core.errors import DeployError, HostError, Interrupted
 from orchestrator.core.redaction import redact
+from orchestrator.core.signals import start_deaf
 
 # What a system call may be refused for that is no fault of this tool's; others (a file that is not there) are.
 _OF_THE_MACHINE: Final = frozenset(
@@ -134,6 +135,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 def _interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
     """Python drops what is raised in a callback of its own, as importlib's are: an interrupt there comes once more."""
     if isinstance(lost.exc_value, KeyboardInterrupt):
-        threading.Timer(_SOON, os.kill, (os.getpid(), signal.SIGTERM)).start()  # at once it would be dropped here too
+        # at once it would be dropped here too
+        start_deaf(threading.Timer(_SOON, os.kill, (os.getpid(), signal.SIGTERM)))
     else:
         sys.__unraisablehook__(lost)

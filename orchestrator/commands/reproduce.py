@@ -257,7 +257,7 @@ class FinishedSteps:
             return {}
         try:
             found = parse_json(read_file(self._file, most=_MOST_BYTES))
-            digest, done = found["steps"], dict(found["done"])
+            digest, done = found["steps"], _times(found["done"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UsageError(
                 f"cannot read the state: {error}", where=str(self._file), hint="use another --output"
@@ -266,6 +266,13 @@ class FinishedSteps:
             hint = "go on with the options of then, or use another --output"
             raise UsageError("this directory was begun with other steps", where=str(self._file), hint=hint)
         return done
+
+
+def _times(found: object) -> dict[str, str]:
+    """When each step was done. Raises ValueError for anything else: taken for nothing, all would be done again."""
+    if isinstance(found, dict) and all(isinstance(time, str) for time in found.values()):
+        return found
+    raise ValueError("`done` does not say when each step was done")
 
 
 def still_to_do(steps: Sequence[Step], done: Mapping[str, str]) -> tuple[Step, ...]:

@@ -18,14 +18,14 @@ _FEW: Final = 16  # different colours: one is taken out of a whole block at a ti
 # What is searched for: the longest piece of a form that no reading changes. Escapes begin with one of these, and may
 # take in what follows, a form's beginning too; what is not ASCII is written in more than one way.
 _CHANGING: Final = re.compile(r"[^ -~]|[%\\=]")
-_TAKEN_IN: Final = re.compile(r"(?:(?:u00|x)?[0-9A-Fa-f]{0,2}){0,4}")
+_TAKEN_IN: Final = re.compile(r"(?:(?:u00|x)?[0-9A-Fa-f]{0,2}){0,4}.?")
 _LEFT_OUT: Final = b"\\\"'/nrxu0"  # on both sides: what escapes are made of, or stand for
 
 # `=` stands for what a number follows, as in quoted-printable: `=41`. What has a meaning here has none in the text.
 _AS_WRITTEN: Final = bytes.maketrans(b"%=\0\1", b"=?\x7f\x7f")
 _AS_READ: Final = bytes.maketrans(b"%\1", b"=\\")
 _NUMBER: Final = re.compile(rb"=[0-9A-Fa-f]{2}")
-_LETTER: Final = re.compile(rb"\\[xunr]")
+_LETTER: Final = re.compile(rb"\\(?:[xnr]|u00)")
 _COLOUR: Final = re.compile(rb"\x1b\[[0-<>?]*[ -/=]*[@-~]")
 
 

@@ -1,6 +1,7 @@
 """The signals that ask a command to end: Ctrl-C, a supervisor's SIGTERM, a terminal that goes away."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -10,12 +11,22 @@ ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Let them wait until the block has ended: for what must not be left half done."""
+    """Let them wait until the block has ended: for what must not be left half done.
+
+    Only this thread is deaf to them. The kernel would hand them to another one, and Python runs their handlers in the
+    main thread all the same, so every thread of a command that holds them is started by `start_deaf`.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_deaf(thread: threading.Thread) -> None:
+    """Start a thread that hears none of them, from its first instruction to its last."""
+    with held():  # it inherits what is blocked here
+        thread.start()
 
 
 @contextmanager

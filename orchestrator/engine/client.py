@@ -21,6 +21,7 @@ import httpx
 from orchestrator.core.known_secrets import MOST_APART
 from orchestrator.core.redaction import excerpt
 from orchestrator.core.secret import Secret
+from orchestrator.core.signals import start_deaf
 from orchestrator.engine.answers import MOST_BYTES, Json, NoAnswerError, OddAnswerError, read_models, read_object
 from orchestrator.engine.endpoints import HEALTH, METRICS, MODELS, authorization
 from orchestrator.engine.metrics import MOST_METRICS_BYTES, Metrics, read_metrics
@@ -191,7 +192,7 @@ class _End:
         self._timer.daemon = True
 
     def __enter__(self) -> None:
-        self._timer.start()
+        start_deaf(self._timer)
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()

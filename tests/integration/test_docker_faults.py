@@ -2,15 +2,18 @@
 
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 from cpu_server import CpuServer
@@ -166,6 +169,54 @@ def test_a_start_that_was_killed_is_shown_and_can_be_taken_down(docker_engine: D
         assert (state.status, state.exit_code, state.detail) == (Status.EXITED, None, "created and never started")
         runtime.stop(handle, grace=1)
     assert containers(docker_engine, "killed") == []
+
+
+KILLS = 8
+
+
+def _start_and_say(engine: DockerEngine, artifacts: Artifacts) -> None:
+    with suppress(KeyboardInterrupt, DeployError):
+        engine.start("struck", artifacts)
+
+
+def settled(engine: DockerEngine, name: str) -> list[str]:
+    """Its containers, once the daemon has done what it was last asked for: whoever asked may be dead."""
+    before, left = [""], containers(engine, name)
+    while left != before:
+        time.sleep(0.4)
+        before, left = left, containers(engine, name)
+    return left
+
+
+def test_a_start_that_is_killed_at_a_random_moment_is_taken_down_or_replaced(docker_engine: DockerEngine) -> None:
+    """Whatever it was at, `down` finds what it has made, or the next start does; its ports and secrets are free."""
+    artifacts, dice = docker_engine.artifacts(argv=SLEEP), Random(int(os.environ["ATTACK_SEED"]))
+    name, stages = docker_engine.name("struck"), Counter[str]()
+    began = time.monotonic()
+    docker_engine.start("struck", artifacts)  # how long one takes here
+    longest = time.monotonic() - began
+    with closing(DockerRuntime(docker_engine.home)) as runtime:
+        for number in range(KILLS):
+            for handle in runtime.find(name):
+                runtime.stop(handle, grace=0)
+            assert containers(docker_engine, "struck") == []
+            starter = multiprocessing.get_context("fork").Process(
+                target=_start_and_say, args=(docker_engine, artifacts)
+            )
+            starter.start()
+            time.sleep(longest * (number + dice.random()) / KILLS)
+            os.kill(starter.pid or 0, dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
+            starter.join(20)
+            assert starter.exitcode is not None
+            left = settled(docker_engine, "struck")
+            stages.update(left or ["nothing"])
+            if number % 2 and left != ["running"]:
+                docker_engine.start("struck", artifacts)
+                assert containers(docker_engine, "struck") == ["running"]
+        for handle in runtime.find(name):
+            runtime.stop(handle, grace=0)
+    print(f"killed starts, by what they left: {dict(stages)}")
+    assert containers(docker_engine, "struck") == []
 
 
 def test_a_server_that_does_not_end_is_killed_after_its_grace(docker_engine: DockerEngine) -> None:

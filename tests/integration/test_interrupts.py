@@ -46,3 +46,25 @@ def test_a_command_ends_without_a_traceback(verb: str, tmp_path: Path) -> None:
         assert "Traceback" not in words
         assert "KeyboardInterrupt" not in words
         assert code in ENDED
+
+
+HOLDS = """
+import os, signal, threading, time
+from orchestrator.core.signals import held, start_deaf
+signal.signal(signal.SIGINT, signal.default_int_handler)
+start_deaf(threading.Timer(60, print))
+try:
+    with held():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        print("whole", flush=True)
+except KeyboardInterrupt:
+    print("then interrupted", flush=True)
+os._exit(0)
+"""
+
+
+def test_a_held_interrupt_waits_beside_another_thread() -> None:
+    """The kernel gave it to the other thread, and Python raised it in this one all the same."""
+    done = subprocess.run([sys.executable, "-c", HOLDS], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "whole\nthen interrupted\n"

@@ -14,6 +14,7 @@ the descriptor of the lock on the handover (`handover.py` beside this file), hel
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -38,6 +39,8 @@ from orchestrator.runtimes.process.record import FILE, Record, private, write_re
 CONFIG: Final = "secrets.yaml"
 STARTED: Final = b"started"
 
+_PIPE: Final = 1 << 20  # bytes: as much as any user may have (pipe(7)); so much is taken at once, however busy we are
+_PIECE: Final = 1 << 16
 _PAUSE: Final = 0.25  # seconds between two looks at a server that writes nothing
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
@@ -150,6 +153,8 @@ def _spawn(request: StartRequest) -> Program:
         output=PIPE,
         tied=True,
     )
+    with contextlib.suppress(OSError):  # a system, or a user, that has no more
+        fcntl.fcntl(server.output, fcntl.F_SETPIPE_SZ, _PIPE)
     signal.signal(signal.SIGTERM, lambda *_: server.send(signal.SIGTERM))
     if request.config:
         threading.Thread(target=_hand_over, args=(config, request.config.encode(), server), daemon=True).start()
@@ -184,7 +189,7 @@ def _output(server: Program, marks: Marks) -> Iterator[bytes]:
         if ended := server.code is not None:
             _end_children(server, marks)
         readable, _, _ = select.select(source, [], [], 0 if ended else _PAUSE if source else _PAUSE / 5)
-        if readable and (piece := os.read(source[0], 1 << 16)):
+        if readable and (piece := os.read(source[0], _PIECE)):
             yield piece
         elif ended:
             return

@@ -1,9 +1,11 @@
 """`deploy reproduce`: the steps, what remains of them after a failure, and what is taken down."""
 
 import datetime as dt
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -57,10 +59,12 @@ class Machine:
         self.failing = failing
         self.interrupted = interrupted
         self.ran: list[str] = []
+        self.argvs: list[tuple[str, ...]] = []
         self.servers: set[str] = set()
 
     def __call__(self, argv: tuple[str, ...]) -> int:
         self.ran.append(" ".join(argv))
+        self.argvs.append(argv)
         if self.failing and self.ran[-1].startswith(self.failing):
             if self.interrupted:
                 raise KeyboardInterrupt
@@ -225,6 +229,59 @@ def test_a_state_of_something_else_is_refused(text: str, tmp_path: Path) -> None
     (tmp_path / STATE_FILE).write_text(text)
     with pytest.raises(UsageError):
         FinishedSteps(tmp_path / STATE_FILE, steps(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A directory whose first server is measured, and its state."""
+    directory = tmp_path_factory.mktemp("begun")
+    with pytest.raises(DeployError):
+        go(directory, Machine(failing="bench mi355x-tp4dp2"))
+    return directory, (directory / STATE_FILE).read_text()
+
+
+def damaged(text: str, dice: Random) -> str:
+    """Cut, overwritten, or with another value in one of its places."""
+    at, kind = dice.randrange(len(text)), dice.randrange(5)
+    if kind == 0:
+        return text[:at]
+    if kind == 1:
+        return text[:at] + dice.choice('{}[]",:0\x00x') + text[at + dice.randrange(2) :]
+    data, odd = json.loads(text), dice.choice([None, [], {}, -1, True, "1", "", [["a", "b"]], ["ab"], {"a": 1}])
+    if kind == 2:
+        data[dice.choice(["steps", "done"])] = odd
+    elif kind == 3:
+        data["done"][dice.choice([*data["done"]])] = odd
+    else:
+        del data["done"][dice.choice([*data["done"]])]
+    return json.dumps(data)
+
+
+def test_a_state_that_was_changed_is_gone_on_with_or_refused_and_nothing_done_is_lost(
+    begun: tuple[Path, str],
+) -> None:
+    """A list of steps in place of the table was taken for an empty one, and all of it was done again."""
+    (directory, text), planned = begun, steps(begun[0])
+    file, whole, dice, refused = directory / STATE_FILE, set(json.loads(text)["done"]), Random(20261122), 0
+    for _ in range(200):
+        changed = damaged(text, dice)
+        file.write_text(changed)
+        try:
+            state = FinishedSteps(file, planned)
+        except UsageError as error:
+            refused += 1
+            assert (file.read_text(), error.where, bool(error.hint)) == (changed, str(file), True)  # noqa: PT017
+            continue
+        told = {key for key in json.loads(changed)["done"] if key in whole}
+        assert {key for key in state.done if key in whole} == told
+        machine = Machine()
+        runner = StepRunner(run=machine, may_be_there=machine.servers.__contains__, now=lambda: NOW)
+        reproduce(planned, state, runner, keep=False)
+        assert not [
+            step for step in planned if step.id in told and step.stage == "bench" and step.argv in machine.argvs
+        ]
+        assert told <= set(json.loads(file.read_text())["done"])
+    assert 40 < refused < 160
 
 
 def test_a_state_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""Signals are held for one thread (`core/signals.py`): whoever may hold them has no other that would hear them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.paths import data_root
+
+PACKAGE = data_root() / "orchestrator"
+STARTING = {"threading", "concurrent", "multiprocessing", "_thread"}
+# None of them runs in a process that holds signals: `status` holds none, the others are programs of their own.
+WITH_THREADS = {"commands/status.py", "runtimes/process/supervisor.py", "weights/fetch_there.py"}
+WITH_DEAF_THREADS = {"cli/main.py", "engine/client.py", "core/signals.py"}
+HOLDING = {"commands/up.py", "runtimes/process/runtime.py"}
+
+
+def imported(file: Path) -> set[str]:
+    """What it imports: `concurrent`, `held`."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {(node.module or "").partition(".")[0], *(alias.name for alias in node.names)}
+    return names
+
+
+def modules(wanted: set[str]) -> set[str]:
+    """Those that import one of these."""
+    return {str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py") if imported(file) & wanted}
+
+
+def test_no_thread_that_hears_signals_is_started_where_they_may_be_held() -> None:
+    assert modules(STARTING) == WITH_THREADS | WITH_DEAF_THREADS
+    assert modules({"start_deaf"}) | {"core/signals.py"} == WITH_DEAF_THREADS
+    assert modules({"held"}) == HOLDING
+    for module in WITH_DEAF_THREADS - {"core/signals.py"}:
+        assert ".start()" not in (PACKAGE / module).read_text(), module
+
+
+@pytest.mark.parametrize("call", ["to_thread", "run_in_executor"])
+def test_no_other_way_to_a_thread_is_taken(call: str) -> None:
+    assert not [file.name for file in PACKAGE.rglob("*.py") if f"{call}(" in file.read_text()]

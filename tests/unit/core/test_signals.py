@@ -1,0 +1,27 @@
+"""Signals that are held wait, whatever other threads there are."""
+
+import signal
+import threading
+from pathlib import Path
+
+import httpx
+
+from orchestrator.core.signals import ENDING
+from orchestrator.engine.client import EngineClient
+
+
+def test_the_timer_of_a_request_hears_no_signal() -> None:
+    deaf: list[bool] = []
+
+    def look(_: httpx.Request) -> httpx.Response:
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer):
+                status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+                blocked = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigBlk")), 16)
+                deaf.append(all(blocked >> (number - 1) & 1 for number in ENDING))
+        return httpx.Response(200)
+
+    with EngineClient("http://node:30000", key=None, transport=httpx.MockTransport(look)) as client:
+        assert client.health() == 200
+    assert deaf == [True]
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {*ENDING}
