@@ -77,6 +77,22 @@ def test_both_streams_and_progress_bars_become_lines(start: Start) -> None:
     assert output(server) == ["50%", "100%", "oops", "no line end"]
 
 
+def test_a_burst_of_output_does_not_keep_the_server_waiting(start: Start) -> None:
+    """Lookalikes in every line are read at a few MB/s; a pipe of 64 KiB made the server wait for that."""
+    line = "Authorization: Bearer abc.def-1 api_key='wJ4-zTq8-mMv2'"
+    server = start(f"""
+import fcntl, os, time
+lines = ({line!r} + "\\n").encode() * 15000
+began = time.monotonic()
+os.write(1, lines)
+print("took", time.monotonic() - began, "of", fcntl.fcntl(1, fcntl.F_GETPIPE_SZ))
+""")
+    *copied, took = output(server)
+    assert copied == ["Authorization: Bearer [REDACTED] api_key='[REDACTED]'"] * 15000
+    assert took.endswith(f"of {1 << 20}")
+    print(took)
+
+
 def test_key_comes_as_a_config_file_that_can_be_read_once(start: Start) -> None:
     program = """
 import os, pathlib, sys, time
