@@ -4,7 +4,7 @@ import fcntl
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -12,7 +12,6 @@ from typing import NoReturn
 import pytest
 from hypothesis import settings
 
-from orchestrator.core.console import table
 from orchestrator.core.known_secrets import know
 
 settings.register_profile("untimed", deadline=None)  # other programs share the machine
@@ -81,14 +80,19 @@ def _flocked(path: Path, kind: int) -> Iterator[None]:
         yield
 
 
+def attack_table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """In Markdown, to be pasted."""
+    for cells in (("group", "rounds", "survived", "left over", "seconds"), ("---",) * 5, *rows):
+        yield f"| {' | '.join(cells)} |"
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How the attacks ended, in whichever process they were carried out."""
+    """How the attacks ended, in whichever process they were carried out, as the table of tests/README.md has it."""
     reports = [each for kind in terminalreporter.stats.values() for each in kind if isinstance(each, pytest.TestReport)]
     rows = {value[0]: value for each in reports for name, value in each.user_properties if name == "attack"}
     if rows:
         terminalreporter.section(f"attack, ATTACK_SEED={os.environ['ATTACK_SEED']}")
-        header = ("group", "rounds", "survived", "left over", "seconds")
-        terminalreporter.write_line(table(header, rows.values()))
+        terminalreporter.write_line("\n".join(attack_table(rows.values())))
 
 
 @pytest.fixture(autouse=True)
