@@ -4,8 +4,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from orchestrator.core.text import alike
 
@@ -66,8 +65,7 @@ _LINE: Final = 32  # letters: of shorter lines it costs more to tell them apart 
 _LOWER: Final = {capital: capital + 32 for capital in range(ord("A"), ord("Z") + 1)}
 
 
-@dataclass(frozen=True)
-class Lookalike:
+class Lookalike(NamedTuple):
     """Where something stands that looks like a secret, and where that begins by which it is told."""
 
     told: int
@@ -80,30 +78,31 @@ def lookalikes(text: str) -> Iterator[Lookalike]:
     if not (told := [*_told(text)]):
         return
     kinds = alike(text).split("\n")
-    shapes = _shapes("\n".join(dict.fromkeys(kinds)), told)
-    lower, line = _lowered(text) if shapes else "", 0
-    for kind in kinds if shapes else ():
-        for shape, is_secret in shapes.get(kind, {}).items():
-            for match in shape.finditer(lower, line, line + len(kind)):
-                start, end = match.span("value")
-                before = max(match.start() - _HEADER, 0)
-                if is_secret(text[start:end], lower[before : match.start()]):
-                    yield Lookalike(before, start, end)
+    by_kind, line = _by_kind("\n".join(dict.fromkeys(kinds)), told), 0
+    for kind in kinds if by_kind else ():
+        for found, is_user in by_kind.get(kind, ()):
+            start, end, before = line + found.start, line + found.end, max(line + found.told - _HEADER, 0)
+            if not is_user or _is_user(text[start:end], text[before : line + found.told].lower()):
+                yield Lookalike(before, start, end)
         line += len(kind) + 1
 
 
-def _shapes(kinds: str, told: Sequence[str]) -> dict[str, dict[re.Pattern[str], _IsSecret]]:
-    """What the lines of each kind may hold. No shape goes beyond its line, and none but a user asks for a digit."""
-    shapes: dict[str, dict[re.Pattern[str], _IsSecret]] = {}
+def _by_kind(kinds: str, told: Sequence[str]) -> dict[str, list[tuple[Lookalike, bool]]]:
+    """What stands in the lines of each kind, and whether it is only one where it names a user.
+
+    No shape goes beyond its line, and none but a user asks for certain digits.
+    """
+    by_kind: dict[str, list[tuple[Lookalike, bool]]] = {}
     lower = _lowered(kinds)
     for telltale, shape, is_secret in _SHAPES:
         for match in shape.finditer(lower) if telltale in told else ():
             start, end = match.span("value")
-            users = is_secret is _is_user and ("authorization" in lower or (end - start) % 4 == 0)
-            if users or is_secret(kinds[start:end], ""):
+            is_user = is_secret is _is_user
+            if is_user or is_secret(kinds[start:end], ""):
                 line, ends = kinds.rfind("\n", 0, start) + 1, kinds.find("\n", end)
-                shapes.setdefault(kinds[line : ends if ends >= 0 else len(kinds)], {})[shape] = is_secret
-    return shapes
+                found = Lookalike(match.start() - line, start - line, end - line)
+                by_kind.setdefault(kinds[line : ends if ends >= 0 else len(kinds)], []).append((found, is_user))
+    return by_kind
 
 
 def _lowered(text: str) -> str:

@@ -25,7 +25,9 @@ _LEFT_OUT: Final = b"\\\"'/nrxu0"  # on both sides: what escapes are made of, or
 _AS_WRITTEN: Final = bytes.maketrans(b"%=\0\1", b"=?\x7f\x7f")
 _AS_READ: Final = bytes.maketrans(b"%\1", b"=\\")
 _NUMBER: Final = re.compile(rb"=[0-9A-Fa-f]{2}")
-_LETTER: Final = re.compile(rb"\\(?:[xnr]|u00)")
+# What may become an escape when one of two backslashes has gone, and what stands in between.
+_X_APART: Final = re.compile(rb"x[0-9A-Fa-f\\][0-9A-Fa-f\\nr]")
+_U_APART: Final = re.compile(rb"u[0\\][0\\nr]")
 _COLOUR: Final = re.compile(rb"\x1b\[[0-<>?]*[ -/=]*[@-~]")
 
 
@@ -65,11 +67,13 @@ def _piece(form: str) -> bytes:
 
 
 def _is_marked(data: bytes) -> bool:
-    return (
-        b"\x1b" in data
-        or (b"\\" in data and _LETTER.search(data) is not None)
-        or (b"=" in data and _NUMBER.search(data) is not None)
-    )
+    """Whether there is more than single letters to resolve, which are left out of the search."""
+    if b"\x1b" in data or (b"=" in data and (b"\\" in data or _NUMBER.search(data))):
+        return True
+    if b"\\" not in data:
+        return False
+    apart = b"\\\\" in data and (_X_APART.search(data) or _U_APART.search(data))
+    return b"\\x" in data or b"\\u00" in data or bool(apart)
 
 
 def _read(data: bytes) -> bytes:
