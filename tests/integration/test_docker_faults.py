@@ -171,7 +171,7 @@ def test_a_start_that_was_killed_is_shown_and_can_be_taken_down(docker_engine: D
     assert containers(docker_engine, "killed") == []
 
 
-KILLS = 8
+KILLS = 5
 
 
 def _start_and_say(engine: DockerEngine, artifacts: Artifacts) -> None:
