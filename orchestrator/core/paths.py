@@ -13,6 +13,7 @@
         far/<digest>/overlays/…       what is made here for a far machine, by its URL
 """
 
+import errno
 import hashlib
 import os
 import shlex
@@ -95,10 +96,15 @@ class Home:
         return run_dir.is_dir() and run_dir.resolve().is_relative_to(self.runs.resolve())
 
     def make_runs(self, name: str) -> Path:
-        """The directory of a name's runs, made where it is missing; it is this user's alone. Raises OSError."""
+        """The directory of a name's runs, made where it is missing; it is this user's alone. Raises OSError.
+
+        `runs` may be a link, to another disk; a name in it that leads elsewhere would be somebody else's runs.
+        """
         self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
-        private_folder(self.runs)
-        return private_folder(self.runs / name)
+        folder = private_folder(self.runs) / name
+        if folder.is_symlink():
+            raise OSError(errno.ELOOP, "it is a link", str(folder))
+        return private_folder(folder)
 
 
 def _root(environ: Mapping[str, str]) -> Path:
@@ -114,7 +120,7 @@ def _require_ours(root: Path, status: os.stat_result) -> None:
     if status.st_uid not in {os.geteuid(), 0}:
         raise HostError(f"`{root}` belongs to another user", hint=_ELSEWHERE)
     if status.st_mode & 0o022:
-        mend = f"chmod go-w {shlex.quote(str(root))}"
+        mend = f"chmod -R go-w {shlex.quote(str(root))}"
         raise HostError(
             f"other users may write to `{root}`", hint=f"`{mend}`, or set DEPLOY_HOME to a directory of yours"
         )

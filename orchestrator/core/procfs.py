@@ -1,7 +1,8 @@
 """What /proc says about processes: which one is meant, and everything it has started."""
 
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,15 @@ def find_process(identified: str) -> Process | None:
     boot, pid, started = identified.split("/")
     process = read_process(int(pid)) if boot == _boot() else None
     return process if process is not None and process.started == int(started) else None
+
+
+def send(processes: Iterable[Process], number: signal.Signals) -> None:
+    """Signal these processes, and nobody who has got the pid of one since it was looked at."""
+    for process in processes:
+        now = read_process(process.pid)
+        if now is not None and now.started == process.started:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, number)
 
 
 def family(marks: Marks) -> tuple[Process, ...]:

@@ -13,7 +13,7 @@ from forked import Ended
 from hostile_server import BEHAVIOURS, hostile
 from rounds import attack
 
-from orchestrator.runtimes.process.record import read_record, write_record
+from orchestrator.runtimes.process.record import read_record, token_of, write_record
 
 pytestmark = pytest.mark.attack
 
@@ -84,7 +84,7 @@ def asked(deployment: Deployment, source: Deployment, command: Asks, rules: Mapp
         (run_dir,) = (path.parent for path in deployment.home.glob("runs/*/*/process.json"))
         record = read_record(run_dir)
         assert record is not None
-        write_record(run_dir, dataclasses.replace(record, url=url))
+        write_record(run_dir, dataclasses.replace(record, url=url, token=token_of(run_dir)))
         running = deployment.start(*command.words)
         if interrupted := bool(rules) and not running.ends_within(PATIENCE_S):
             running.send(SIGINT)

@@ -1,8 +1,6 @@
 """The end of a server: its processes, told from all others by their marks, and the record of it."""
 
-import contextlib
 import dataclasses
-import os
 import signal
 from collections.abc import Collection
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Final
 
 from orchestrator.core.console import warn
 from orchestrator.core.errors import DeployError, HostError
-from orchestrator.core.procfs import Marks, Process, family, find_process, identity, read_process
+from orchestrator.core.procfs import Marks, Process, family, find_process, identity, send
 from orchestrator.core.waiting import look_until
 from orchestrator.runtimes.process.record import FILE, Record, read_record, write_record
 from orchestrator.runtimes.process.supervisor import CONFIG
@@ -37,7 +35,7 @@ def end(name: str, marks: Marks, *, grace: float) -> None:
     server = find_process(marks.server) if marks.server else None
     leaders = (process for process in running if process.pid == process.session)
     supervisors = [leader for leader in leaders if marks.supervisor in {None, identity(leader.pid)}]
-    _send([server] if server else supervisors or running, signal.SIGTERM)  # a supervisor hands it on
+    send([server] if server else supervisors or running, signal.SIGTERM)  # a supervisor hands it on
     if look_until(lambda alive: not alive, lambda: runs(marks), within=grace, pause=_POLL):
         for spared, seconds in ((supervisors, _LAST_WORD), ([], _AFTER_KILL)):
             _kill(marks, spared, within=seconds)
@@ -49,17 +47,9 @@ def _kill(marks: Marks, spared: Collection[Process], *, within: float) -> None:
     """SIGKILL to everything, what comes up meanwhile included, until nothing is left or the time is over."""
 
     def kill(left: Collection[Process]) -> None:
-        _send([process for process in left if process not in spared], signal.SIGKILL)
+        send([process for process in left if process not in spared], signal.SIGKILL)
 
     look_until(lambda left: not left, lambda: family(marks), within=within, pause=_POLL, meanwhile=kill)
-
-
-def _send(processes: Collection[Process], number: signal.Signals) -> None:
-    for process in processes:
-        now = read_process(process.pid)
-        if now is not None and now.started == process.started:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process.pid, number)
 
 
 def record_end(record: Record, run_dir: Path) -> None:

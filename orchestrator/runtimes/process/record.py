@@ -15,6 +15,7 @@ from orchestrator.core.text import parse_json
 
 FILE: Final = "process.json"
 _IDENTITY: Final = re.compile(r"[0-9a-z-]+/[0-9]{1,10}/[0-9]{1,20}")
+_OUTPUT: Final = re.compile(r"pipe:\[[0-9]{1,20}\]")  # nothing that a stranger may write to, as /dev/null
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,17 @@ class Record:
 def token_of(run_dir: Path) -> str:
     """What the processes of a run have in their environment: its directory, which is known without a record."""
     return str(run_dir.resolve())
+
+
+def is_copy(record: Record, run_dir: Path) -> bool:
+    """Whether the run that it tells of is another one, as in a home that was copied: its server is that home's.
+
+    A home that was moved has taken its runs along.
+    """
+    try:
+        return not run_dir.samefile(record.token)
+    except OSError:
+        return False
 
 
 def write_record(run_dir: Path, record: Record) -> None:
@@ -87,6 +99,10 @@ def _record(data: dict[str, Any], *, owner: str) -> Record:
         raise ValueError(record.name)
     if not all(_IDENTITY.fullmatch(known) for known in (record.supervisor, record.server) if known is not None):
         raise ValueError(record.supervisor)
+    if not os.fsencode(record.token).startswith(b"/") or "\0" in record.token:
+        raise ValueError(record.token)
+    if not _OUTPUT.fullmatch(record.output or "pipe:[0]"):
+        raise ValueError(record.output)
     return record
 
 

@@ -30,7 +30,7 @@ from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status
 from orchestrator.runtimes.process.ending import end, put_away, record_end, runs, serves
 from orchestrator.runtimes.process.handover import await_handover, handing_over
-from orchestrator.runtimes.process.record import Record, read_record, token_of
+from orchestrator.runtimes.process.record import Record, is_copy, read_record, token_of
 from orchestrator.runtimes.process.supervisor import StartRequest
 
 _POLL: Final = 0.05  # seconds between two looks at /proc
@@ -64,6 +64,7 @@ class ProcessRuntime:
         """See `Runtime.find`. Raises HostError where the runs of this home cannot be looked through."""
         names = sorted(path.name for path in _folders(self._home.runs)) if name is None else [name]
         folders = [self._home.runs / each for each in names if NAME.match(each)]
+        folders = [folder for folder in folders if not folder.is_symlink()]
         for folder in folders:
             await_handover(folder)
         return tuple(server for folder in folders for server in _servers(folder))
@@ -187,10 +188,13 @@ def _reads_hub(plan: Plan) -> bool:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """The directories in it; none where it is missing. Raises HostError where it cannot be looked through."""
+    """The directories in it, none where it is missing; a link leads to what is another home's, or another name's.
+
+    Raises HostError where it cannot be looked through.
+    """
     try:
         with os.scandir(folder) as entries:
-            return [Path(entry.path) for entry in entries if entry.is_dir()]
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -207,7 +211,7 @@ def _servers(folder: Path) -> list[Handle]:
         return [_lost(folder.name, folder)]
     for run_dir in run_dirs:
         try:
-            if (record := read_record(run_dir)) is not None:
+            if (record := read_record(run_dir)) is not None and not is_copy(record, run_dir):
                 known.append((record, run_dir))
         except HostError:
             lost.append(_lost(folder.name, run_dir))

@@ -31,7 +31,7 @@ from typing import IO, Final
 from orchestrator.core.errors import HostError
 from orchestrator.core.known_secrets import know
 from orchestrator.core.log_lines import redacted
-from orchestrator.core.procfs import Marks, family, identity
+from orchestrator.core.procfs import Marks, family, identity, send
 from orchestrator.core.shell import PIPE, Program, start
 from orchestrator.runtimes.base import LOG
 from orchestrator.runtimes.process.record import FILE, Record, private, write_record
@@ -211,9 +211,7 @@ def _end_children(server: Program, marks: Marks) -> None:
     """Kill what the server has left, wherever it has gone to."""
     own = os.getpid()
     while left := [process for process in family(marks) if process.pid != own]:
-        for process in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process.pid, signal.SIGKILL)
+        send(left, signal.SIGKILL)
         time.sleep(0.02)
         _collect_orphans(server)
 

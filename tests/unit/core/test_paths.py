@@ -19,7 +19,7 @@ def test_a_home_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -
     tmp_path.chmod(mode)
     with pytest.raises(HostError, match="other users may write to") as caught:
         home(tmp_path)
-    assert f"`chmod go-w {tmp_path}`" in caught.value.hint
+    assert f"`chmod -R go-w {tmp_path}`" in caught.value.hint
 
     tmp_path.chmod(mode & ~0o022)
     assert home(tmp_path).root == tmp_path

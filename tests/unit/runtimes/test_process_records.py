@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -220,6 +221,10 @@ UNREADABLE = {
     "of wrong types": changed(started_at=3),
     "of no identity": changed(supervisor="init"),
     "of another server": changed(name="victim"),
+    "of an output that is everyone's": changed(output="/dev/null", server=None),
+    "of an empty token": changed(token=""),
+    "of a token that is no path": changed(token="/\0"),
+    "of a token in half a letter": changed(token="/\ud800"),
     "with a colour code": changed(url="\x1b[31mhttp://127.0.0.1:1"),
     "a FIFO": a_fifo,
     "a directory": Path.mkdir,
@@ -283,3 +288,49 @@ def test_a_name_that_is_a_path_finds_nothing_of_another_home(home: Home, tmp_pat
     keep(Home(tmp_path / "other"), RECORD)
 
     assert ProcessRuntime(home).find("../../other/runs/tiny") == ()
+
+
+@pytest.mark.parametrize(("link", "target"), [("x", "tiny"), ("x/1", "tiny/1"), ("tiny", "tiny"), ("tiny/2", "tiny/1")])
+def test_a_link_to_another_homes_runs_leads_to_no_server(home: Home, tmp_path: Path, link: str, target: str) -> None:
+    """Read under a name that is not its own it was a record that cannot be read, and its processes were ended."""
+    other = Home(tmp_path / "other")
+    keep(other, RECORD)
+    (home.runs / link).parent.mkdir(parents=True)
+    (home.runs / link).symlink_to(other.runs / target)
+
+    assert ProcessRuntime(home).find() == ()
+    assert ProcessRuntime(home).find(link.split("/", maxsplit=1)[0]) == ()
+
+
+def test_the_servers_of_a_home_that_was_copied_are_not_the_copys(home: Home, tmp_path: Path) -> None:
+    other = Home(tmp_path / "other")
+    run_dir = keep(other, RECORD)
+    keep(home, replace(RECORD, token=str(run_dir)))
+
+    assert ProcessRuntime(home).find() == ()
+    run_dir.rename(tmp_path / "away")
+    assert [handle.name for handle in ProcessRuntime(home).find()] == ["tiny"]  # the home was moved
+
+
+def test_a_link_in_place_of_a_names_runs_is_not_written_through(home: Home, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    home.runs.mkdir(parents=True)
+    (home.runs / "tiny").symlink_to(target)
+
+    with pytest.raises(OSError, match="it is a link"):
+        home.make_runs("tiny")
+
+
+def test_a_signal_does_not_reach_who_has_got_the_pid_since(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr("os.kill", lambda pid, _: sent.append(pid))
+    for pid in (10, 11, 12):
+        runs(proc, pid, parent=1, session=10, started=100)
+    known = procfs.family(RECORD.marks)
+    runs(proc, 11, parent=1, session=11, started=300)
+    runs(proc, 12, parent=1, session=10, started=100, state="Z")
+
+    procfs.send(known, signal.SIGKILL)
+
+    assert sent == [10]
