@@ -7,21 +7,19 @@ the seconds that a server takes for an answer, opening one costs nothing, and no
 
 import json
 import re
-import socket
 import ssl
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, Self
 
 import httpx
 
+from orchestrator.core.deadline import Deadline
 from orchestrator.core.known_secrets import MOST_APART
 from orchestrator.core.redaction import excerpt
 from orchestrator.core.secret import Secret
-from orchestrator.core.signals import start_deaf
 from orchestrator.engine.answers import MOST_BYTES, Json, NoAnswerError, OddAnswerError, read_models, read_object
 from orchestrator.engine.endpoints import HEALTH, METRICS, MODELS, authorization
 from orchestrator.engine.metrics import MOST_METRICS_BYTES, Metrics, read_metrics
@@ -161,12 +159,18 @@ class EngineClient:
         with_key: bool = True,
         limits: TimeLimits | None = None,
     ) -> Iterator[httpx.Response]:
-        end = _End(limits or self._limits)
+        limits = limits or self._limits
         headers = authorization(self._key) if with_key else {}
         if content is not None:
             headers["Content-Type"] = "application/json"
+        end = Deadline(limits.whole)
         request = self._client.build_request(
-            method, path, content=content, headers=headers, timeout=end.timeout, extensions={"trace": end.watch}
+            method,
+            path,
+            content=content,
+            headers=headers,
+            timeout=httpx.Timeout(limits.silence, connect=limits.connect),
+            extensions={"trace": end.watch},
         )
         with end:
             try:
@@ -176,59 +180,23 @@ class EngineClient:
                 finally:
                     response.close()
             except (httpx.HTTPError, UnicodeError) as error:
-                raise NoAnswerError(f"{request.url}: {end.words(error)}") from error
+                raise NoAnswerError(f"{request.url}: {_words(error, end, limits)}") from error
             if end.reached:  # the connection was shut, which also looks like the end of an answer without a length
-                raise NoAnswerError(f"{request.url}: {end.words(None)}")
+                raise NoAnswerError(f"{request.url}: {_words(None, end, limits)}")
 
 
-class _End:
-    """Ends a request when its time is up: httpx limits each wait for the network, and an answer may drip for ever."""
-
-    def __init__(self, limits: TimeLimits) -> None:
-        self.reached = False
-        self._limits = limits
-        self._socket: socket.socket | None = None
-        self._timer = threading.Timer(limits.whole, self._reach)
-        self._timer.daemon = True
-
-    def __enter__(self) -> None:
-        start_deaf(self._timer)
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    @property
-    def timeout(self) -> httpx.Timeout:
-        return httpx.Timeout(self._limits.silence, connect=self._limits.connect)
-
-    def watch(self, event: str, info: Mapping[str, Any]) -> None:
-        """Take the connection's socket (httpcore's `trace` extension)."""
-        if event in {"connection.connect_tcp.complete", "connection.start_tls.complete"}:
-            self._socket = info["return_value"].get_extra_info("socket")
-            if self.reached:
-                self._shut()
-
-    def words(self, error: Exception | None) -> str:
-        if self.reached:
-            return f"no whole answer within {self._limits.whole:g} s"
-        if isinstance(error, httpx.ConnectTimeout):
-            return f"no connection within {self._limits.connect:g} s"
-        if isinstance(error, httpx.TimeoutException):
-            return f"no answer within {self._limits.silence:g} s"
-        if isinstance(error, httpx.ConnectError):
-            return f"no connection: {_ERRNO.sub('', str(error))}"
-        if isinstance(error, httpx.UnsupportedProtocol | UnicodeError):
-            return "this is not the URL of a server"
-        return "no whole HTTP/1.1 answer"
-
-    def _reach(self) -> None:
-        self.reached = True
-        self._shut()
-
-    def _shut(self) -> None:
-        if self._socket is not None:
-            with suppress(OSError):  # it is closed already
-                self._socket.shutdown(socket.SHUT_RDWR)
+def _words(error: Exception | None, end: Deadline, limits: TimeLimits) -> str:
+    if end.reached:
+        return f"no whole answer within {limits.whole:g} s"
+    if isinstance(error, httpx.ConnectTimeout):
+        return f"no connection within {limits.connect:g} s"
+    if isinstance(error, httpx.TimeoutException):
+        return f"no answer within {limits.silence:g} s"
+    if isinstance(error, httpx.ConnectError):
+        return f"no connection: {_ERRNO.sub('', str(error))}"
+    if isinstance(error, httpx.UnsupportedProtocol | UnicodeError):
+        return "this is not the URL of a server"
+    return "no whole HTTP/1.1 answer"
 
 
 def _tls(url: str) -> ssl.SSLContext:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from orchestrator.core.deadline import Deadline
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import parse_json
 from orchestrator.images.config import ImageConfig
@@ -47,11 +48,13 @@ class Registry:
         name = _REFERENCE.match(reference)
         if name is None:
             raise BuildError(f"`{reference}` is no image's name", hint="NAME:TAG, or NAME@sha256:…")
+        end = Deadline(self.within)
         try:
-            with httpx.Client(transport=self.transport, follow_redirects=True, timeout=self.within) as client:
-                return _Repository(client, name, self.clock() + self.within, self.clock).config(reference)
+            with end, httpx.Client(transport=self.transport, follow_redirects=True) as client:
+                return _Repository(client, name, end, self.clock() + self.within, self.clock).config(reference)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _unknown(reference, str(error) or type(error).__name__) from error
+            why = f"no whole answer within {self.within:g} s" if end.reached else str(error) or type(error).__name__
+            raise _unknown(reference, why) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _unknown(reference, "it answers in another form") from error
 
@@ -66,6 +69,7 @@ class _Repository:
 
     client: httpx.Client
     name: re.Match[str]
+    deadline: Deadline
     end: float
     clock: Callable[[], float]
     headers: dict[str, str] = field(default_factory=dict)
@@ -74,7 +78,9 @@ class _Repository:
         content = self._manifest(self.name["digest"] or self.name["tag"] or "latest")
         manifest, digest = parse_json(content), _digest(content)
         if "manifests" in manifest:
-            chosen = next(entry for entry in manifest["manifests"] if _fits(entry.get("platform", {})))
+            chosen = next((entry for entry in manifest["manifests"] if _fits(entry.get("platform", {}))), None)
+            if chosen is None:
+                raise httpx.ProtocolError("it has the image for other platforms than linux/amd64")
             manifest = parse_json(self._manifest(chosen["digest"]))
         config = parse_json(self._get(f"blobs/{manifest['config']['digest']}", {}, manifest["config"]["digest"]))
         return ImageConfig.of(reference, digest, config["config"])
@@ -108,8 +114,9 @@ class _Repository:
 
     def _read(self, url: str, headers: Mapping[str, str]) -> tuple[httpx.Response, bytes]:
         """An answer, which may drip: within the time of the whole, and no longer than a manifest may be."""
-        content = b""
-        with self.client.stream("GET", url, headers=headers, timeout=max(self.end - self.clock(), 0.01)) as answer:
+        content, left = b"", max(self.end - self.clock(), 0.01)
+        watch = {"trace": self.deadline.watch}
+        with self.client.stream("GET", url, headers=headers, timeout=left, extensions=watch) as answer:
             for piece in answer.iter_bytes():
                 content += piece
                 if self.clock() > self.end:

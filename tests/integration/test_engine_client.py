@@ -10,11 +10,12 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from orchestrator.commands.ask import ask
-from orchestrator.core.errors import StartError
+from orchestrator.core.errors import BuildError, StartError
 from orchestrator.core.secret import Secret
 from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine import client as client_module
 from orchestrator.engine.client import ORDINARY, EngineClient, TimeLimits
+from orchestrator.images import Registry
 
 pytestmark = pytest.mark.timeout(45)  # what drips for ever is not waited for
 LIMITS = TimeLimits(connect=2, silence=2, whole=0.6)
@@ -113,6 +114,12 @@ def test_a_stream_that_drips_ends_with_the_request() -> None:
     late = pytest.raises(NoAnswerError, match="no whole answer within")
     with asking(dripping, limits=LIMITS) as (client, _), late:
         list(client.events("/v1/completions", {}))
+
+
+@pytest.mark.parametrize("begin", [OK, b"HTTP/1.1 200 ", OK + b"Content-Length: 1000000\r\n\r\n"])
+def test_a_registry_that_drips_is_left_after_its_time(begin: bytes) -> None:
+    with server(drips(begin, b"a")) as (url, _), pytest.raises(BuildError, match=r"no whole answer within 0\.6 s"):
+        Registry(within=0.6).config(f"{url.removeprefix('http://')}/a/b:1")
 
 
 def test_silence_ends_the_request_before_its_time() -> None:

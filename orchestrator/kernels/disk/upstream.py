@@ -5,13 +5,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import httpx
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
+from orchestrator.core.deadline import Deadline
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.files import write_whole
 from orchestrator.kernels.disk.pins import PinnedFile
+
+_WITHIN: Final = 300.0  # seconds for the whole of it
+_MOST: Final = 64 << 20  # bytes, many times what a table of tuned kernels has
 
 
 def upstream_file(
@@ -67,8 +72,17 @@ def _download(pin: PinnedFile, way: _Transport, *, instead: str) -> bytes:
 
 
 def _get(address: str, transport: httpx.BaseTransport | None) -> bytes:
-    with httpx.Client(transport=transport, follow_redirects=True, timeout=60) as client:
-        return client.get(address).raise_for_status().content
+    content, end = bytearray(), Deadline(_WITHIN)
+    with (
+        end,
+        httpx.Client(transport=transport, follow_redirects=True, timeout=60) as client,
+        client.stream("GET", address, extensions={"trace": end.watch}) as answer,
+    ):
+        for piece in answer.raise_for_status().iter_bytes():
+            content += piece
+            if len(content) > _MOST:
+                raise httpx.DecodingError("it answers with more than a table")
+    return bytes(content)
 
 
 def _passes(error: BaseException) -> bool:

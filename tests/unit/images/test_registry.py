@@ -95,6 +95,7 @@ def test_a_name_leads_to_its_registry_as_dockers_does(reference: str, address: s
         ),
         (lambda _: httpx.Response(200, content=b"<html>"), "it answers in another form"),
         (lambda _: httpx.Response(200, json={"manifests": [1]}), "it answers in another form"),
+        (lambda _: httpx.Response(200, json={"manifests": []}), "other platforms than linux/amd64"),
         (lambda _: httpx.Response(200, content=b"x" * (9 << 20)), "it answers with more than a manifest"),
         (served([], config=BLOB + b" "), "the content is not that of its digest"),
     ],

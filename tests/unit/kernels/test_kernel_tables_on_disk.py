@@ -17,6 +17,7 @@ from orchestrator.core.errors import DeployError, HostError, KernelsError, Weigh
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
 from orchestrator.kernels.coverage import applies_to
+from orchestrator.kernels.disk import upstream
 from orchestrator.kernels.disk.checkpoint import read_checkpoint
 from orchestrator.kernels.disk.files import companion, read_tables
 from orchestrator.kernels.disk.image import read_digest
@@ -82,6 +83,12 @@ def test_a_download_with_another_checksum_is_refused_and_not_kept(tmp_path: Path
     with pytest.raises(KernelsError, match="checksum"):
         upstream_file(pin(b"rows"), tmp_path, transport=answering(b"<html>sign in</html>", []))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_download_without_end_is_not_read_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream, "_MOST", 3)
+    with pytest.raises(KernelsError, match="more than a table"):
+        upstream_file(pin(b"rows"), tmp_path, transport=answering(b"rows", []))
 
 
 def test_a_table_on_disk_with_another_checksum_is_downloaded_again(tmp_path: Path) -> None:
