@@ -24,7 +24,12 @@ from orchestrator.core.signals import start_deaf
 
 # What a system call may be refused for that is no fault of this tool's; others (a file that is not there) are.
 _OF_THE_MACHINE: Final = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EMFILE}
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
+    | {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
+)
+# Something else stands where a file or a directory is to be: a link to nowhere, a FIFO.
+_IN_THE_WAY: Final = frozenset(
+    {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV}
 )
 
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | signal.Handlers
@@ -108,23 +113,31 @@ def _exit_with(error: DeployError) -> NoReturn:
 
 def _is_of_the_machine(error: Exception) -> TypeGuard[OSError]:
     """Whether a system call failed for what the user can mend: a full disk, a home that is not theirs, a dead file."""
-    return isinstance(error, OSError) and error.errno in _OF_THE_MACHINE
+    return isinstance(error, OSError) and error.errno in _OF_THE_MACHINE | _IN_THE_WAY
 
 
 def _of_the_machine(error: OSError) -> HostError:
-    hint = "free disk space, or set DEPLOY_HOME to where you may write" if error.filename else ""
-    return HostError(error.strerror or str(error), where=str(error.filename or ""), hint=hint)
+    place = str(error.filename2 or error.filename or "")
+    hint = "free disk space, or set DEPLOY_HOME to where you may write" if place else ""
+    if error.errno in _IN_THE_WAY:
+        hint = "move what stands there away, or set DEPLOY_HOME to another directory"
+    return HostError(error.strerror or str(error), where=place, hint=hint)
 
 
 def _of_this_tool(error: Exception) -> DeployError:
     """A fault of ours, said as one; the whole of it is in a file, for whoever mends it."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    with tempfile.NamedTemporaryFile("w", prefix="deploy-fault-", suffix=".txt", delete=False) as file:
-        file.write(redact("".join(traceback.format_exception(error))))
+    whole = redact("".join(traceback.format_exception(error)))
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="deploy-fault-", suffix=".txt", delete=False) as file:
+            file.write(whole)
+        hint = f"please report it with `{file.name}`"
+    except OSError as unwritable:  # a full disk, or none that may be written to
+        hint = f"please report it; all of it would stand in a file, but: {unwritable.strerror or unwritable}"
     return DeployError(
         f"a fault of this tool: {type(error).__name__}: {error}",
         where=f"{Path(last.filename).name}:{last.lineno}",
-        hint=f"please report it with `{file.name}`",
+        hint=hint,
     )
 
 

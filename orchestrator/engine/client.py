@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 import httpx
 
-from orchestrator.core.deadline import Deadline
+from orchestrator.core.http import Deadline
 from orchestrator.core.known_secrets import MOST_APART
 from orchestrator.core.redaction import excerpt
 from orchestrator.core.secret import Secret

@@ -10,13 +10,14 @@ from typing import Final
 import httpx
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
-from orchestrator.core.deadline import Deadline
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.files import write_whole
+from orchestrator.core.http import Deadline, pieces
 from orchestrator.kernels.disk.pins import PinnedFile
 
 _WITHIN: Final = 300.0  # seconds for the whole of it
-_MOST: Final = 64 << 20  # bytes, many times what a table of tuned kernels has
+_AS_IT_IS: Final = {"Accept-Encoding": "identity"}
+_MOST: Final = 64 << 20  # bytes, many times what a table or a program of aiter's has
 
 
 def upstream_file(
@@ -72,17 +73,13 @@ def _download(pin: PinnedFile, way: _Transport, *, instead: str) -> bytes:
 
 
 def _get(address: str, transport: httpx.BaseTransport | None) -> bytes:
-    content, end = bytearray(), Deadline(_WITHIN)
+    end = Deadline(_WITHIN)
     with (
         end,
         httpx.Client(transport=transport, follow_redirects=True, timeout=60) as client,
-        client.stream("GET", address, extensions={"trace": end.watch}) as answer,
+        client.stream("GET", address, headers=_AS_IT_IS, extensions={"trace": end.watch}) as answer,
     ):
-        for piece in answer.raise_for_status().iter_bytes():
-            content += piece
-            if len(content) > _MOST:
-                raise httpx.DecodingError("it answers with more than a table")
-    return bytes(content)
+        return b"".join(pieces(answer.raise_for_status(), _MOST))
 
 
 def _passes(error: BaseException) -> bool:

@@ -104,6 +104,18 @@ def test_a_disk_that_is_full_where_nobody_looked_is_an_error_with_its_place(
     assert "/srv/deploy/kernels" in said
 
 
+@pytest.mark.parametrize("make", [Path.touch, os.mkfifo, lambda path: path.symlink_to(path.name)])
+def test_what_stands_where_a_directory_is_to_be_is_no_fault_of_the_tool(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    make(tmp_path / "models")
+    monkeypatch.setattr("orchestrator.cli.main.app", lambda **_: (tmp_path / "models").mkdir(exist_ok=True))
+    assert deploy(monkeypatch) == 4
+    said = capsys.readouterr().err
+    assert f"--> {tmp_path / 'models'}" in said
+    assert "move what stands there away" in said
+
+
 def test_a_fault_of_the_tool_is_called_one_and_kept_whole_in_a_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -121,3 +133,17 @@ def test_a_fault_of_the_tool_is_called_one_and_kept_whole_in_a_file(
     (kept,) = tmp_path.iterdir()
     assert f"`{kept}`" in said
     assert "of-ours" in kept.read_text()
+
+
+def test_a_fault_of_the_tool_is_a_sentence_where_no_file_can_be_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def broken(**_: object) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr("orchestrator.cli.main.app", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    assert deploy(monkeypatch) == 1
+    said = capsys.readouterr().err
+    assert "error: a fault of this tool: KeyError: 'x'" in said
+    assert "No such file or directory" in said

@@ -1,5 +1,6 @@
 """What a registry says of an image without a pull; and every way in which it does not."""
 
+import gzip
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -96,7 +97,11 @@ def test_a_name_leads_to_its_registry_as_dockers_does(reference: str, address: s
         (lambda _: httpx.Response(200, content=b"<html>"), "it answers in another form"),
         (lambda _: httpx.Response(200, json={"manifests": [1]}), "it answers in another form"),
         (lambda _: httpx.Response(200, json={"manifests": []}), "other platforms than linux/amd64"),
-        (lambda _: httpx.Response(200, content=b"x" * (9 << 20)), "it answers with more than a manifest"),
+        (lambda _: httpx.Response(200, content=b"x" * (9 << 20)), "it answers with more than 8 MiB"),
+        (
+            lambda _: httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=gzip.compress(b"{}")),
+            "in an encoding that was not asked for",
+        ),
         (served([], config=BLOB + b" "), "the content is not that of its digest"),
     ],
 )

@@ -1,10 +1,15 @@
-"""The end of a request over httpx, which limits each wait for the network: an answer may drip for ever."""
+"""What httpx leaves open: it limits each wait for the network, and an answer may drip for ever, or be of any size."""
+
+from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    import httpx
 
 from orchestrator.core.signals import start_deaf
 
@@ -45,3 +50,20 @@ class Deadline:
         for each in self._sockets:
             with suppress(OSError):  # it is closed already
                 each.shutdown(socket.SHUT_RDWR)
+
+
+def pieces(answer: httpx.Response, most: int) -> Iterator[bytes]:
+    """The body of an answer as it comes, at most so many bytes of it: ask for it with `Accept-Encoding: identity`.
+
+    Raises httpx.DecodingError for a longer one, and for one that is packed: what a few bytes unpack to has no bound.
+    """
+    from httpx import DecodingError  # noqa: PLC0415 - it takes 0.2 s, and few commands ask
+
+    if answer.headers.get("Content-Encoding", "identity") != "identity":
+        raise DecodingError("it answers in an encoding that was not asked for")
+    read = 0
+    for piece in answer.iter_bytes():
+        read += len(piece)
+        if read > most:
+            raise DecodingError(f"it answers with more than {most >> 20} MiB")
+        yield piece
