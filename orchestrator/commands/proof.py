@@ -11,7 +11,8 @@ from orchestrator.bench import Address
 from orchestrator.commands.kernels import kernel_gate
 from orchestrator.commands.runs import RunDir, read_plan
 from orchestrator.commands.servers import Fleet, api_key, lost_parts, note_parts
-from orchestrator.core.errors import DeployError, Problem, SmokeError, StartError
+from orchestrator.core.console import warn
+from orchestrator.core.errors import DeployError, HostError, Problem, SmokeError, StartError
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
 from orchestrator.engine import NoAnswerError, OddAnswerError
@@ -88,8 +89,11 @@ def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeRepo
     if lost := lost_parts(runtime, handle):
         raise SmokeError(f"`{name}` does not serve as its profile says: {lost}", hint=AGAIN.format(name=name))
     report = prove(handle, runtime, plan=plan, key=api_key(plan.server.api_key_env))
-    run.save("smoke.json", report.to_dict())
-    kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=strict_kernels)
+    try:
+        run.save("smoke.json", report.to_dict())
+        kernel_gate(runtime.logs(handle, follow=False), plan=plan, run=run, strict=strict_kernels)
+    except HostError as error:  # a full disk: what was found out is worth more than its record
+        warn(f"not all of this is kept: {error.message}", hint=error.hint)
     return report
 
 

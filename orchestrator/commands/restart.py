@@ -22,7 +22,7 @@ def restart(name: str, home: Home) -> Up:
     require_name(name)
     run, request = next(_that_came_up(home, name), (None, None))
     if run is None or request is None:
-        near = did_you_mean(name, known_names(home))
+        near = did_you_mean(name, {*known_names(home)} - {name})
         raise StartError(
             f"no server `{name}` has come up from here", hint=near or "`deploy up PROFILE` starts a server"
         )

@@ -1,5 +1,6 @@
 """`deploy up`: from a profile to a running, proven server; on any failure, back to how it was."""
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -137,6 +138,8 @@ def up(request: UpRequest, home: Home) -> Up:
         prepared = prepare(_artifacts(request, plan, inputs, rows, place), place)
         for hazard in image_hazards(plan, prepared.image) if prepared.image else ():
             warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
+        if servers.find(name):
+            _require_writable(home, name, prepared.artifacts)
         with _way_back(servers, name):
             _make_room(servers, name)
             machine = require_machine(prepared.artifacts.plan, place)
@@ -190,6 +193,15 @@ def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) ->
             raise StartError(f"`{name}` runs this plan and does not answer", hint=f"see `deploy logs {name}`; {hint}")
         return Up(handle=handle, smoke=None, seconds=None)
     return None
+
+
+def _require_writable(home: Home, name: str, artifacts: Artifacts) -> None:
+    """Find a disk that takes no run before anything is stopped for one. Raises HostError."""
+    run = open_run(home, name, artifacts.plan)
+    try:
+        run.write(rendered_files(artifacts, name))
+    finally:
+        shutil.rmtree(run.path, ignore_errors=True)
 
 
 @contextmanager

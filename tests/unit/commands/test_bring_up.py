@@ -1,12 +1,16 @@
 """A start that fails, in whatever way: nothing of it stays, unless it is to be looked at."""
 
+import errno
+import json
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator.commands import up
+from orchestrator.commands import proof, up
 from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.commands.runs import open_run
 from orchestrator.commands.servers import Fleet
@@ -15,6 +19,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.signals import ENDING, held
 from orchestrator.prove import SmokeReport
 from orchestrator.runtimes import Handle, ServerState, Status
+from orchestrator.runtimes.base import Prepared
 
 
 class Recording:
@@ -169,6 +174,44 @@ def test_the_way_back_is_named_wherever_a_replacement_ends(tmp_path: Path, failu
     with pytest.raises(DeployError) as caught, up._way_back(servers, "tiny"):
         raise failure
     assert caught.value.hint.endswith("this brings it back: deploy up --profile old")
+
+
+def test_a_disk_that_is_full_is_found_before_the_old_server_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`up --replace` and `restart` took a server down for one that could not even be written down."""
+    runtime, artifacts = Recording(), render_artifacts(load("cpu-tiny").plan)
+    runtime.start(name="tiny", run_dir=tmp_path)
+    made = Prepared(artifacts=artifacts, records={})
+    servers = Fleet(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
+    monkeypatch.setattr(up, "fleet", lambda *_: nullcontext(servers))
+    monkeypatch.setattr(up, "_artifacts", lambda *_: artifacts)
+    monkeypatch.setattr(up, "prepare", lambda *_: made)
+    monkeypatch.setattr("orchestrator.commands.runs.write_whole", full_disk)
+    with pytest.raises(HostError, match="No space left on device") as caught:
+        up.up(replace(request_of(), name="tiny", replace=True), Home(tmp_path))
+    assert runtime.asked == []
+    assert "the old server is down" not in caught.value.hint
+    assert [path.name for path in tmp_path.glob("runs/tiny/*")] == [".lock"]
+
+
+def full_disk(path: Path, *_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+def test_what_a_smoke_test_found_is_told_where_it_cannot_be_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime, plan = Recording(), load("cpu-tiny").plan
+    runtime.start(name="tiny", run_dir=tmp_path)
+    (tmp_path / "plan.json").write_text(json.dumps(plan.to_dict()))
+    report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=())
+    monkeypatch.setattr(proof, "lost_parts", lambda *_: "")
+    monkeypatch.setattr(proof, "prove", lambda *_, **__: report)
+    monkeypatch.setattr("orchestrator.commands.runs.write_whole", full_disk)
+    servers = Fleet(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
+    assert proof.prove_again(servers, "tiny", strict_kernels=False) is report
+    assert "warning: not all of this is kept: cannot write below" in capsys.readouterr().err
 
 
 def test_a_second_ctrl_c_while_it_gives_up_leaves_no_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
