@@ -11,6 +11,7 @@ from orchestrator.core.redaction import excerpt
 from orchestrator.engine import (
     DONE,
     EventReader,
+    GivenUpError,
     OddAnswerError,
     Usage,
     carries_text,
@@ -89,6 +90,9 @@ class Answer:
             return None
         try:
             return read_usage(counted, last)
+        except GivenUpError as error:
+            self.fail("given-up", str(error))
+            return None
         except OddAnswerError as error:
             self.fail("no-usage", f"the last event gives no token counts: {counted!r} ({error})")
             return None

@@ -19,7 +19,8 @@ _MOST_REPLICAS: Final = 1024
 _MOST_PAGE: Final = 1 << 16  # tokens
 _LARGEST_ID: Final = (1 << 31) - 1
 _SHOWN: Final = 40  # characters of a value in a message
-_ABORTED: Final = "abort"  # sglang 0.5.14, managers/schedule_batch.py, FINISH_ABORT
+# `abort`: sglang 0.5.14, managers/schedule_batch.py, FINISH_ABORT; `error` as well: vLLM, v1/engine/__init__.py
+_GIVEN_UP: Final = frozenset({"abort", "error"})
 _SPECULATIVE: Final = ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
 
 
@@ -29,6 +30,10 @@ class NoAnswerError(Exception):
 
 class OddAnswerError(Exception):
     """An answer came that cannot be used: its status, its size or its form is not what was expected."""
+
+
+class GivenUpError(OddAnswerError):
+    """The server says of its answer that it has not finished it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +182,8 @@ def read_server_info(data: Json) -> ServerInfo | None:
 def read_generated(data: Json) -> Generated:
     """An answer of sglang's own API. Raises OddAnswerError."""
     meta, ids = inner(data, "meta_info"), data.get("output_ids")
+    if meta.get("finish_reason") is not None:
+        finished(optional_text(inner(meta, "finish_reason"), "type"))
     if not isinstance(ids, list) or not all(type(each) is int and each >= 0 for each in ids):
         raise OddAnswerError(f"`output_ids` of `{GENERATE}` are not token ids: {_shown(ids)}")
     return Generated(
@@ -204,7 +211,7 @@ def read_chat(data: Json) -> Chat:
     return Chat(
         text=_said(message),
         content=optional_text(message, "content") or "",
-        finish_reason=name(choices[0], "finish_reason"),
+        finish_reason=_ending(choices[0]) or name(choices[0], "finish_reason"),
         prompt_tokens=number(usage, "prompt_tokens"),
         completion_tokens=number(usage, "completion_tokens"),
         pieces=1,
@@ -259,10 +266,14 @@ def _said(message: Json) -> str:
 
 
 def _ending(choice: Json) -> str | None:
-    """How the answer ended, None while it goes on. Raises OddAnswerError for one that was given up."""
-    reason = optional_text(choice, "finish_reason")
-    if reason == _ABORTED:
-        raise OddAnswerError("the server has given the answer up (`finish_reason` is `abort`)")
+    """How the answer ended, None while it goes on. Raises GivenUpError."""
+    return finished(optional_text(choice, "finish_reason"))
+
+
+def finished(reason: str | None) -> str | None:
+    """The same, by the reason itself."""
+    if reason in _GIVEN_UP:
+        raise GivenUpError(f"the server has given the answer up (`finish_reason` is `{reason}`)")
     return reason
 
 

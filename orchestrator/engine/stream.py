@@ -8,10 +8,12 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.core.redaction import excerpt
 from orchestrator.engine.answers import (
     MOST_BYTES,
     Json,
     OddAnswerError,
+    finished,
     inner,
     number,
     objects,
@@ -23,13 +25,15 @@ from orchestrator.engine.answers import (
 DONE: Final = b"[DONE]"  # the last event of a whole answer
 MOST_EVENT_BYTES: Final = MOST_BYTES  # sglang's own API repeats the whole text in each event
 _END: Final = "the end of the stream"
+_SHOWN: Final = 300  # characters of an error
 
 # Such a key cannot stand inside a JSON string: there its quotes are escaped.
 _COUNT_KEY: Final = b'"completion_tokens":'
 _COUNT: Final = re.compile(rb"\s*(\d{1,9})\b")
 _TEXT: Final = re.compile(rb'"text":\s*"[^"]')
 _NO_CHOICES: Final = re.compile(rb'"choices":\s*\[\s*\]')
-_ERROR: Final = re.compile(rb'\s*\{\s*"error"\s*:')
+_ERROR: Final = re.compile(rb'"error"\s*:(?!\s*null\b)')  # beside what else the event may hold
+_ERROR_TYPE: Final = re.compile(rb"event:[ \t]*error[ \t]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +80,14 @@ def _data_of(event: bytes) -> bytes:
     if event.startswith(b"data: ") and b"\n" not in event:
         return event[6:]
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+    if b"event:" in event and any(map(_ERROR_TYPE.fullmatch, event.split(b"\n"))):
+        raise OddAnswerError(f"the stream holds an error: {excerpt(b' '.join(lines), _SHOWN)}")
     return b"\n".join(lines)
 
 
 def is_error(event: bytes) -> bool:
     """Whether the server says in its stream that the answer failed."""
-    return _ERROR.match(event) is not None
+    return b'"error"' in event and _ERROR.search(event) is not None
 
 
 def has_usage(event: bytes) -> bool:
@@ -121,7 +127,7 @@ def _own_usage(meta: Json) -> Usage:
         prompt_tokens=number(meta, "prompt_tokens"),
         output_tokens=number(meta, "completion_tokens"),
         cached_tokens=optional_number(meta, "cached_tokens"),
-        finish_reason=optional_text(reason, "type"),
+        finish_reason=finished(optional_text(reason, "type")),
     )
 
 
@@ -133,5 +139,5 @@ def _openai_usage(usage: Json, last: bytes) -> Usage:
         prompt_tokens=number(usage, "prompt_tokens"),
         output_tokens=number(usage, "completion_tokens"),
         cached_tokens=optional_number(details, "cached_tokens"),
-        finish_reason=optional_text(choices[0], "finish_reason") if choices else None,
+        finish_reason=finished(optional_text(choices[0], "finish_reason")) if choices else None,
     )

@@ -90,6 +90,7 @@ def test_sglangs_own_api() -> None:
         (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 5\r\n\r\nno ro", "http-400"),
         (HEAD + chunk('{"error": {"message": "out of memory"}}') + chunk("[DONE]") + b"0\r\n\r\n", "stream-error"),
         (HEAD + chunk(completion(1)) + b"0\r\n\r\n", "cut-short"),
+        (HEAD + chunk(completion(1, finish='"abort"')) + chunk("[DONE]"), "given-up"),
         (HEAD + chunk('{"choices":[{"text":"a"}]}') + chunk("[DONE]") + b"0\r\n\r\n", "no-usage"),
         (HEAD + chunk(completion(0, text="")) + chunk("[DONE]") + b"0\r\n\r\n", "no-tokens"),
         (HEAD + chunk('{"choices":[],"usage":{}}') + chunk("[DONE]") + b"0\r\n\r\n", "no-tokens"),

@@ -1,13 +1,15 @@
 """Server-sent events, read however they are cut, by both clients."""
 
+import json
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.engine import EventReader, OddAnswerError
+from orchestrator.engine import EventReader, GivenUpError, OddAnswerError, read_completion_event
 from orchestrator.engine import stream as stream_module
+from orchestrator.engine.answers import read_chat, read_generated
 from orchestrator.engine.stream import is_error, read_usage, tokens_so_far
 
 STREAM = (
@@ -51,10 +53,41 @@ def test_tokens_are_counted_without_parsing(event: bytes, tokens: int | None) ->
     assert tokens_so_far(event) == tokens
 
 
-@pytest.mark.parametrize("event", [b'{"error": {"message": "x"}}', b'{ "error":1}'])
+@pytest.mark.parametrize(
+    "event",
+    [b'{"error": {"message": "x"}}', b'{ "error":1}', b'{"id":"1","choices":[{"text":"a"}],"error":{"code":500}}'],
+)
 def test_an_error_is_told_from_a_text_that_speaks_of_one(event: bytes) -> None:
     assert is_error(event)
     assert not is_error(b'{"text": "{\\"error\\": 1}"}')
+    assert not is_error(b'{"choices":[{"text":"a"}],"error": null}')
+    assert not is_error(b'{"text":"error"}')
+
+
+@pytest.mark.parametrize("line", ["event: error", "event:error", "event: error\r"])
+def test_an_event_of_the_type_error_is_one(line: str) -> None:
+    with pytest.raises(OddAnswerError, match="the stream holds an error: out of memory"):
+        EventReader().feed(f"{line}\ndata: out of memory\n\n".encode())
+    assert EventReader().feed(b"event: token\ndata: event: error\n\n") == [b"event: error"]
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_answer_that_was_given_up_is_none(reason: str) -> None:
+    """`error` is vLLM's word, `abort` that of both."""
+    choice = f'"choices":[{{"text":"a","index":0,"message":{{"content":"a"}},"finish_reason":"{reason}"}}]'
+    usage = '"usage":{"prompt_tokens":1,"completion_tokens":1}'
+    meta = f'{{"prompt_tokens":1,"completion_tokens":1,"cached_tokens":0,"finish_reason":{{"type":"{reason}"}}}}'
+    own = f'{{"meta_info":{meta},"output_ids":[1]}}'.encode()
+    whole = f"{{{choice},{usage}}}".encode()
+    for read in (
+        lambda: read_completion_event(whole),
+        lambda: read_usage(whole, whole),
+        lambda: read_usage(own, b""),
+        lambda: read_generated(json.loads(own)),
+        lambda: read_chat(json.loads(whole)),
+    ):
+        with pytest.raises(GivenUpError, match=f"`finish_reason` is `{reason}`"):
+            read()
 
 
 @pytest.mark.parametrize(
