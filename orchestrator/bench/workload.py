@@ -1,5 +1,6 @@
 """Workloads: what is sent, how often, and what must hold. Data files under profiles/workloads/, read strictly."""
 
+import errno
 import hashlib
 import json
 from pathlib import Path
@@ -9,6 +10,8 @@ from pydantic import Field, model_validator
 
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import ProfileError, UsageError
+from orchestrator.core.files import read_file
+from orchestrator.core.shell import quote
 from orchestrator.core.validation import StrictModel, Text, read_model
 
 Rate = Annotated[float, Field(gt=0, le=10_000)]
@@ -129,17 +132,11 @@ def read_text(workload: Workload, *, catalogue: Catalogue | None = None) -> str:
     catalogue = catalogue or Catalogue.from_environment()
     path = Path(workload.text_file) if workload.text_file else catalogue.path(Kind.TEXT, SHIPPED_TEXT)
     try:
-        size = path.stat().st_size
-        text = path.read_text(encoding="utf-8") if size <= MOST_TEXT_BYTES else ""
+        return read_file(path, most=MOST_TEXT_BYTES).decode()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ProfileError(
-            f"`text_file` cannot be read: {reason}", where=str(path), hint="leave it out to take the text that ships"
-        ) from error
-    if size > MOST_TEXT_BYTES:
-        raise ProfileError(
-            f"`text_file` has {size} bytes, at most {MOST_TEXT_BYTES} are taken",
-            where=str(path),
-            hint=f"`head -c {MOST_TEXT_BYTES - 4} {path} | iconv -c -t utf-8 > shorter.txt` cuts it",
-        )
-    return text
+        hint = "leave it out to take the text that ships"
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            reason = f"it has more than {MOST_TEXT_BYTES} bytes"
+            hint = f"`head -c {MOST_TEXT_BYTES - 4} {quote([str(path)])} | iconv -c -t utf-8 > shorter.txt` cuts it"
+        raise ProfileError(f"`text_file` cannot be read: {reason}", where=str(path), hint=hint) from error

@@ -60,13 +60,26 @@ def read_own(path: Path) -> bytes:
 
 def read_file(path: Path, *, most: int) -> bytes:
     """Anybody's file of at most so many bytes, at once. Raises OSError for a longer one, and for what is no file."""
+    return _read(_open_file(path), path, most=most)
+
+
+def open_lines(path: Path, *, longest: int) -> Iterator[str]:
+    """The lines of anybody's file, with their ends. Raises OSError for a longer one, and for what is no file."""
+    with open(_open_file(path), encoding="utf-8", errors="replace", newline="") as stream:
+        while line := stream.readline(longest + 1):
+            if len(line) > longest:
+                raise OSError(errno.EFBIG, "a line without end", str(path))
+            yield line
+
+
+def _open_file(path: Path) -> int:
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _require_file(os.fstat(number), path)
     except OSError:
         os.close(number)
         raise
-    return _read(number, path, most=most)
+    return number
 
 
 def _read(number: int, path: Path, *, most: int) -> bytes:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from orchestrator.core import files
 from orchestrator.core.document import Data, Document, KeyPath, read_document
 from orchestrator.core.errors import DeployError, Problem, ProfileError, first_of
 from orchestrator.core.nearest import did_you_mean
@@ -28,6 +29,7 @@ _EXPECTED: Final[Mapping[str, str]] = {
 }
 _WORD: Final = re.compile(r"[^\s-]\S*")
 _INNER_PATH: Final = re.compile(r"/[A-Za-z0-9_.+@/-]*")
+_MOST: Final = 8 << 20  # bytes of a file that a person writes
 _SHOWN: Final = 60  # characters of a value in a message
 
 
@@ -68,7 +70,7 @@ Model = TypeVar("Model", bound=BaseModel)
 def read_file(path: Path, name: str, *, fault: type[DeployError] = ProfileError) -> Document:
     """The YAML file at `path`; `name` is what messages call it. Raises `fault` with every problem and its line."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.read_file(path, most=_MOST).decode()
     except (OSError, ValueError) as error:  # ValueError: bytes that are no UTF-8, a name with a NUL
         reason = error.strerror if isinstance(error, OSError) else error
         raise fault(f"`{name}` cannot be read: {reason}", where=name) from error

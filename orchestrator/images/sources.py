@@ -7,11 +7,13 @@ from typing import Final
 
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import BuildError, UsageError
+from orchestrator.core.files import read_file
 from orchestrator.core.paths import data_root
 from orchestrator.patches import Patch, read_diffs, read_ledger
 from orchestrator.plan import Plan
 from orchestrator.render import ImageSources
 
+_MOST_GIVEN: Final = 256 << 20  # bytes of a file given to a patch: it is held whole, and copied into the image
 PROGRAMS: Final = ("apply_patches.py", "read_sources.py")  # what runs inside an image; the first imports the other
 
 
@@ -48,7 +50,7 @@ def program_paths() -> tuple[Path, ...]:
 def read_inputs(paths: Mapping[str, Path]) -> dict[str, bytes]:
     """The files a user gives to patches. Raises UsageError for one that cannot be read."""
     try:
-        return {name: path.read_bytes() for name, path in paths.items()}
+        return {name: read_file(path, most=_MOST_GIVEN) for name, path in paths.items()}
     except OSError as error:
         raise UsageError(f"`{error.filename}` cannot be read: {error.strerror}") from error
 

@@ -4,10 +4,14 @@ import csv
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from orchestrator.core.errors import KernelsError, Problem
+from orchestrator.core.files import open_lines
 from orchestrator.kernels.keys import KEY_COLUMNS
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows
+
+_LONGEST: Final = 1 << 16  # characters of a row; one of aiter's has some 400
 
 
 def read_tables(
@@ -23,9 +27,9 @@ def read_tables(
     for path in paths:
         try:
             known = _origins(companion(path))
-            with path.open(encoding="utf-8", errors="replace", newline="") as lines:
-                found = read_rows(lines, name=str(path), origin=origin, problems=problems)
-                rows.extend(_with_origin(row, known) for row in found if keep(row))
+            lines = open_lines(path, longest=_LONGEST)
+            found = read_rows(lines, name=str(path), origin=origin, problems=problems)
+            rows.extend(_with_origin(row, known) for row in found if keep(row))
         except OSError as error:
             problems.append(Problem(f"cannot be read: {error.strerror}", str(path)))
         except (KeyError, ValueError):

@@ -1,5 +1,6 @@
 """Workload files: what they say, and where they are wrong."""
 
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -165,7 +166,7 @@ def test_a_text_of_the_users(tmp_path: Path) -> None:
     [
         (None, "`text_file` cannot be read: No such file or directory"),
         (b"\xff\xfe", "`text_file` cannot be read: it is not UTF-8"),
-        (bytes((1 << 18) + 1), "`text_file` has 262145 bytes, at most 262144 are taken"),
+        (bytes((1 << 18) + 1), "`text_file` cannot be read: it has more than 262144 bytes"),
     ],
 )
 def test_a_file_that_is_no_text_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
@@ -175,6 +176,15 @@ def test_a_file_that_is_no_text_is_refused(content: bytes | None, message: str, 
     with pytest.raises(ProfileError, match=message) as caught:
         read_text(of_text(text_file=str(path)))
     assert caught.value.where == str(path)
+
+
+@pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
+@pytest.mark.parametrize("endless", ["fifo", "/dev/zero"])
+def test_a_text_without_end_is_not_read(endless: str, tmp_path: Path) -> None:
+    """Its size is said to be 0."""
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ProfileError, match="`text_file` cannot be read: it is not a file"):
+        read_text(of_text(text_file=str(tmp_path / endless)))
 
 
 def test_a_workload_of_random_prompts_has_the_digest_it_always_had() -> None:

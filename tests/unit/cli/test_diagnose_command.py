@@ -1,13 +1,18 @@
 """`deploy diagnose`: a log file, stdin, a name, or the last start."""
 
+import io
 import json
+import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+from orchestrator.cli.diagnose import _log_of
 from orchestrator.cli.main import app
 from orchestrator.core.errors import UsageError
+from orchestrator.core.paths import Home
 from orchestrator.runtimes import REGISTRY
 from orchestrator.runtimes.process.record import Record, write_record
 
@@ -46,6 +51,18 @@ def test_stdin() -> None:
     assert diagnose("-", stdin=PORT_TAKEN.read_bytes()).startswith("fatal: port-taken")
 
 
+def test_a_line_without_end_on_stdin_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdin = io.BufferedReader(io.BytesIO(bytes(16 << 20)))  # type: ignore[arg-type]
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stdin))
+    tracemalloc.start()
+    try:
+        with _log_of("-", Home(Path("/nonexistent")), None) as lines:
+            assert sum(map(len, lines))
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_bytes_on_stdin_that_are_no_text() -> None:
     assert diagnose("-", stdin=b"\xff\xfe\n" + PORT_TAKEN.read_bytes()).startswith("fatal: port-taken")
 
@@ -67,7 +84,7 @@ def test_how_a_server_ended_is_told_where_its_log_cannot(home: Path, monkeypatch
         url="http://127.0.0.1:30010",
         argv=("python3",),
         started_at="2026-07-03T10:00:00+00:00",
-        token="t",
+        token="/t",
         supervisor="boot/10/100",
         server="boot/11/101",
         output=None,

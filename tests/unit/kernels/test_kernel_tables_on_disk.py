@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import httpx
@@ -272,3 +273,17 @@ def test_the_tables_of_an_image_are_read_where_it_was_pulled_to(monkeypatch: pyt
     with pytest.raises(HostError, match="no engine in this test"):
         read_digest("lmsysorg/sglang-rocm:v0")
     assert asked == ["unix:///of/the/context.sock"]
+
+
+@pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
+@pytest.mark.parametrize(
+    ("endless", "said"),
+    [("fifo", "it is not a file"), ("/dev/zero", "it is not a file"), ("line", "a line without end")],
+)
+def test_a_table_without_end_is_not_read_to_it(tmp_path: Path, endless: str, said: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with (tmp_path / "line").open("wb") as file:
+        file.truncate(1 << 36)
+    with pytest.raises(KernelsError) as caught:
+        read_tables([tmp_path / endless])
+    assert caught.value.problems[0].message == f"cannot be read: {said}"

@@ -1,11 +1,13 @@
 """Faults of a profile, each at its file and line."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import ProfileError
+from orchestrator.core.validation import read_file
 
 GOOD = """\
 hardware: cpu
@@ -73,6 +75,17 @@ def test_a_published_value_names_its_source(tmp_path: Path) -> None:
 def test_sizes_read_as_people_write_them() -> None:
     assert load("mi355x-tp8").plan.hardware.vram_bytes == 288 * 1024**3
     assert load("b200-tp8").plan.model.weight_bytes == 440 * 1000**3
+
+
+@pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
+@pytest.mark.parametrize("endless", ["fifo", "zero"])
+def test_a_file_without_end_is_not_read(tmp_path: Path, endless: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware/odd.yaml").symlink_to(tmp_path / endless)
+    with pytest.raises(ProfileError, match="cannot be read: it is not a file"):
+        read_file(tmp_path / "hardware/odd.yaml", "odd.yaml")
 
 
 def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
