@@ -1,5 +1,6 @@
 """`deploy restart`: what ran under a name, once more."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import fields, replace
 
@@ -40,8 +41,19 @@ def restart(name: str, home: Home) -> Up:
 
 def _that_came_up(home: Home, name: str) -> Iterator[tuple[RunDir, UpRequest]]:
     """The runs that were asked to prove themselves, newest first, with what was asked for."""
-    known = {field.name for field in fields(UpRequest)}
     for run in runs_of(home, name):
         asked = run.read("up.json").get("request")
-        if run.read("smoke.json") and isinstance(asked, dict) and set(asked) == known:
-            yield run, UpRequest(**{**asked, "name": name, "overrides": tuple(asked["overrides"])})
+        if run.read("smoke.json") and (request := _request(asked)) is not None:
+            yield run, replace(request, name=name)
+
+
+def _request(asked: object) -> UpRequest | None:
+    """What was asked for; None for what another version has written, or a hand."""
+    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - no other command reads one
+
+    if not isinstance(asked, dict) or set(asked) != {field.name for field in fields(UpRequest)}:
+        return None
+    try:
+        return TypeAdapter(UpRequest).validate_json(json.dumps(asked), strict=True)
+    except ValidationError:
+        return None

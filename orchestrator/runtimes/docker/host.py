@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 
 import docker
+from docker.errors import DockerException
 
 from orchestrator.core.paths import Home
 from orchestrator.core.shell import ProgramResult, attempt
@@ -27,7 +28,10 @@ class DockerHost:
     def client(self) -> docker.DockerClient:
         """The SDK's client; to be used within `errors`."""
         url = self._tunnel.docker_url if self._tunnel is not None else self._url
-        return docker.from_env(environment={**self._environ, "DOCKER_HOST": url})
+        try:
+            return docker.from_env(environment={**self._environ, "DOCKER_HOST": url})
+        except ValueError as error:  # what the SDK's own reading of a URL does not expect
+            raise DockerException(str(error)) from error
 
     def errors(self) -> AbstractContextManager[None]:
         """Turns a daemon that does not answer into a HostError."""

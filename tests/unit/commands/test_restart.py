@@ -57,7 +57,19 @@ def test_a_profile_that_has_changed_is_shown_and_not_started(tmp_path: Path, ask
     assert asked == []
 
 
-@pytest.mark.parametrize("record", [{}, {"request": 7}, {"request": {"profile": "cpu-tiny"}}])
+ASKED = asdict(request_of())
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"request": 7},
+        {"request": {"profile": "cpu-tiny"}},
+        *({"request": {**ASKED, "overrides": each}} for each in (5, None, [5], "abc", {"a": 1})),
+        *({"request": {**ASKED, **change}} for change in ({"profile": 5}, {"keep": "no"}, {"timeout": []}, {"x": 1})),
+    ],
+)
 def test_a_start_of_another_version_is_none(tmp_path: Path, asked: list[UpRequest], record: dict[str, object]) -> None:
     run = open_run(Home(tmp_path), "owl", load("cpu-tiny").plan)
     run.save("up.json", record)

@@ -1,13 +1,17 @@
 """The daemon's words, recorded from Docker 20.10 with runc 1.1, and what a user is told."""
 
+from pathlib import Path
+
 import pytest
 import requests
 from docker.errors import APIError, DockerException
 
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
+from orchestrator.core.paths import Home
 from orchestrator.runtimes.docker.container import render, spec_of
 from orchestrator.runtimes.docker.errors import DaemonRefusal, daemon_errors, start_error
+from orchestrator.runtimes.docker.host import DockerHost
 
 SHIM = "failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: "
 PORT = "driver failed programming external connectivity on endpoint deploy-glm (5839ac1d047d): "
@@ -91,6 +95,12 @@ def test_words_that_are_not_known_are_shown_as_they_are() -> None:
 def test_a_daemon_that_does_not_answer_is_named(error: Exception) -> None:
     with pytest.raises(HostError, match=r"`tcp://node:2375` does not answer"), daemon_errors("tcp://node:2375"):
         raise error
+
+
+def test_an_address_that_is_none_is_a_daemon_that_does_not_answer(tmp_path: Path) -> None:
+    host = DockerHost(Home(tmp_path), "unix://[")
+    with pytest.raises(HostError, match="does not answer"), host.errors():
+        host.client.ping()
 
 
 def test_a_daemon_that_fails_is_named_with_its_words() -> None:
