@@ -46,6 +46,7 @@ class Address:
         try:
             parts = urlsplit(url)
             port = parts.port
+            (parts.hostname or "").encode("idna")  # as the look-up of a name does
         except ValueError as error:
             raise UsageError(f"`{url}` is not a URL: {error}") from error
         if parts.scheme not in {"http", "https"} or not parts.hostname:

@@ -9,6 +9,7 @@ from orchestrator.bench.answer import Answer
 from orchestrator.bench.connection import Address, Connections
 from orchestrator.bench.drive import Asked, _Sender
 from orchestrator.bench.http import Framing, MalformedError
+from orchestrator.core.errors import UsageError
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -207,3 +208,19 @@ def test_a_key_that_an_endpoint_repeats_in_its_error_is_not_kept() -> None:
     (sample,) = sender.samples()
     assert "wJ4" not in sample.failure_example
     assert "no route" in sample.failure_example
+
+
+@pytest.mark.parametrize(
+    "url", ["http://" + "a" * 64, "http://a..b", "http://x:99999", "http://[::1", "http://", "ftp://x"]
+)
+def test_what_is_no_address_of_an_endpoint_is_refused(url: str) -> None:
+    """A host that no name can be was a fault of this tool once it was looked up."""
+    with pytest.raises(UsageError, match="is not a URL"):
+        Address.from_url(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://x", "http://my_node:8000", "http://[fe80::1]:1", "https://b\xfccher.example/v"]
+)
+def test_an_address_of_an_endpoint_is_taken(url: str) -> None:
+    assert Address.from_url(url).host
