@@ -1,13 +1,16 @@
 """Options that more than one command takes, each described once, and what a shell offers for their names."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from orchestrator.core.errors import UsageError
+
+_WORD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")
 
 
 def names_of(kind: str) -> Callable[[str], list[str]]:
@@ -17,7 +20,7 @@ def names_of(kind: str) -> Callable[[str], list[str]]:
         from orchestrator.core.catalogue import Catalogue, Kind
 
         with suppress(Exception):
-            return [name for name in Catalogue.from_environment().names(Kind[kind]) if name.startswith(incomplete)]
+            return _words(Catalogue.from_environment().names(Kind[kind]), incomplete)
         return []
 
     return offer
@@ -29,8 +32,13 @@ def server_names(incomplete: str) -> list[str]:
     from orchestrator.core.paths import Home
 
     with suppress(Exception):
-        return [name for name in known_names(Home.from_environment()) if name.startswith(incomplete)]
+        return _words(known_names(Home.from_environment()), incomplete)
     return []
+
+
+def _words(names: Iterable[str], incomplete: str) -> list[str]:
+    """The names that begin so; what is no mere word a shell would carry out, or take for an option."""
+    return [name for name in names if name.startswith(incomplete) and _WORD.fullmatch(name)]
 
 
 ProfileArgument: TypeAlias = Annotated[

@@ -94,3 +94,16 @@ def test_a_shell_is_offered_the_servers_of_this_home(tmp_path: Path, monkeypatch
 
     assert server_names("o") == ["owl"]
     assert server_names("cpu") == []
+
+
+@pytest.mark.parametrize("name", ["$(reboot)", "`reboot`", "a b", "-x", "a;b", "\x1b[31m"])
+def test_a_shell_is_offered_nothing_that_it_would_carry_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
+    (tmp_path / "runs" / name).mkdir(parents=True)
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / f"profiles/{name}.yaml").touch()
+
+    assert name not in server_names("")
+    assert name not in names_of("PROFILE")("")
