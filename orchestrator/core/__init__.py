@@ -4,4 +4,5 @@
 - what is not: `secret`, `known_secrets`, `redaction`
 - files: `paths`, `files`, `document` (YAML with its lines), `validation`, `catalogue`, `origin`, `log_lines`
 - programs: `shell`, `procfs`, `signals`, `waiting`
+- requests over httpx: `http`
 """
