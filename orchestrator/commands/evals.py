@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from orchestrator.commands.bench import MeasuredTarget
 from orchestrator.commands.runs import load_outcome
@@ -15,6 +14,7 @@ from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
 from orchestrator.environments import ensure
 from orchestrator.evals import REQUIREMENTS, EvalRequest, Suite, evaluate, find_suite
+from orchestrator.plan import GREEDY
 from orchestrator.report import Published, PublishedEval, load_all_published, of_kind
 from orchestrator.results import (
     Judgement,
@@ -24,8 +24,6 @@ from orchestrator.results import (
     outcome_file,
     outcome_to_json,
 )
-
-_GREEDY: Final = "speculation-is-greedy"  # profiles/reports/hazards.yaml
 
 
 def served_model(target: MeasuredTarget) -> str:
@@ -73,7 +71,7 @@ def run_eval(
 
 def require_sampling(target: MeasuredTarget, suite: Suite) -> None:
     """A suite above temperature 0 is asked of a server that samples. Raises BenchError for one that cannot."""
-    greedy = next((hazard for hazard in target.hazards if hazard.id == _GREEDY), None)
+    greedy = next((hazard for hazard in target.hazards if hazard.id == GREEDY), None)
     if greedy is not None and float(suite.generation["temperature"]) > 0:
         raise BenchError(
             f"`{suite.name}` samples at temperature {suite.generation['temperature']}, and this server cannot",

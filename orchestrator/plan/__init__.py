@@ -7,6 +7,7 @@ needs the schema of profiles, which takes long to import; a command over servers
 from orchestrator.core.origin import Origin
 from orchestrator.plan.changes import changes, flat
 from orchestrator.plan.plan import (
+    GREEDY,
     NAME,
     ContainerNeeds,
     Engine,
@@ -27,6 +28,7 @@ from orchestrator.plan.plan import (
 )
 
 __all__ = [
+    "GREEDY",
     "NAME",
     "ContainerNeeds",
     "Engine",

@@ -16,6 +16,7 @@ from orchestrator.core.origin import Origin
 
 # What a profile and a server may be called: the name stands in image names, container names and paths.
 NAME: Final = re.compile(r"(?=.{1,63}\Z)[a-z0-9]+(?:[._-][a-z0-9]+)*\Z")
+GREEDY: Final = "speculation-is-greedy"  # the hazard of that id (profiles/reports/hazards.yaml): nothing is sampled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from orchestrator.core.secret import Secret
 from orchestrator.engine import OddAnswerError, endpoints, read_server_info
 from orchestrator.engine.client import EngineClient
-from orchestrator.plan import Hazard, Plan, Question
+from orchestrator.plan import GREEDY, Hazard, Plan, Question
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class Target:
     prefill_chunk: int | None  # tokens; None where the plan sets none
     wrong_answers: tuple[Hazard, ...]  # what may make answers wrong
     inexact: tuple[Hazard, ...]  # why two greedy answers may differ
+    greedy: tuple[Hazard, ...]  # why nothing is sampled but the first token
     api_key: Secret | None
 
 
@@ -49,6 +50,7 @@ def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
         prefill_chunk=max(int(plan.flag("chunked-prefill-size") or 0), 0) or None,
         wrong_answers=plan.wrong_answers,
         inexact=plan.inexact,
+        greedy=tuple(hazard for hazard in plan.hazards if hazard.id == GREEDY),
         api_key=api_key,
     )
 
@@ -76,5 +78,6 @@ def target_as_told(server: EngineClient, *, url: str, api_key: Secret | None) ->
         prefill_chunk=None,
         wrong_answers=(),
         inexact=(),
+        greedy=(),
         api_key=api_key,
     )

@@ -38,6 +38,7 @@ class ScriptedServer:
     accept_length: float | None = None  # 1.0: no draft is ever right; None: no speculation
     counts_drafts: bool = True  # sglang before 0.5.13 does not, under this name
     samples: bool = True
+    samples_the_first_token_alone: bool = False
     ignores_schema: bool = False
     breaks_schema: bool = False
     talks_too_long: bool = False
@@ -134,6 +135,8 @@ class ScriptedServer:
             meta |= {"spec_num_correct_drafts": count - 1 - steps} if self.counts_drafts else {}
         hot = body["sampling_params"]["temperature"] > 0 and self.samples
         output = self.tokens(ids, count, dice=self.rolls_dice or hot)
+        if hot and self.samples_the_first_token_alone:
+            output = [output[0], *self.tokens([*ids, output[0]], count)][:count]
         if self.gives_fewer_tokens_each_time and count == 32 and not hot:
             self.greedy_answers += 1
             output = output[: count - self.greedy_answers]

@@ -11,6 +11,7 @@ import pytest
 from smoke_server import CONTEXT, NAME, ScriptedServer
 
 from orchestrator import prove as smoke
+from orchestrator.commands.planning import load
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import SmokeError
 from orchestrator.core.secret import Secret
@@ -31,6 +32,7 @@ TARGET = Target(
     prefill_chunk=None,
     wrong_answers=(),
     inexact=(),
+    greedy=(),
     api_key=None,
 )
 ASKED = (("What is 17 times 3?", "51"), ("{filler} Which city?", "Paris"), ("{filler} Which word?", "kestrel"))
@@ -262,6 +264,34 @@ def test_where_kernels_add_in_no_fixed_order_a_difference_is_a_warning(server: S
     report = run(server, dataclasses.replace(TARGET, inexact=(CAUSE,)))
     assert verdicts(report)[check] is Verdict.WARNING
     assert "known causes for" in report.to_table()
+
+
+NOTHING_SAMPLED = {
+    "nothing": ({"samples": False}, "gives the same 32 tokens twice"),
+    "but the first token": ({"samples_the_first_token_alone": True}, "samples the first token alone"),
+}
+
+
+@pytest.mark.parametrize(("lie", "evidence"), NOTHING_SAMPLED.values(), ids=NOTHING_SAMPLED)
+@pytest.mark.parametrize(("known", "verdict"), [((), Verdict.FAILED), ((CAUSE,), Verdict.WARNING)])
+def test_drafts_that_are_verified_greedily_are_a_fault_unless_that_is_known(
+    lie: dict[str, bool], evidence: str, known: tuple[Hazard, ...], verdict: Verdict
+) -> None:
+    """sglang before 0.5.21 on ROCm samples what prefill gives, and nothing after it."""
+    server = ScriptedServer(accept_length=3.3, **lie)  # type: ignore[arg-type]
+    report = run(server, dataclasses.replace(TARGET, speculative=True, greedy=known))
+    found = next(check for check in report.checks if check.name == "sampling samples")
+    assert (found.verdict, evidence in found.evidence) == (verdict, True)
+    assert report.ok == bool(known)
+
+
+@pytest.mark.parametrize(
+    ("engine", "greedy"), [("sglang-0.5.14-rocm", True), ("sglang-0.5.16-rocm", True), (None, False)]
+)
+def test_a_plan_says_whether_its_server_samples(engine: str | None, greedy: bool) -> None:
+    newer = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x")
+    plan = load("mi355x-tp8", overrides=[f"engine={engine}"] if engine else newer).plan
+    assert bool(smoke.target_of(plan, url="http://h", api_key=None).greedy) == greedy
 
 
 def test_fewer_tokens_are_a_fault_whatever_kernels_do() -> None:
