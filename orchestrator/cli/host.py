@@ -54,13 +54,13 @@ def stage(
     from orchestrator.commands import staging
     from orchestrator.commands.machine import place_of
     from orchestrator.commands.planning import load
+    from orchestrator.commands.prepare import far_directory
     from orchestrator.core.paths import Home
     from orchestrator.weights import checkpoint_directory
 
     plan, home = load(profile, overrides=with_revision(set_, revision)).plan, Home.from_environment()
     if (far := place_of(plan, home, host).far) is not None:
-        target = directory or checkpoint_directory(plan.model, Home(Path()))  # relative to the home over there
-        verified = staging.stage_there(plan, str(target), far)
+        verified = staging.stage_there(plan, str(directory or far_directory(plan)), far)
     else:
         target = (directory or checkpoint_directory(plan.model, home)).absolute()
         verified = staging.stage(plan, target)

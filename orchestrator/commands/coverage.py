@@ -108,18 +108,18 @@ def require_covered(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -
     )
 
 
-def require_fusion_told(plan: Plan, home: Home) -> None:
+def require_fusion_told(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> None:
     """Raise ProfileError for a plan whose server would fuse a shared expert that its checkpoint keeps unquantised.
 
     Such weights are dropped on the way into the fused ones, and nothing is said (sgl-project/sglang#40754, #38878). The
-    checkpoint that is staged decides; without one nothing is known.
+    checkpoint that is given or staged decides; without one nothing is known.
     """
-    checkpoint = staged_moe(plan, RowSources(), home) if applies_to(plan) else None
+    checkpoint = staged_moe(plan, given, home) if applies_to(plan) else None
     fusion = decide_fusion(plan, checkpoint)
     if fusion.demanded:
         raise ProfileError(
             f"`{plan.profile}` would fuse shared experts that its checkpoint keeps apart: {fusion.because}",
-            where=str(checkpoint_directory(plan.model, home)),
+            where=str(given.model or checkpoint_directory(plan.model, home)),
             hint=f"`--set flags.{fusion.demanded}=true`: {fusion.hint}",
         )
 

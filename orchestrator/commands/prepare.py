@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 
 from orchestrator.commands.kernels import make_table
 from orchestrator.commands.machine import inspect_host, runner_for, wait_until_drained
 from orchestrator.commands.planning import planned
-from orchestrator.commands.staging import stage_missing
+from orchestrator.commands.staging import stage_missing, stage_missing_there
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import Progress, note, warn
 from orchestrator.core.errors import WeightsError
@@ -23,15 +24,12 @@ from orchestrator.weights import checkpoint_directory, copy_headers, generate_mo
 
 
 def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
-    """The checkpoint is there and whole, as far as it is on this machine: generated, verified, or staged where allowed.
+    """The checkpoint is there and whole, on the machine that serves: generated, verified, or staged where allowed.
 
     Raises WeightsError, HostError.
     """
     if place.far is not None:
-        warn(
-            f"the checkpoint on {place.far} is not looked at",
-            hint=f"`deploy stage --profile {plan.profile} --host {place.far}` stages it there, and verifies it",
-        )
+        _bring_far(plan, place.far, stage=stage)
         return
     home, directory = place.home, checkpoint_directory(plan.model, place.home)
     if plan.model.source.kind == "generated":
@@ -40,6 +38,29 @@ def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
         generate_model(plan.model, generator, python=python, home=home, progress=Progress())
     else:
         note(f"checkpoint {directory}: {stage_missing(plan, directory, allowed=stage)}")
+
+
+def _bring_far(plan: Plan, far: str, *, stage: bool) -> None:
+    if plan.model.source.kind == "generated":
+        warn(f"the checkpoint of `{plan.model.name}` on {far} is not looked at: it is made where it is used")
+        return
+    verified = stage_missing_there(plan, far_directory(plan), far, allowed=stage)
+    note(f"checkpoint {far}: {verified.directory}: {verified}")
+
+
+def far_directory(plan: Plan) -> str:
+    """Where a far machine has the plan's checkpoint: absolute, or relative to the tool's home there."""
+    return str(checkpoint_directory(plan.model, Home(Path())))
+
+
+def far_headers(plan: Plan, place: Place) -> Path | None:
+    """The config and headers of a far checkpoint, copied here for who asks how it is stored; None for one here."""
+    if place.far is None or plan.model.source.kind == "generated":
+        return None
+    folder = place.home.made_for(place.far) / "headers" / plan.model.name
+    rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return copy_headers(runner_for(place), far_directory(plan), folder)
 
 
 def plan_to_build(
@@ -104,7 +125,7 @@ def _overlay(plan: Plan, place: Place, not_needed: frozenset[str]) -> None:
 
 
 def _far_overlay(plan: Plan, place: Place, written: Path, transforms: Sequence[str]) -> str:
-    there = str(checkpoint_directory(plan.model, Home(Path())))  # relative to the home over there
+    there = far_directory(plan)
     with TemporaryDirectory(prefix="deploy-headers-") as folder:
         try:
             headers = copy_headers(runner_for(place), there, Path(folder))

@@ -7,7 +7,7 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from orchestrator.core.console import Progress
-from orchestrator.core.errors import NoWeightsError, UsageError, WeightsError
+from orchestrator.core.errors import ChangedWeightsError, NoWeightsError, UsageError, WeightsError
 from orchestrator.core.secret import HUB_TOKEN, Secret
 from orchestrator.host import start_over_ssh
 from orchestrator.plan import Plan
@@ -46,13 +46,18 @@ def stage_there(plan: Plan, directory: str, machine: str, environ: Mapping[str, 
     """
     if plan.model.source.kind == "generated":
         raise UsageError(f"the checkpoint of `{plan.model.name}` is made where it is used, not staged")
+    return _far(plan, directory, machine, _hub(environ))
+
+
+def _far(plan: Plan, directory: str, machine: str, hub: Hub | None) -> Verified:
+    """Verify a far checkpoint, after what is missing of it was fetched from the `hub`, where one is given."""
     progress = Progress()
     far = FarStage(
         machine=machine,
         directory=directory,
         model=plan.model,
         layer=plan.model.mtp_layer if needs_mtp(plan) else None,
-        hub=_hub(environ),
+        hub=hub,
         progress=lambda arrived: _show(progress, arrived),
     )
     try:
@@ -84,6 +89,20 @@ def stage_missing(plan: Plan, directory: Path, *, allowed: bool) -> Verified:
         if plan.model.source.kind != "hub" or changed or not allowed:
             raise
     return stage(plan, directory)
+
+
+def stage_missing_there(
+    plan: Plan, directory: str, machine: str, *, allowed: bool, environ: Mapping[str, str] = os.environ
+) -> Verified:
+    """The same on a far machine. Raises as `stage_there`."""
+    try:
+        return _far(plan, directory, machine, None)
+    except ChangedWeightsError:
+        raise
+    except WeightsError:
+        if plan.model.source.kind != "hub" or not allowed:
+            raise
+    return stage_there(plan, directory, machine, environ)
 
 
 def _show(progress: Progress, arrived: DownloadProgress) -> None:

@@ -69,8 +69,15 @@ def steps_text(artifacts: Artifacts, place: Place) -> str:
 
 def _checkpoint(plan: Plan, place: Place) -> UpStep:
     model, directory = plan.model, checkpoint_directory(plan.model, place.home)
+    if place.far is not None and model.source.kind == "hub":
+        what = f"{model.weight_bytes / 1e9:.1f} GB of {model.source.location} on {place.far}: what is missing of it"
+        return UpStep(
+            name="checkpoint",
+            what=f"{what} is downloaded there, at {DOWNLOAD_MB_S:.0f} MB/s",
+            about=model.weight_bytes / (DOWNLOAD_MB_S * 1e6),
+        )
     if place.far is not None:
-        return UpStep(name="checkpoint", what=f"expected on {place.far}: `deploy stage --host` fetches it", about=0.0)
+        return UpStep(name="checkpoint", what=f"verified on {place.far}", about=ABOUT["stage"])
     if model.source.kind != "hub":
         made = "made here" if model.source.kind == "generated" else "verified"
         return UpStep(name="checkpoint", what=f"{directory}: {made}", about=ABOUT["stage"])

@@ -18,7 +18,7 @@ from orchestrator.commands.environment import image_hazards, note_environment
 from orchestrator.commands.kernels import kernel_gate, make_table
 from orchestrator.commands.machine import place_of
 from orchestrator.commands.planning import planned, planned_at, read_profile, render_artifacts, rendered_files
-from orchestrator.commands.prepare import bring_checkpoint, prepare, require_machine
+from orchestrator.commands.prepare import bring_checkpoint, far_headers, prepare, require_machine
 from orchestrator.commands.proof import answers, await_ready, explain_failure, prove
 from orchestrator.commands.ready import ReadyRequest, ready_plan, ready_preview, require_contained
 from orchestrator.commands.runs import RunDir, claim, latest_run, open_run, read_plan
@@ -31,6 +31,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.core.shell import quote
 from orchestrator.core.signals import heard, held, unheard
+from orchestrator.kernels import applies_to
 from orchestrator.plan import Plan, changes
 from orchestrator.prove import SmokeReport
 from orchestrator.render import Artifacts
@@ -162,7 +163,8 @@ def _artifacts(
     if not request.accept_untuned:
         require_covered(plan, home, rows)  # before anything is downloaded
     bring_checkpoint(plan, place, stage=request.stage)
-    require_fusion_told(plan, home)
+    rows = replace(rows, model=far_headers(plan, place)) if applies_to(plan) else rows
+    require_fusion_told(plan, home, rows)
     if not plan.ready_image and make_table(plan, home, place, accept_untuned=request.accept_untuned):
         plan, inputs = planned(request.profile, request.overrides, home)
     if not request.accept_untuned:

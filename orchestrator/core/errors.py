@@ -7,7 +7,8 @@
     ├── ProfileError         3   a profile, or a plan that its rules refuse
     ├── HostError            4   the machine is not ready: GPUs, devices, ports, disk, docker
     │   └── WeightsError     4   a checkpoint that is missing, incomplete or altered
-    │       └── NoWeightsError 4 a checkpoint that is not there at all
+    │       ├── NoWeightsError 4 a checkpoint that is not there at all
+    │       └── ChangedWeightsError 4 a checkpoint that was whole once
     ├── BuildError           5   an image or an environment that cannot be built
     │   └── PatchError       5   a required patch that neither applies nor is present
     ├── StartError           6   the server was not started, or exited at once
@@ -100,6 +101,10 @@ class WeightsError(HostError):
 
 class NoWeightsError(WeightsError):
     """A checkpoint that is not there at all."""
+
+
+class ChangedWeightsError(WeightsError):
+    """A checkpoint that was whole once: it is not fetched over."""
 
 
 class BuildError(DeployError):

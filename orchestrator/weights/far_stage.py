@@ -14,14 +14,14 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from orchestrator.core.errors import HostError, NoWeightsError, WeightsError
+from orchestrator.core.errors import ChangedWeightsError, HostError, NoWeightsError, WeightsError
 from orchestrator.core.shell import Program
 from orchestrator.plan import Model
 from orchestrator.weights import fetch_there
 from orchestrator.weights.hub import Hub, Listing, file_address, list_files
-from orchestrator.weights.receipt import receipt_path
+from orchestrator.weights.receipt import read_receipt, receipt_path
 from orchestrator.weights.stage import DownloadProgress, broken_off, looks, measured, no_room
-from orchestrator.weights.verify import Verified, examine
+from orchestrator.weights.verify import Verified, examine, verify_checkpoint
 
 _NO_PROGRAM: Final = 127  # a shell's exit code
 
@@ -39,7 +39,7 @@ class FarStage:
     directory: str
     model: Model
     layer: int | None  # of MTP, whose tensors have to be there
-    hub: Hub
+    hub: Hub | None  # None: nothing is fetched, what is there is verified
     progress: Callable[[DownloadProgress], None]
 
     def run(self, program: Program, complaints: Callable[[], str]) -> Verified:
@@ -48,9 +48,9 @@ class FarStage:
         Raises WeightsError for a checkpoint that is not whole, HostError for a machine without Python, a hub that
         cannot be asked, a full disk, a download that broke off: what has arrived stays, and the next call resumes.
         """
-        hub = self.model.source.kind == "hub"
-        listing = list_files(self.model.source.location, self.model.source.revision, self.hub) if hub else None
-        program.feed(json.dumps(self._asked(listing)) + "\n")
+        source, hub = self.model.source, self.hub
+        listing = list_files(source.location, source.revision, hub) if hub and source.kind == "hub" else None
+        program.feed(json.dumps(self._asked(listing, hub)) + "\n")
         with TemporaryDirectory(prefix="deploy-far-") as folder:
             mirror = Path(folder) / "checkpoint"
             mirror.mkdir()
@@ -60,10 +60,10 @@ class FarStage:
             program.wait()
         return replace(verified, directory=Path(there))
 
-    def _asked(self, listing: Listing | None) -> dict[str, object]:
-        if listing is None:
+    def _asked(self, listing: Listing | None, hub: Hub | None) -> dict[str, object]:
+        if listing is None or hub is None:
             return {"directory": self.directory, "files": {}}
-        address, headers = file_address(listing, self.hub)
+        address, headers = file_address(listing, hub)
         return {
             "directory": self.directory,
             "files": listing.contents,
@@ -79,6 +79,8 @@ class FarStage:
             if "done" in told:
                 done = _number(told["done"])
                 self.progress(measured(seen, done, total))
+            elif "receipt" in told:
+                receipt_path(mirror).write_text(str(told["receipt"]))
             elif "file" in told:
                 _write(mirror, told)
             elif "error" in told:
@@ -88,7 +90,7 @@ class FarStage:
                 raise no_room(self._where, missing=_number(room["missing"]), free=_number(room["free"]))
             elif "nothing" in told:
                 message = f"there is no checkpoint of `{self.model.name}`"
-                raise NoWeightsError(message, where=f"{self.machine}: {told['nothing']}")
+                raise NoWeightsError(message, where=f"{self.machine}: {told['nothing']}", hint=self._hint)
             elif "end" in told:
                 return str(told["directory"])
         raise self._gone(program.wait(), complaints().strip(), done, total)
@@ -109,19 +111,27 @@ class FarStage:
         return broken_off(self._where, why=why, full=False, done=done, total=total)
 
     def _verify(self, mirror: Path, there: str, listing: Listing | None) -> Verified:
-        sizes = {name: file.size for name, file in listing.files.items()} if listing else {}
         try:
-            return examine(
-                mirror, self.model, layer=self.layer, revision=listing.commit if listing else None, sizes=sizes
-            )
+            if self.hub is None:
+                return verify_checkpoint(mirror, self.model, speculative=self.layer is not None)
+            sizes = {name: file.size for name, file in listing.files.items()} if listing else {}
+            revision = listing.commit if listing else None
+            return examine(mirror, self.model, layer=self.layer, revision=revision, sizes=sizes)
         except WeightsError as error:
-            place = f"{self.machine}: {there}"
-            error.where = error.where.replace(str(mirror), place)
-            error.problems = tuple(
-                replace(problem, where=problem.where.replace(str(mirror), place)) for problem in error.problems
-            )
-            error.hint = f"`deploy stage --host {self.machine}` fetches what is missing"
-            raise
+            place, known = f"{self.machine}: {there}", read_receipt(mirror)
+            kind = ChangedWeightsError if self.hub is None and known else WeightsError
+            raise kind(
+                error.message,
+                where=error.where.replace(str(mirror), place),
+                hint=self._hint,
+                problems=tuple(
+                    replace(problem, where=problem.where.replace(str(mirror), place)) for problem in error.problems
+                ),
+            ) from error
+
+    @property
+    def _hint(self) -> str:
+        return f"`deploy stage --host {self.machine}` fetches what is missing"
 
     @property
     def _where(self) -> str:

@@ -7,6 +7,7 @@ with it: no command line and no file ever holds that. What is found goes to stdo
     {"room": {"missing": …, "free": …}}      the disk is too small, nothing was fetched
     {"done": …}                              bytes that are there, each second
     {"error": …, "full": …}                  what ended it
+    {"receipt": …}                           what is kept beside it, as text, where nothing is to be fetched
     {"file": …, "size": …, "time": …, "data": …}     each file in the end, with what tells whether it is whole
     {"end": true}
 
@@ -215,6 +216,11 @@ def _home() -> Path:
     return Path(os.environ.get("DEPLOY_HOME") or os.path.join(data, "deploy"))  # noqa: PTH118
 
 
+def _receipt(directory: Path) -> Path:
+    """Where the receipt of a checkpoint stands, as `receipt.py` says."""
+    return directory.with_name(directory.name + ".receipt.json")
+
+
 def _stage(asked: dict[str, Any], directory: Path) -> None:
     files = {name: (size, identity) for name, (size, identity) in asked["files"].items()}
     directory.mkdir(parents=True, exist_ok=True)
@@ -248,11 +254,13 @@ def main() -> None:
         elif not directory.is_dir():
             _say(nothing=str(directory))
             os._exit(0)
+        elif (kept := _receipt(directory)).is_file():
+            _say(receipt=kept.read_text())
         for told in _found(directory):
             _say(**told)
         _say(end=True, directory=str(directory))
         if receipt := sys.stdin.readline():
-            beside = directory.with_name(directory.name + ".receipt.json")
+            beside = _receipt(directory)
             new = beside.with_name(beside.name + ".new")
             new.write_text(receipt)
             new.replace(beside)

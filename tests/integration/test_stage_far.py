@@ -13,12 +13,17 @@ from pathlib import Path
 import pytest
 from checkpoint_samples import write_checkpoint
 from command_line import processes_with
+from kernel_samples import CONFIG
 from loopback_hub import COMMIT, Hub, serve
 from loopback_ssh import needs_sshd, ssh_server
 from patience import PATIENCE, wait_for
 
+from orchestrator.commands import staging
 from orchestrator.commands.planning import load
-from orchestrator.weights import fetch_there, read_receipt, verify_checkpoint
+from orchestrator.core.errors import ChangedWeightsError, NoWeightsError
+from orchestrator.images import Docker
+from orchestrator.weights import Verified, fetch_there, read_receipt, verify_checkpoint
+from orchestrator.weights.receipt import receipt_path
 
 pytestmark = needs_sshd
 
@@ -133,6 +138,52 @@ def test_what_is_not_whole_is_refused_by_the_name_it_has_there(
     assert read_receipt(tmp_path / "glm") is None
     if harm == "room":
         assert hub.sent == {}, "the disk is looked at first"
+
+
+def bring(far: str, tmp_path: Path, *, allowed: bool = True) -> Verified:
+    """As an `up` does on its way."""
+    return staging.stage_missing_there(PLAN, str(tmp_path / "glm"), far, allowed=allowed)
+
+
+def test_an_up_fetches_what_is_missing_over_there_and_only_that(
+    hub: Hub, far: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    there = tmp_path / "glm"
+    with pytest.raises(NoWeightsError, match="there is no checkpoint") as refused:
+        bring(far, tmp_path, allowed=False)
+    assert (refused.value.where, hub.sent) == (f"{far}: {there}", {})
+    assert "`deploy stage --host ssh://" in refused.value.hint
+    assert bring(far, tmp_path).shards == 3
+    hub.down = True  # from here on nobody is asked
+    assert bring(far, tmp_path, allowed=False).from_receipt
+    receipt_path(there).unlink()
+    assert not bring(far, tmp_path).from_receipt, "whole without a receipt, as its headers say"
+    (there / SECOND).write_bytes(b"")
+    with pytest.raises(ChangedWeightsError, match="incomplete or altered") as changed:
+        bring(far, tmp_path)
+    assert changed.value.each()[0].where.startswith(f"{far}: {there}")
+
+
+@pytest.mark.docker
+def test_the_command_stages_there_before_it_makes_anything(
+    hub: Hub, tmp_path: Path, docker_daemon: Docker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No registry answers for the image, and so it ends there."""
+    assert docker_daemon.version
+    (hub.directory / "config.json").write_text(json.dumps(CONFIG))
+    home, ssh = tmp_path / "there", tmp_path / "ssh"
+    ssh.mkdir()
+    image = ("--set", "engine.image=127.0.0.1:9/none:1", "--profile", "mi355x-tp8")
+    with ssh_server(ssh, deploy_home=home, monkeypatch=monkeypatch) as url:
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator", "up", "--host", url, *image],
+            env=environment(hub, tmp_path), capture_output=True, text=True, check=False, timeout=PATIENCE,
+        )  # fmt: skip
+    assert f"checkpoint {url}: {home}/models/glm-5.2-mxfp4: 3 shards" in done.stderr
+    assert done.stderr.index("checkpoint ssh://") < done.stderr.index("base image `127.0.0.1:9/none:1`")
+    assert (home / "models/glm-5.2-mxfp4" / SECOND).is_file()
+    assert not (tmp_path / "here/models").exists()
 
 
 def test_ctrl_c_ends_it_on_both_machines(hub: Hub, far: str, tmp_path: Path) -> None:
