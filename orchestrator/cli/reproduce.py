@@ -97,8 +97,8 @@ def reproduce(
 
 
 def _look(planned: "ReproducePlan", host: str | None, *, covered: bool) -> None:
-    """Refuse a machine that a plan cannot run on; say what is known of tuned kernels, where that is asked."""
-    from orchestrator.commands.coverage import note_coverage
+    """Refuse a machine that a plan cannot run on, and kernels that nobody tuned; say what is known of them."""
+    from orchestrator.commands.coverage import note_coverage, require_covered
     from orchestrator.commands.machine import place_of
     from orchestrator.core.paths import Home
 
@@ -107,6 +107,8 @@ def _look(planned: "ReproducePlan", host: str | None, *, covered: bool) -> None:
         place_of(server.plan, home, host)
         if covered and not server.ablation:
             note_coverage(server.plan, home)
+    for server in planned.servers:
+        require_covered(server.plan, home, may_accept=False)
 
 
 def _run(planned: "ReproducePlan", state: "FinishedSteps", host: str | None, *, keep: bool) -> None:

@@ -36,6 +36,8 @@ class RowSources:
 
 
 NOTHING_GIVEN: Final = RowSources()
+TABLE_PATCH: Final = "aiter-fp4-moe-table"
+TUNING_HOURS: Final = 12.0  # after which aiter's tuner is stopped; nobody has said in public how long it takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,32 +82,53 @@ def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
     )
 
 
+def takes_table(plan: Plan) -> bool:
+    """Whether the plan's server is given a table of tuned kernels; one that leaves it out reads aiter's own."""
+    return applies_to(plan) and any(use.id == TABLE_PATCH for use in plan.patches)
+
+
 def note_coverage(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> None:
     """Say what is known of the plan's tuned kernels before a start; nothing for a plan that asks for none."""
     if not applies_to(plan):
         return
+    if not takes_table(plan):
+        note(f"tuned kernels of `{plan.profile}`: aiter's own tables alone, without `{TABLE_PATCH}`")
+        return
     covered = cover(plan, given, home)
     unknown = f"{_aiter(plan)} is not known here; its image tells, on the way up"
-    note(f"tuned kernels of `{plan.profile}`: {covered.found.line if covered.known else unknown}")
+    refused = "; `deploy up` refuses that" if covered.known and covered.found.missed_by_load else ""
+    note(f"tuned kernels of `{plan.profile}`: {covered.found.line if covered.known else unknown}{refused}")
 
 
-def require_covered(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> None:
+def require_covered(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN, *, may_accept: bool = True) -> None:
     """Raise KernelsError for a plan whose own load would meet batches without a tuned kernel, with the ways out.
 
-    A plan of which only its image can tell passes.
+    A plan of which only its image can tell passes, and one that leaves the table out: that was meant.
     """
-    if not applies_to(plan):
+    if not takes_table(plan):
         return
     covered = cover(plan, given, home)
     if not covered.known or not (missed := covered.found.missed_by_load):
         return
     covering = [f"`--set engine={name}`, whose aiter has them" for name in _covering_engines(plan)]
-    tune = f"`deploy kernels tune --profile {plan.profile}`, hours on a node of this kind"
+    tune = f"`deploy kernels tune --profile {plan.profile}` on a node of this kind: {_tuning_costs(plan)}"
     raise KernelsError(
         f"the load of `{plan.profile}` meets batches without a tuned MoE kernel: {', '.join(map(str, missed))} tokens",
         where=f"engine `{plan.engine.name}`, {_aiter(plan)}",
-        hint="; or ".join([*covering, tune, "`--accept-untuned`"]),
+        hint="; or ".join([*covering, tune, *(["`--accept-untuned`"] if may_accept else [])]),
     )
+
+
+def _tuning_costs(plan: Plan) -> str:
+    """How long it may take, and for how much, where a price was published."""
+    from orchestrator.commands.report import price_book  # noqa: PLC0415 - a report is nothing that a start needs
+
+    longest = f"hours, {TUNING_HOURS:.0f} at most unless `--hours` says another limit"
+    price, source = price_book(()).of(plan.hardware.name)
+    if price is None:
+        return longest
+    hourly = price * plan.hardware.gpus
+    return f"{longest}, {hourly:.2f} USD each, up to {hourly * TUNING_HOURS:.0f} USD ({source})"
 
 
 def require_fusion_told(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> None:

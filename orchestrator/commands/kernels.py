@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.commands.coverage import RowSources, plan_in_image, require_moe, staged_moe
+from orchestrator.commands.coverage import RowSources, plan_in_image, require_moe, staged_moe, takes_table
 from orchestrator.commands.runs import RunDir
 from orchestrator.core.console import note, say, warn
 from orchestrator.core.errors import BuildError, DeployError, KernelsError
@@ -41,7 +41,7 @@ def make_table(plan: Plan, home: Home, place: Place, *, accept_untuned: bool) ->
     Returns whether it was built. Raises as `build_table`, unless untuned kernels are accepted.
     """
     store = Store.of(home, plan)
-    if not applies_to(plan) or store.is_fresh(plan):
+    if not takes_table(plan) or store.is_fresh(plan):
         return False
     say("building the table of tuned MoE kernels: those of its aiter, what was measured, and aiter's newer ones")
     try:

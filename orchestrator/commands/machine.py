@@ -25,7 +25,7 @@ from orchestrator.host import (
 from orchestrator.host.gpus import read_gpus
 from orchestrator.plan import Plan
 from orchestrator.runtimes import Place, runtime_kind
-from orchestrator.weights import checkpoint_directory, needs_mtp, stamps, verify_checkpoint
+from orchestrator.weights import bytes_here, checkpoint_directory, needs_mtp, verify_checkpoint
 
 _PORT_LIMIT, _PORT_PAUSE = 30.0, 0.2  # seconds a stopped server's port may stay taken, and between two looks
 
@@ -118,5 +118,5 @@ def _checkpoint(plan: Plan, home: Home) -> Callable[[], tuple[str, int]] | None:
 def _weights_space(plan: Plan, home: Home) -> Iterator[Space]:
     directory = checkpoint_directory(plan.model, home)
     if plan.model.source.kind == "hub":
-        here = sum(size for size, _ in stamps(directory).values()) if directory.is_dir() else 0
-        yield Space(purpose="weights", directory=str(directory), size=max(plan.model.weight_bytes - here, 0))
+        size = max(plan.model.weight_bytes - bytes_here(directory), 0)
+        yield Space(purpose="weights", directory=str(directory), size=size)

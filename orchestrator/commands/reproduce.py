@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.bench import Workload, load_workload, workload_name
+from orchestrator.commands.coverage import takes_table
 from orchestrator.commands.planning import load
 from orchestrator.commands.runs import latest_run, read_plan
 from orchestrator.commands.servers import Fleet
@@ -35,7 +36,6 @@ _COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {"kernels": ("kernels", "table
 
 _MOST_BYTES: Final = 1 << 20  # of the state
 _ON_THE_SERVER: Final = frozenset({"smoke", "bench", "eval"})
-_TABLE: Final = "aiter-fp4-moe-table"
 _DRAIN: Final = 30.0  # until the last answer of a rate has come
 _CLIMB: Final = 2  # rates beyond the listed ones until the knee is found
 
@@ -147,7 +147,7 @@ def _needless(stage: str, plan: Plan, host: str | None) -> str | None:
         return "its checkpoint is made on the way up"
     if stage == "kernels" and not applies_to(plan):
         return "its server asks aiter for no MXFP4 experts"
-    if stage == "kernels" and all(patch.id != _TABLE for patch in plan.patches):
+    if stage == "kernels" and not takes_table(plan):
         return "its server reads aiter's own tables"
     if stage == "build" and not runtime_kind(plan.runtime).contained:
         return "it runs in no container"

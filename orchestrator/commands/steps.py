@@ -4,14 +4,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.commands.coverage import takes_table
 from orchestrator.core.console import table
 from orchestrator.core.paths import Home
-from orchestrator.kernels import applies_to
+from orchestrator.images import IMAGE_BYTES, image_tag, local_config
 from orchestrator.kernels.disk import Store
 from orchestrator.plan import Plan
 from orchestrator.render import Artifacts, base_reference
 from orchestrator.runtimes import Place
-from orchestrator.weights import checkpoint_directory, stamps
+from orchestrator.weights import bytes_here, checkpoint_directory
 
 # How many seconds a step takes: estimates for a node of eight GPUs, said before anything is begun, without what is
 # downloaded. `down` waits until VRAM is given back.
@@ -56,7 +57,7 @@ def steps_of(artifacts: Artifacts, place: Place) -> tuple[UpStep, ...]:
     plan = artifacts.plan
     if plan.ready_image:
         return (_checkpoint(plan, place), _ready_image(plan.ready_image), _start(plan))
-    return (_checkpoint(plan, place), *_table(plan, place.home), *_image(artifacts), _start(plan))
+    return (_checkpoint(plan, place), *_table(plan, place.home), *_image(artifacts, place), _start(plan))
 
 
 def steps_text(artifacts: Artifacts, place: Place) -> str:
@@ -81,16 +82,16 @@ def _checkpoint(plan: Plan, place: Place) -> UpStep:
     if model.source.kind != "hub":
         made = "made here" if model.source.kind == "generated" else "verified"
         return UpStep(name="checkpoint", what=f"{directory}: {made}", about=ABOUT["stage"])
-    here = sum(size for size, _ in stamps(directory).values()) if directory.is_dir() else 0
-    missing = max(model.weight_bytes - here, 0)
+    missing = max(model.weight_bytes - bytes_here(directory), 0)
     if missing == 0:
         return UpStep(name="checkpoint", what=f"{directory}: verified", about=ABOUT["stage"])
-    what = f"{missing / 1e9:.1f} GB of {model.source.location} to download, at {DOWNLOAD_MB_S:.0f} MB/s"
+    left = f" left of {model.weight_bytes / 1e9:.1f}" if missing < model.weight_bytes else ""
+    what = f"{missing / 1e9:.1f} GB{left} of {model.source.location} to download, at {DOWNLOAD_MB_S:.0f} MB/s"
     return UpStep(name="checkpoint", what=what, about=missing / (DOWNLOAD_MB_S * 1e6))
 
 
 def _table(plan: Plan, home: Home) -> Iterator[UpStep]:
-    if not applies_to(plan):
+    if not takes_table(plan):
         return
     store = Store.of(home, plan)
     if store.is_fresh(plan):
@@ -101,15 +102,24 @@ def _table(plan: Plan, home: Home) -> Iterator[UpStep]:
         )
 
 
-def _image(artifacts: Artifacts) -> Iterator[UpStep]:
-    if artifacts.build is None:
-        if patches := ", ".join(patch.id for patch in artifacts.plan.patches):
+def _image(artifacts: Artifacts, place: Place) -> Iterator[UpStep]:
+    plan, build = artifacts.plan, artifacts.build
+    if build is None:
+        if patches := ", ".join(patch.id for patch in plan.patches):
             what = f"a copy of the interpreter's, for {patches}, where that was not made before"
             yield UpStep(name="sglang", what=what, about=ABOUT["copy"])
         return
-    base = base_reference(artifacts.plan.engine)
-    what = f"{base} pulled and patched, where that was not done before"
-    yield UpStep(name="image", what=what, about=PULL + ABOUT["build"])
+    base, tag = base_reference(plan.engine), image_tag(plan, build)
+    room = f"up to {IMAGE_BYTES >> 30} GiB of disk"
+    if place.far is not None:
+        what = f"{base} pulled and patched on {place.far}, where that was not done before: {room}"
+        yield UpStep(name="image", what=what, about=PULL + ABOUT["build"])
+    elif local_config(tag) is not None:
+        yield UpStep(name="image", what=tag, about=0.0)
+    elif local_config(base) is not None:
+        yield UpStep(name="image", what=f"{base} patched", about=ABOUT["build"])
+    else:
+        yield UpStep(name="image", what=f"{base} pulled and patched: {room}", about=PULL + ABOUT["build"])
 
 
 def _ready_image(image: str) -> UpStep:

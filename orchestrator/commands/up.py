@@ -96,7 +96,7 @@ class Preview:
 
 
 def preview(request: UpRequest, home: Home) -> Preview:
-    """What `up` would do and start; it starts and writes nothing."""
+    """What `up` would do and start, or why it would refuse; it starts and writes nothing."""
     valid = read_profile(request.profile, overrides=request.overrides, catalogue=Catalogue.of(home))
     plan, inputs = planned_at(valid, home)
     place = place_of(plan, home, request.host)
@@ -110,7 +110,10 @@ def preview(request: UpRequest, home: Home) -> Preview:
         note_coverage(plan, home)
     note_environment(plan, home)
     note_capacity(plan, valid.capacity)
-    require_fusion_told(plan, home)
+    if not plan.ready_image and not request.accept_untuned:
+        require_covered(plan, home)
+    if place.far is None:
+        require_fusion_told(plan, home)
     return Preview(steps=steps_text(artifacts, place), files=files)
 
 

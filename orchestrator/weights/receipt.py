@@ -14,6 +14,7 @@ from pathlib import Path
 from orchestrator.core.files import write_whole
 from orchestrator.core.text import parse_json
 from orchestrator.plan import Model
+from orchestrator.weights.fetch_there import PARTS
 
 Stamps = Mapping[str, tuple[int, int]]  # relative path -> size in bytes, mtime in ns
 
@@ -71,3 +72,11 @@ def stamps(directory: Path) -> dict[str, tuple[int, int]]:
                     status = entry.stat()
                     found[os.path.relpath(entry.path, directory)] = (status.st_size, status.st_mtime_ns)
     return found
+
+
+def bytes_here(directory: Path) -> int:
+    """Bytes of a checkpoint that are there, of files that are still on their way too; 0 where there is none."""
+    if not directory.is_dir():
+        return 0
+    parts = sum(part.stat().st_size for part in (directory / PARTS).rglob("*.part"))
+    return parts + sum(size for size, _ in stamps(directory).values())

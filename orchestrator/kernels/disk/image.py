@@ -8,15 +8,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-
-import docker
-from docker.errors import DockerException, ImageNotFound, NotFound
-from docker.models.containers import Container
+from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import HostError, KernelsError, Problem
 from orchestrator.host import FarHost, Tunnel, docker_endpoint
 from orchestrator.kernels.disk.files import refuse
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows
+
+if TYPE_CHECKING:  # the SDK takes 0.2 s to import, and what is known of tables is asked by every dry run
+    import docker
+    from docker.models.containers import Container
 
 _CONFIGS = "aiter/configs"  # below aiter's sources; tuned_fmoe.csv and model_configs/*tuned_fmoe*.csv (jit/core.py)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -59,7 +60,9 @@ def read_digest(image: str) -> str:
 
 
 @contextmanager
-def _engine(image: str, far: str | None) -> Iterator[docker.DockerClient]:
+def _engine(image: str, far: str | None) -> "Iterator[docker.DockerClient]":
+    from docker.errors import DockerException, ImageNotFound  # noqa: PLC0415 - see above
+
     try:
         with (
             closing(Tunnel.open(FarHost.parse(far))) if far else nullcontext() as tunnel,
@@ -75,12 +78,14 @@ def _engine(image: str, far: str | None) -> Iterator[docker.DockerClient]:
         raise HostError(f"the Docker engine does not answer: {error}", hint="docker info") from error
 
 
-def _client(url: str) -> docker.DockerClient:
+def _client(url: str) -> "docker.DockerClient":
+    import docker  # noqa: PLC0415 - see above
+
     return docker.from_env(environment={**os.environ, "DOCKER_HOST": url})
 
 
 @contextmanager
-def _created(client: docker.DockerClient, image: str) -> Iterator[Container]:
+def _created(client: "docker.DockerClient", image: str) -> "Iterator[Container]":
     container = client.containers.create(image, command=["true"])
     try:
         yield container
@@ -88,7 +93,7 @@ def _created(client: docker.DockerClient, image: str) -> Iterator[Container]:
         container.remove(force=True)
 
 
-def _csv_files(container: Container, folder: str) -> Iterator[tuple[str, str]]:
+def _csv_files(container: "Container", folder: str) -> Iterator[tuple[str, str]]:
     """The tables that aiter reads without `AITER_CONFIG_FMOE`, as (path, text), the general one first."""
     found = {}
     for name, content in _archive(container, folder):
@@ -116,7 +121,7 @@ def _rows(files: dict[str, str]) -> Iterable[TunedRow]:
     return rows
 
 
-def _commit(container: Container, aiter_dir: str) -> str | None:
+def _commit(container: "Container", aiter_dir: str) -> str | None:
     """The commit the sources stand at; images check one out, so HEAD holds it itself."""
     for _, content in _archive(container, f"{aiter_dir}/.git/HEAD"):
         if match := _COMMIT.fullmatch(content.decode(errors="replace").strip()):
@@ -124,7 +129,9 @@ def _commit(container: Container, aiter_dir: str) -> str | None:
     return None
 
 
-def _archive(container: Container, path: str) -> Iterator[tuple[str, bytes]]:
+def _archive(container: "Container", path: str) -> Iterator[tuple[str, bytes]]:
+    from docker.errors import NotFound  # noqa: PLC0415 - see above
+
     try:
         stream, _ = container.get_archive(path)
     except NotFound:
@@ -135,7 +142,7 @@ def _archive(container: Container, path: str) -> Iterator[tuple[str, bytes]]:
                 yield member.name, file.read()
 
 
-def _image_digest(client: docker.DockerClient, image: str) -> str:
+def _image_digest(client: "docker.DockerClient", image: str) -> str:
     """The registry's digest where the image came from one, else the engine's own id."""
     attributes = client.images.get(image).attrs
     pulled = attributes.get("RepoDigests") or []

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 import httpx
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.files import write_whole
@@ -55,6 +54,8 @@ class _Transport:
 
 
 def _download(pin: PinnedFile, way: _Transport, *, instead: str) -> bytes:
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential  # noqa: PLC0415 - 60 ms
+
     again = Retrying(
         retry=retry_if_exception(_passes),
         stop=stop_after_attempt(3),

@@ -29,7 +29,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setattr("orchestrator.images.find_docker", lambda: None)
     monkeypatch.setattr("orchestrator.images.build.ensure_image", found)
     monkeypatch.setattr("orchestrator.commands.prepare.make_table", lambda *_, **__: False)
-    monkeypatch.setattr("orchestrator.commands.environment.local_config", lambda _: None)
+    for asking in ("environment", "steps"):
+        monkeypatch.setattr(f"orchestrator.commands.{asking}.local_config", lambda _: None)
     return Home(tmp_path / "home")
 
 
@@ -39,7 +40,7 @@ def test_build_and_up_make_one_image(home: Home, capsys: pytest.CaptureFixture[s
     for _ in range(2):
         build("mi355x-tp8")
         tags.append(capsys.readouterr().out.strip())
-        up(profile="mi355x-tp8", dry_run=True)
+        up(profile="mi355x-tp8", dry_run=True, accept_untuned=True)
         assert f" {tags[-1]} " in capsys.readouterr().out.replace("\n", " ")
         plan = load("mi355x-tp8").plan
         Store.of(home, plan).write(plan, every_bucket(FUSED_TP8))

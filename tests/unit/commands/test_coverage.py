@@ -2,18 +2,32 @@
 
 import json
 import os
+from inspect import signature
 from pathlib import Path
 
 import pytest
 from kernel_samples import FUSED_TP8, UNFUSED_TP8, every_bucket, glm_plan
 
-from orchestrator.commands.coverage import RowSources, cover, note_coverage, require_covered, require_fusion_told
+from orchestrator.cli.kernels import tune
+from orchestrator.cli.reproduce import reproduce
+from orchestrator.cli.serve import up
+from orchestrator.commands.coverage import (
+    TABLE_PATCH,
+    TUNING_HOURS,
+    RowSources,
+    cover,
+    note_coverage,
+    require_covered,
+    require_fusion_told,
+)
+from orchestrator.commands.kernels import make_table
 from orchestrator.commands.planning import load, planned
 from orchestrator.core.errors import KernelsError, ProfileError
 from orchestrator.core.paths import Home
 from orchestrator.kernels.coverage import load_buckets
 from orchestrator.kernels.disk import Store
 from orchestrator.plan import Plan
+from orchestrator.runtimes import Place
 from orchestrator.weights import checkpoint_directory
 
 
@@ -65,10 +79,45 @@ def test_a_decode_step_looks_up_every_draft_of_every_request(flags: dict[str, st
 def test_a_load_without_kernels_is_refused_with_the_engine_that_has_them(tmp_path: Path) -> None:
     with pytest.raises(KernelsError, match="meets batches without a tuned MoE kernel: 8 tokens") as caught:
         require_covered(plan_of("mi355x-tp4dp2-july"), Home(tmp_path))
-    for way_out in ("`--set engine=sglang-0.5.16-rocm`", "`deploy kernels tune", "`--accept-untuned`"):
+    ways_out = (
+        "`--set engine=sglang-0.5.16-rocm`",
+        "`deploy kernels tune --profile mi355x-tp4dp2-july` on a node of this kind: hours, 12 at most",
+        "11.84 USD each, up to 142 USD (InferenceX total cost of ownership",
+        "`--accept-untuned`",
+    )
+    for way_out in ways_out:
         assert way_out in caught.value.hint
+    assert signature(tune).parameters["hours"].default == TUNING_HOURS
     require_covered(plan_of("mi355x-tp4dp2"), Home(tmp_path))
     require_covered(plan_of("cpu-tiny"), Home(tmp_path))
+
+
+def test_a_dry_run_refuses_what_its_up_would(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for asking in ("environment", "steps"):
+        monkeypatch.setattr(f"orchestrator.commands.{asking}.local_config", lambda _: None)
+    with pytest.raises(KernelsError, match="8, 32, 128 tokens"):
+        up(profile="mi355x-tp8-july", dry_run=True)
+    assert "without a tuned kernel: 8, 32, 128; `deploy up` refuses that" in capsys.readouterr().err
+    up(profile="mi355x-tp8-july", dry_run=True, accept_untuned=True)
+
+
+def test_a_reproduction_is_refused_before_its_first_step(tmp_path: Path) -> None:
+    with pytest.raises(KernelsError, match="8, 32, 128 tokens") as caught:
+        reproduce("wafer-glm52", engine="sglang-0.5.14-rocm", dry_run=True, output=tmp_path / "new")
+    assert "--accept-untuned" not in caught.value.hint, "it has no such option"
+
+
+def test_a_plan_that_leaves_the_table_out_is_told_so_and_not_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a table would hold is nothing that its server reads."""
+    plan = plan_of("mi355x-tp8-july", f"without_patches=[{TABLE_PATCH}]")
+    note_coverage(plan, Home(tmp_path))
+    require_covered(plan, Home(tmp_path))
+    assert not make_table(plan, Home(tmp_path), Place(home=Home(tmp_path)), accept_untuned=False)
+    assert "aiter's own tables alone, without `aiter-fp4-moe-table`" in capsys.readouterr().err
 
 
 def test_an_aiter_that_nobody_knows_is_not_judged_before_its_image_is_read(

@@ -269,7 +269,7 @@ def test_the_tables_of_an_image_are_read_where_it_was_pulled_to(monkeypatch: pyt
         raise DockerException("no engine in this test")
 
     monkeypatch.setattr("orchestrator.kernels.disk.image.docker_endpoint", lambda: "unix:///of/the/context.sock")
-    monkeypatch.setattr("orchestrator.kernels.disk.image.docker.from_env", refuse)
+    monkeypatch.setattr("docker.from_env", refuse)
     with pytest.raises(HostError, match="no engine in this test"):
         read_digest("lmsysorg/sglang-rocm:v0")
     assert asked == ["unix:///of/the/context.sock"]
