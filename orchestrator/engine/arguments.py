@@ -6,6 +6,7 @@ profile says what runs. tests/integration/test_server_args.py asks the real `Ser
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -14,6 +15,7 @@ from packaging.version import Version
 
 from orchestrator.core.text import parse_json
 from orchestrator.engine.flags import FlagTable, FlagValue, flag_words
+from orchestrator.engine.ranges import RANGES
 
 _DSA_PAGE: Final = 64  # tokens; server_args.py:3622
 _DSA_KV_TYPES: Final = (
@@ -24,6 +26,8 @@ _DSA_KV_TYPES: Final = (
 )  # server_args.py:3426; 0.5.23 overrides.py:541
 _PAGED_TREE: Final = ("flashinfer", "fa3", "triton")  # arg_groups/speculative_hook.py:395
 _EAGLE: Final = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
+_LEVELS: Final = ("critical", "error", "warning", "info", "debug")  # that Python's logging and uvicorn both know
+_BUCKETS: Final = ("bucket-time-to-first-token", "bucket-inter-token-latency", "bucket-e2e-request-latency")
 _DEFAULT_SPECULATION: Final = (3, 1, 4)  # steps, top-k, drafts; arg_groups/speculative_hook.py:512-542
 _GRPC_OFFSET: Final = 10_000  # server_args.py:2762: a second port, checked even where nobody listens on it
 _LAST_PORT: Final = 65535
@@ -38,6 +42,7 @@ class Arguments:
     tp: int
     context_length: int
     sparse_attention: bool  # DSA
+    quantisation: str  # of the checkpoint, as a model file calls it
 
     def number(self, name: str) -> float | None:
         """The value of a numeric option, None where it is not set, or is no number: neither is `nan` or `inf`."""
@@ -66,67 +71,6 @@ class ArgumentProblem:
 
 
 Check: TypeAlias = Callable[[Arguments], Iterator[ArgumentProblem]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Range:
-    """The numbers with which an option means something."""
-
-    least: float = -math.inf
-    above: float = -math.inf
-    most: float = math.inf
-    below: float = math.inf
-
-    def __contains__(self, value: float) -> bool:
-        return self.least <= value <= self.most and self.above < value < self.below
-
-    def __str__(self) -> str:
-        ends = {"of at least": self.least, "above": self.above, "of at most": self.most, "below": self.below}
-        return " and ".join(f"{words} {end:g}" for words, end in ends.items() if math.isfinite(end))
-
-
-_COUNT: Final = Range(least=1)
-_NONE_OR_MORE: Final = Range(least=0)
-_SECONDS: Final = Range(above=0)
-
-# Counts, sizes and times go unchecked in sglang unless a line is named: a negative one is a pool or a wait of less than
-# nothing.
-RANGES: Final[Mapping[str, Range]] = {
-    # model_executor/model_runner_kv_cache_mixin.py:97: what is kept free is 1 less this, times the GPU's memory
-    "mem-fraction-static": Range(above=0, below=1),
-    "max-running-requests": _COUNT,  # model_runner_kv_cache_mixin.py:988: divided among the replicas, not checked
-    "max-queued-requests": _NONE_OR_MORE,
-    "max-total-tokens": _COUNT,
-    "max-prefill-tokens": _COUNT,
-    "context-length": _COUNT,
-    "page-size": _COUNT,
-    "cuda-graph-max-bs": _COUNT,
-    "cuda-graph-max-bs-decode": _COUNT,
-    "cuda-graph-max-bs-prefill": _COUNT,
-    "cuda-graph-bs": _COUNT,
-    "cuda-graph-bs-decode": _COUNT,
-    "cuda-graph-bs-prefill": _COUNT,
-    "decode-log-interval": _COUNT,
-    "stream-interval": _COUNT,
-    "watchdog-timeout": _SECONDS,  # utils/watchdog.py: seconds; from 0 down it fires at once
-    "soft-watchdog-timeout": _SECONDS,
-    "dist-timeout": _SECONDS,
-    "schedule-conservativeness": _NONE_OR_MORE,  # server_args.py:6755
-    "swa-full-tokens-ratio": Range(above=0, most=1),  # server_args.py:5953
-    "tokenizer-worker-num": _COUNT,  # server_args.py:6719
-    "detokenizer-worker-num": _COUNT,  # server_args.py:6720
-    "base-gpu-id": _NONE_OR_MORE,  # server_args.py:6660
-    "gpu-id-step": _COUNT,  # server_args.py:6661
-    "pp-size": _COUNT,
-    "speculative-num-steps": _COUNT,
-    "speculative-eagle-topk": _COUNT,
-    "speculative-num-draft-tokens": _COUNT,
-    "speculative-accept-threshold-single": Range(least=0, most=1),
-    "speculative-accept-threshold-acc": Range(least=0, most=1),
-    "hicache-ratio": Range(above=0),
-    "max-lora-rank": _COUNT,
-    "max-loras-per-batch": _COUNT,  # server_args.py:6819
-}
 
 
 def argument_problems(given: Arguments) -> Iterator[ArgumentProblem]:
@@ -187,6 +131,9 @@ def _sparse_attention(given: Arguments) -> Iterator[ArgumentProblem]:
     """With DSA the cache is bfloat16 or fp8_e4m3 (server_args.py:3426), and its pages are set (:3622)."""
     if not given.sparse_attention:
         return
+    if given.has("enable-deterministic-inference"):  # server_args.py:6022
+        message = "sparse attention (DSA) has no deterministic backend: sglang refuses the two together"
+        yield ArgumentProblem(name="enable-deterministic-inference", message=message, hint="leave it out")
     kind, page = given.text("kv-cache-dtype"), given.number("page-size")
     if kind is not None and kind not in _DSA_KV_TYPES:
         message = f"sparse attention (DSA) has no `{kind}` cache: sglang asserts bfloat16 or fp8_e4m3"
@@ -211,6 +158,9 @@ def _drafts(given: Arguments) -> Iterator[ArgumentProblem]:
     steps, topk, drafts = (
         given.number(f"speculative-{name}") for name in ("num-steps", "eagle-topk", "num-draft-tokens")
     )
+    if given.has("speculative-num-steps") and not given.has("speculative-eagle-topk"):  # line 397 compares it
+        message = "`--speculative-num-steps` is read with `--speculative-eagle-topk`, which sglang does not complete"
+        yield ArgumentProblem(name="speculative-num-steps", message=message, hint="set all three, or none of them")
     if not given.has("speculative-num-steps") and not given.has("speculative-adaptive"):
         for name in ("speculative-eagle-topk", "speculative-num-draft-tokens"):
             if given.has(name):
@@ -225,6 +175,14 @@ def _drafts(given: Arguments) -> Iterator[ArgumentProblem]:
         yield ArgumentProblem(name="speculative-eagle-topk", message=message, hint="set it to 1")
 
 
+def _ngrams(given: Arguments) -> Iterator[ArgumentProblem]:
+    """Its tree has ten branches unless told otherwise (arg_groups/speculative_hook.py:455)."""
+    paged = given.sparse_attention or (given.number("page-size") or 1) > 1
+    if given.text("speculative-algorithm") == "NGRAM" and paged and given.text("attention-backend") != "flashinfer":
+        message = "NGRAM drafts are a tree, which over pages of several tokens only flashinfer verifies"
+        yield ArgumentProblem(name="speculative-algorithm", message=message, hint="`EAGLE`, with an MTP layer")
+
+
 def _pipeline(given: Arguments) -> Iterator[ArgumentProblem]:
     """No speculation over pipeline stages (server_args.py:6651); 0.5.23 takes it under conditions, untried."""
     if (given.number("pp-size") or 1) > 1 and (
@@ -232,6 +190,48 @@ def _pipeline(given: Arguments) -> Iterator[ArgumentProblem]:
     ):
         message = "pipeline stages are asserted to run without speculation and with `--disable-overlap-schedule`"
         yield ArgumentProblem(name=_written(given, "pp-size"), message=message, hint="leave `pp-size` at 1")
+
+
+def _parallel(given: Arguments) -> Iterator[ArgumentProblem]:
+    """server_args.py:5005-5034, for context parallelism and for replicas of experts alike."""
+    for name in ("attn-cp-size", "moe-dp-size"):
+        ranks = given.number(name) or 1
+        if ranks > 1 and given.tp % ranks:
+            yield ArgumentProblem(name=name, message=f"`--{name}` divides tp {given.tp}, found `{ranks:g}`")
+        if ranks > 1 and given.has("enable-aiter-allreduce-fusion"):
+            message = f"`--{name}` above 1 and `--enable-aiter-allreduce-fusion` exclude each other, as sglang asserts"
+            yield ArgumentProblem(name=name, message=message, hint="leave one of the two out")
+
+
+def _quantised_as_stored(given: Arguments) -> Iterator[ArgumentProblem]:
+    """What Quark stored is read as Quark's (configs/model_config.py:1370)."""
+    named = given.text("quantization")
+    if named is not None and given.quantisation.startswith("quark") and named != "quark":
+        message = f"the checkpoint is {given.quantisation}, which sglang does not read as `{named}`"
+        yield ArgumentProblem(name="quantization", message=message, hint="leave it out: config.json says it")
+
+
+def _words(given: Arguments) -> Iterator[ArgumentProblem]:
+    """What the parser takes as any text, and the start reads more narrowly."""
+    for name in ("log-level", "log-level-http"):  # utils/common.py:1371
+        if (level := given.text(name)) is not None and level.lower() not in _LEVELS:
+            hint = ", ".join(f"`{each}`" for each in _LEVELS)
+            yield ArgumentProblem(name=name, message=f"`--{name}` does not take `{level}`", hint=f"one of {hint}")
+    address = given.text("dist-init-addr")  # server_args.py:7308
+    if address is not None and not re.fullmatch(r".+:\d{1,5}", address):
+        yield ArgumentProblem(name="dist-init-addr", message=f"`--dist-init-addr` is HOST:PORT, found `{address}`")
+    for name in _BUCKETS:  # prometheus_client refuses others: `Buckets not in sorted order`
+        bounds = [_number(word) for word in flag_words(given.flags.get(name, ()))]
+        known = [bound for bound in bounds if bound is not None]
+        if known != sorted(set(known)):
+            yield ArgumentProblem(name=name, message=f"the bounds of `--{name}` ascend", hint="each above the last")
+
+
+def _serves_alone(given: Arguments) -> Iterator[ArgumentProblem]:
+    """Half of a disaggregated server answers nothing (server_args.py, `disaggregation_mode`)."""
+    if (mode := given.text("disaggregation-mode")) not in {None, "null"}:
+        message = f"a server with `--disaggregation-mode {mode}` answers nobody without its other half and a router"
+        yield ArgumentProblem(name="disaggregation-mode", message=message, hint="leave it out: a profile is one server")
 
 
 def _pairs(given: Arguments) -> Iterator[ArgumentProblem]:
@@ -314,6 +314,6 @@ def _number(word: str) -> float | None:
 
 
 _CHECKS: Final[Sequence[Check]] = (
-    _names_differ, _in_range, _chunks, _sparse_attention, _context, _drafts, _pipeline, _pairs, _one_node,
-    _dense_ranks, _model_overrides,
+    _names_differ, _in_range, _chunks, _sparse_attention, _context, _drafts, _ngrams, _pipeline, _parallel, _pairs,
+    _one_node, _dense_ranks, _model_overrides, _quantised_as_stored, _words, _serves_alone,
 )  # fmt: skip

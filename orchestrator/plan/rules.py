@@ -67,6 +67,7 @@ def arguments(profile: Profile, table: FlagTable) -> Arguments:
         tp=profile.layout.tp.value,
         context_length=profile.model.context_length,
         sparse_attention=profile.model.sparse_attention,
+        quantisation=profile.model.quantisation,
     )
 
 
@@ -207,16 +208,51 @@ def values_are_taken(case: Case) -> Iterator[Problem]:
 
 
 def speculation_has_a_draft(case: Case) -> Iterator[Problem]:
-    """EAGLE without a draft model takes the checkpoint's MTP layer."""
+    """EAGLE without a draft model takes the checkpoint's MTP layer; others have to have one of their own.
+
+    sglang 0.5.14, arg_groups/speculative_hook.py:304; n-grams are drafts without a model.
+    """
     flags = case.profile.flags
     if "speculative-algorithm" not in flags or "speculative-draft-model-path" in flags:
         return
-    if case.profile.model.mtp_layer is None:
+    algorithm, place = flags["speculative-algorithm"].value, case.place("flags", "speculative-algorithm")
+    if algorithm in {"EAGLE3", "STANDALONE", "DFLASH"}:
+        yield Problem(
+            f"`{algorithm}` drafts with a model of its own, and none is named",
+            place,
+            "set `speculative-draft-model-path`; with the checkpoint's MTP layer the algorithm is `EAGLE`",
+        )
+    elif case.profile.model.mtp_layer is None and algorithm != "NGRAM":
         yield Problem(
             "speculation needs a draft: this model has no MTP layer",
-            case.place("flags", "speculative-algorithm"),
+            place,
             "remove the `speculative-…` flags, or set `speculative-draft-model-path`",
         )
+
+
+def device_is_the_hardware(case: Case) -> Iterator[Problem]:
+    """sglang calls both vendors' GPUs `cuda`; with `cpu` it would leave them idle (0.5.14, server_args.py:2785)."""
+    wanted = "cpu" if case.profile.hardware.vendor == "cpu" else "cuda"
+    device = case.arguments.text("device")
+    if device not in {None, wanted}:
+        yield Problem(
+            f"`--device {device}` is not this hardware's", case.place("flags", "device"), f"leave it out, or `{wanted}`"
+        )
+
+
+def places_are_its_own(case: Case) -> Iterator[Problem]:
+    """Ranks meet at a port of their own, and each GPU has its NUMA node (0.5.14, utils/numa_utils.py:104)."""
+    port, nodes = case.profile.server.port, case.profile.flags.get("numa-node")
+    if case.arguments.number("nccl-port") == port:
+        yield Problem(
+            f"`--nccl-port {port}` is the server's own port", case.place("flags", "nccl-port"), "leave it out"
+        )
+    told = len(flag_words(nodes.value)) if nodes else 0
+    layout = case.profile.layout
+    gpus = case.count("base-gpu-id") + layout.tp.value * (1 if layout.dp_attention.value else layout.dp.value)
+    if nodes and told < gpus:
+        message = f"`--numa-node` tells the nodes of {told} GPUs, the server takes {gpus}"
+        yield Problem(message, case.place("flags", "numa-node"), "one for each GPU of the machine, or leave it out")
 
 
 def secrets_stay_out(case: Case) -> Iterator[Problem]:
@@ -282,6 +318,8 @@ RULES: Final[Sequence[Rule]] = (
     flags_are_known,
     values_are_taken,
     speculation_has_a_draft,
+    device_is_the_hardware,
+    places_are_its_own,
     secrets_stay_out,
     address_is_meant,
     patches_exist,
