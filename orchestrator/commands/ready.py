@@ -1,27 +1,32 @@
 """`up --image`: a plan for an image that is ready, decided with what its receipt says it was given."""
 
 from dataclasses import dataclass, replace
+from typing import Final
 
-from orchestrator.commands.coverage import RowSources
+from orchestrator.commands.coverage import RowSources, takes_table
 from orchestrator.commands.planning import plan_with
 from orchestrator.core.console import note
-from orchestrator.core.errors import HostError, KernelsError, UsageError
+from orchestrator.core.errors import BuildError, HostError, KernelsError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
 from orchestrator.images import (
     Docker,
     ReadyImage,
+    Registry,
     fetch_ready,
     find_docker,
     find_ready,
     read_ready,
     read_table,
     require_ready,
+    require_receipt,
 )
-from orchestrator.kernels import applies_to
 from orchestrator.patches import MOE_TABLE
 from orchestrator.plan import Plan
+from orchestrator.render import repository
 from orchestrator.runtimes import Place, runtime_kind
+
+_ASKED: Final = Registry(within=5.0)  # seconds that a dry run may wait for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +64,18 @@ def ready_plan(request: ReadyRequest, place: Place) -> tuple[Plan, RowSources]:
     return plan, _rows(request, plan, image, docker, home)
 
 
-def ready_preview(request: ReadyRequest, plan: Plan, place: Place) -> Plan:
-    """The same without fetching anything: an image that is on this machine already is held against the plan."""
-    image = None if place.far else _here(request.image)
+def ready_preview(request: ReadyRequest, plan: Plan, place: Place, registry: Registry = _ASKED) -> Plan:
+    """The same without fetching anything: the receipt of an image that is here, else as its registry tells it.
+
+    Where neither can tell, that is said, and the plan is the profile's own.
+    """
+    image = (None if place.far else _here(request.image)) or _told(request.image, registry)
     if image is None:
-        note(f"`{request.image}` is not here yet: its receipt is held against the plan once it is pulled")
         return replace(plan, ready_image=request.image)
-    return request.decide(image, place.home)
+    plan = request.decide(image, place.home)
+    if MOE_TABLE not in image.inputs:
+        _require_no_table(request, plan, image)
+    return plan
 
 
 def _here(image: str) -> ReadyImage | None:
@@ -75,16 +85,33 @@ def _here(image: str) -> ReadyImage | None:
         return None
 
 
+def _told(image: str, registry: Registry) -> ReadyImage | None:
+    """As the registry's labels have it, a few kilobytes; None, aloud, where it does not tell."""
+    try:
+        config = registry.config(image)
+    except BuildError as error:
+        note(f"{error.message}; its receipt is held against the plan once it is pulled")
+        return None
+    receipt = require_receipt(config.labels, image)
+    reference = f"{repository(image.partition('@')[0])}@{config.digest}"
+    return ReadyImage(reference=reference, receipt=receipt, labels=config.labels)
+
+
 def _rows(request: ReadyRequest, plan: Plan, image: ReadyImage, docker: Docker, home: Home) -> RowSources:
     """The table in the image, kept by its digest: its coverage is asked as that of one that was built here."""
-    table = read_table(docker, image, MOE_TABLE) if applies_to(plan) else None
+    table = read_table(docker, image, MOE_TABLE) if takes_table(plan) else None
     if table is not None:
         path = home.kernels / "images" / f"{image.inputs[MOE_TABLE][:12]}.csv"
         return RowSources(tables=(write_whole(path, table),))
-    if applies_to(plan) and not request.accept_untuned:
+    _require_no_table(request, plan, image)
+    return RowSources()
+
+
+def _require_no_table(request: ReadyRequest, plan: Plan, image: ReadyImage) -> None:
+    """Raise KernelsError for a plan whose server needs a table that its image does not carry, unless that is meant."""
+    if takes_table(plan) and not request.accept_untuned:
         raise KernelsError(
             f"`{image.reference}` carries no table of tuned kernels",
             where=f"profile {plan.profile}",
             hint=f"`deploy build --profile {plan.profile} --tag … --push` puts one in; or `--accept-untuned`",
         )
-    return RowSources()

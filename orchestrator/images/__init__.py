@@ -18,7 +18,7 @@ from orchestrator.images.client import Docker, find_docker
 from orchestrator.images.config import ImageConfig, docker_config, local_config
 from orchestrator.images.found import as_found, differences
 from orchestrator.images.ready import ReadyImage, fetch_ready, find_ready, read_ready, read_table, require_ready
-from orchestrator.images.receipt import ImageReceipt, parse_receipt, read_receipt, receipt_in
+from orchestrator.images.receipt import ImageReceipt, parse_receipt, read_receipt, receipt_in, require_receipt
 from orchestrator.images.registry import Registry
 from orchestrator.images.sources import carried_patches, image_sources, input_digests, program_paths, read_inputs
 
@@ -60,6 +60,7 @@ __all__ = [
     "read_table",
     "receipt_in",
     "require_ready",
+    "require_receipt",
     "tag_image",
     "write_metadata",
 ]

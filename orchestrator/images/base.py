@@ -9,23 +9,30 @@ from orchestrator.core.console import Progress, say, warn
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import parse_json
 from orchestrator.images.client import Docker
+from orchestrator.images.registry import Registry
 from orchestrator.plan import Engine
-from orchestrator.render import base_reference
+from orchestrator.render import base_reference, repository
 
 _GONE: Final = re.compile(r"manifest unknown|not found|does not exist|repository name not known", re.IGNORECASE)
 IMAGE_BYTES: Final = 64 << 30  # our estimate for an unpacked ROCm or CUDA image with the layers of a build
+_MIRROR: Final = Registry(within=10.0)  # seconds that a further name may take to answer
 _PIN: Final = "name another with `--base-image`, and pin it in the engine's file under profiles/engines/"
 
 
 def ensure_base(docker: Docker, engine: Engine) -> str:
     """The id of the engine's base image, pulled where it is missing.
 
-    One that is gone is looked for under the engine's other names, unless its digest is pinned. Raises BuildError where
-    it cannot be had: it vanished from its registry, or the registry does not answer.
+    One that is gone is looked for under the engine's other names; where its digest is pinned, the one that has the same
+    content is named. Raises BuildError where it cannot be had: it vanished from its registry, or that does not answer.
     """
     reference = base_reference(engine)
     if image_id(docker, reference) is None:
-        _pull_one(docker, reference, () if engine.image_digest else engine.image_fallbacks)
+        try:
+            _pull_one(docker, reference, () if engine.image_digest else engine.image_fallbacks)
+        except _GoneError as error:
+            if mirror := _same_elsewhere(engine):
+                error.hint = f"`--set engine.image={mirror}` has it, by the same digest"
+            raise
     _warn_of_moved_tag(docker, engine)
     found = image_id(docker, reference)
     if found is None:
@@ -58,6 +65,15 @@ def _pull_one(docker: Docker, reference: str, fallbacks: Sequence[str]) -> None:
                 )
                 return
         raise
+
+
+def _same_elsewhere(engine: Engine, registry: Registry = _MIRROR) -> str | None:
+    """The first repository of the engine's other names that has the pinned digest; a registry is asked, not pulled."""
+    for other in map(repository, engine.image_fallbacks if engine.image_digest else ()):
+        with suppress(BuildError):
+            registry.config(f"{other}@{engine.image_digest}")
+            return other
+    return None
 
 
 def pull(docker: Docker, reference: str, what: str, *, hint: str) -> None:

@@ -95,7 +95,12 @@ def read_receipt(docker: Docker, image: str) -> ImageReceipt:
     found = labels(docker, image)
     if found is None:
         raise BuildError(f"there is no image `{image}` on this docker host", hint=f"`docker pull {image}`")
-    if (receipt := receipt_in(found, image)) is None:
+    return require_receipt(found, image)
+
+
+def require_receipt(labels: Mapping[str, str], image: str) -> ImageReceipt:
+    """The receipt among the labels of an image. Raises BuildError where there is none, or it is damaged."""
+    if (receipt := receipt_in(labels, image)) is None:
         raise BuildError(f"`{image}` holds no receipt", hint="only images that `deploy build` made hold one")
     return receipt
 

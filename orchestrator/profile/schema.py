@@ -258,7 +258,8 @@ class EngineSection(StrictModel):
         default=None, pattern=r"^sha256:[0-9a-f]{64}$", description="its digest, where one is known"
     )
     image_fallbacks: tuple[Annotated[str, Field(pattern=_IMAGE)], ...] = Field(
-        default=(), description="images to take, in this order, where that one is gone from its registry"
+        default=(),
+        description="images to take, in this order, where that one is gone from its registry, such as a mirror of it",
     )
     template: Word = Field(description="Dockerfile template under images/")
     requirements: Word | None = Field(default=None, description="pinned requirement file under images/")

@@ -20,7 +20,8 @@ def serving(folder: Path) -> Iterator[str]:
         pytest.skip("docker-registry is not installed")
     config, address = folder / "registry.yml", f"127.0.0.1:{free_port()}"
     config.write_text(
-        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {folder}/data}}}}\nhttp: {{addr: {address}}}\n"
+        f"version: 0.1\nhttp: {{addr: {address}}}\n"
+        f"storage: {{filesystem: {{rootdirectory: {folder}/data}}, delete: {{enabled: true}}}}\n"
     )
     with subprocess.Popen(
         [program, "serve", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

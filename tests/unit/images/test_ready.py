@@ -1,18 +1,24 @@
 """An image that CI built, held against a plan: what differs is named, each with its way out."""
 
+import hashlib
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 
+import httpx
 import pytest
 
 from orchestrator.commands.planning import load, render_artifacts
-from orchestrator.commands.ready import require_contained
-from orchestrator.core.errors import BuildError, UsageError
-from orchestrator.images import ImageReceipt, ReadyImage, require_ready
+from orchestrator.commands.ready import ReadyRequest, ready_preview, require_contained
+from orchestrator.core.errors import BuildError, KernelsError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.images import ImageReceipt, ReadyImage, Registry, require_ready
 from orchestrator.images.receipt import BASE_DIGEST, BASE_NAME, PatchedFile, PatchRecord, SourceRecord
 from orchestrator.patches import patch_digest, read_diffs, read_ledger
 from orchestrator.plan import Plan
+from orchestrator.runtimes import Place
 from orchestrator.runtimes.docker.container import spec_of
 
 GUARD, TABLE, TOPK = "rocm-cuda-runtime-guard", "aiter-fp4-moe-table", "dsa-topk-v2-off"
@@ -145,3 +151,48 @@ def test_a_ready_image_is_started_as_it_is_and_another_one_is_another_plan() -> 
 def test_a_runtime_without_images_takes_none() -> None:
     with pytest.raises(UsageError, match="the process runtime starts no image"):
         require_contained(load("cpu-tiny").plan)
+
+
+def answering(labels: dict[str, str]) -> Registry:
+    """A registry that has one image, with these labels."""
+    blob = json.dumps({"config": {"Env": [], "Labels": labels}}).encode()
+    manifest = json.dumps({"config": {"digest": f"sha256:{hashlib.sha256(blob).hexdigest()}"}}).encode()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=blob if "/blobs/" in request.url.path else manifest)
+
+    return Registry(transport=httpx.MockTransport(answer))
+
+
+def previewed(labels: dict[str, str], tmp_path: Path, *, accept_untuned: bool = False) -> Plan:
+    request = ReadyRequest(
+        profile="mi355x-tp8-july", overrides=(), image="ghcr.io/me/tp8:v1", accept_untuned=accept_untuned
+    )
+    return ready_preview(request, july(), Place(home=Home(tmp_path), far="ssh://node"), answering(labels))
+
+
+def labels_of(image: ReadyImage) -> dict[str, str]:
+    receipt = asdict(image.receipt)
+    return {**image.labels, "deploy.receipt": json.dumps({**receipt, "sources": dict(receipt["sources"])})}
+
+
+def test_a_dry_run_reads_the_receipt_of_an_image_that_nobody_has_pulled(tmp_path: Path) -> None:
+    labels = labels_of(ready(july()))
+    plan = previewed(labels, tmp_path, accept_untuned=True)
+    assert (plan.ready_image or "").startswith("ghcr.io/me/tp8@sha256:")
+    with pytest.raises(KernelsError, match="carries no table of tuned kernels"):
+        previewed(labels, tmp_path)
+    with pytest.raises(BuildError, match="is not an image for `mi355x-tp8-july`"):
+        previewed(labels_of(ready(july(), version="0.5.16")), tmp_path)
+    with pytest.raises(BuildError, match="holds no receipt"):
+        previewed({}, tmp_path)
+
+
+def test_a_registry_that_does_not_tell_is_no_reason_to_refuse_a_dry_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent = Registry(transport=httpx.MockTransport(lambda _: httpx.Response(503)))
+    request = ReadyRequest(profile="mi355x-tp8-july", overrides=(), image="ghcr.io/me/tp8:v1", accept_untuned=False)
+    plan = ready_preview(request, july(), Place(home=Home(tmp_path), far="ssh://node"), silent)
+    assert plan.ready_image == "ghcr.io/me/tp8:v1"
+    assert "its receipt is held against the plan once it is pulled" in capsys.readouterr().err

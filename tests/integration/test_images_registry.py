@@ -1,0 +1,86 @@
+"""A base image whose tag was deleted, or moved, in a real registry: what takes its place, and how loudly."""
+
+import io
+import tarfile
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.commands.planning import load
+from orchestrator.core.errors import BuildError
+from orchestrator.images import Docker, ensure_base, push_image, tag_image
+from orchestrator.images.base import image_id
+from orchestrator.plan import Engine
+
+pytestmark = pytest.mark.docker
+
+
+@pytest.fixture
+def names(docker_daemon: Docker, registry: str) -> Iterator[dict[str, str]]:
+    """The digest of each image that was pushed, by repository and tag; nothing of them is on the docker host."""
+    contents = {"dated:20260626": "a", "release:v1": "a", "mirror:any": "a", "moved:20260626": "a", "newer:1": "b"}
+    pushed = {}
+    for name, content in contents.items():
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            file = tarfile.TarInfo("content")
+            file.size = len(content)
+            tar.addfile(file, io.BytesIO(content.encode()))
+        if content not in {contents[known] for known in pushed}:
+            docker_daemon.run("import", "-", f"{registry}/made:{content}", stdin=archive.getvalue().decode("latin1"))
+        tag_image(docker_daemon, f"{registry}/made:{content}", f"{registry}/{name}")
+        pushed[name] = push_image(docker_daemon, f"{registry}/{name}").partition("@")[2]
+    forget(docker_daemon, registry)
+    yield pushed
+    forget(docker_daemon, registry)
+
+
+def forget(docker: Docker, registry: str) -> None:
+    listed = docker.run("images", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}", f"{registry}/*").stdout.split()
+    docker.run("image", "rm", "--force", *listed)
+
+
+def delete(registry: str, name: str, digest: str) -> None:
+    asked = urllib.request.Request(f"http://{registry}/v2/{name}/manifests/{digest}", method="DELETE")
+    with urllib.request.urlopen(asked, timeout=30):  # noqa: S310 - the registry is ours
+        pass
+
+
+def engine(image: str, *fallbacks: str, digest: str | None = None) -> Engine:
+    own = load("mi355x-tp8-july").plan.engine
+    return replace(own, image=image, image_digest=digest, image_fallbacks=fallbacks)
+
+
+def test_a_deleted_tag_is_taken_from_the_release_or_named_at_the_mirror(
+    docker_daemon: Docker, registry: str, names: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    dated, digest = f"{registry}/dated:20260626", names["dated:20260626"]
+    delete(registry, "dated", digest)
+
+    found = ensure_base(docker_daemon, engine(dated, f"{registry}/none:1", f"{registry}/release:v1"))
+    said = capsys.readouterr().err
+    assert f"base image `{dated}` is gone; `{registry}/release:v1` takes its place" in said
+    assert found == image_id(docker_daemon, dated)
+
+    forget(docker_daemon, registry)
+    with pytest.raises(BuildError, match="does not exist in its registry") as caught:
+        ensure_base(docker_daemon, engine(dated, f"{registry}/newer:1", f"{registry}/mirror:any", digest=digest))
+    assert caught.value.hint == f"`--set engine.image={registry}/mirror` has it, by the same digest"
+    assert ensure_base(docker_daemon, engine(f"{registry}/mirror", digest=digest)) == found
+
+
+def test_a_tag_that_moved_is_not_what_was_pinned_and_is_told(
+    docker_daemon: Docker, registry: str, names: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved, digest = f"{registry}/moved:20260626", names["moved:20260626"]
+    docker_daemon.run("pull", f"{registry}/newer:1")
+    newer = image_id(docker_daemon, f"{registry}/newer:1")
+    tag_image(docker_daemon, f"{registry}/newer:1", moved)
+    push_image(docker_daemon, moved)
+
+    found = ensure_base(docker_daemon, engine(moved, digest=digest))
+
+    assert f"the tag `{moved}` has moved since it was pinned" in capsys.readouterr().err
+    assert found != newer == ensure_base(docker_daemon, engine(moved))
