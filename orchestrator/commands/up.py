@@ -103,6 +103,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
     if request.image:
         require_contained(plan)
         plan = ready_preview(request.on_image(request.image), plan, place)
+    _tell_hazards(plan)
     artifacts = render_artifacts(plan, inputs)
     shown = (file for file in rendered_files(artifacts, request.name) if "/" not in file.path)
     files = "\n".join(f"==> {file.path} <==\n{file.content.decode()}" for file in shown)
@@ -115,6 +116,11 @@ def preview(request: UpRequest, home: Home) -> Preview:
     if place.far is None:
         require_fusion_told(plan, home)
     return Preview(steps=steps_text(artifacts, place), files=files)
+
+
+def _tell_hazards(plan: Plan) -> None:
+    for hazard in plan.hazards:
+        warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
 
 
 def up(request: UpRequest, home: Home) -> Up:
@@ -137,8 +143,7 @@ def up(request: UpRequest, home: Home) -> Up:
             request = replace(request, image=plan.ready_image)
         if (running := _already_up(servers, name, plan=plan, request=request)) is not None:
             return running
-        for hazard in plan.hazards:
-            warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
+        _tell_hazards(plan)
         prepared = prepare(_artifacts(request, plan, inputs, rows, place), place)
         for hazard in image_hazards(plan, prepared.image) if prepared.image else ():
             warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
