@@ -6,6 +6,7 @@ from typing import Final
 
 from orchestrator.core.errors import UsageError
 from orchestrator.plan import flat
+from orchestrator.report.accepted import accepted_text
 from orchestrator.report.compare import Comparison, compare
 from orchestrator.report.economics import Costs, NodePower, costs_of
 from orchestrator.report.published import (
@@ -98,7 +99,7 @@ class Report:
             return tuple(_own_sentence(comparison) for comparison in self.comparisons)
         judged = [comparison for comparison in self.comparisons if comparison.comparable]
         forbidden = len(self.comparisons) - len(judged)
-        sentences = tuple(_sentence(comparison) for comparison in judged)
+        sentences = tuple(_sentence(comparison, self.references) for comparison in judged)
         if not forbidden:
             return sentences
         return (
@@ -190,28 +191,30 @@ def _numbered(comparisons: tuple[Comparison, ...]) -> tuple[Comparison, ...]:
     return tuple(named)
 
 
-def _sentence(comparison: Comparison) -> str:
+def _sentence(comparison: Comparison, references: tuple[Reference, ...]) -> str:
     figure, unit = comparison.knee_rps, "rps at the knee"
     if comparison.single_stream_tok_s is not None:
         figure, unit = comparison.single_stream_tok_s, "tok/s in a single stream"
     if figure is None or figure.measured is None:
         return f"{comparison.label}: no sustained rate was found."
     beside = f" beside {figure.published:.4g} published: {figure.agreement}" if figure.published is not None else ""
-    return f"{comparison.label}: {figure.measured:.4g} {unit}{beside}."
+    return f"{comparison.label}: {figure.measured:.4g} {unit}{beside}{accepted_text(comparison, references)}."
 
 
 def _own_sentence(comparison: Comparison) -> str:
     """What was found of one result, without anything beside it."""
     of, best = f"{comparison.label}, {comparison.result.run.workload_name}", comparison.best
     if (single := comparison.single_stream_tok_s) is not None:
-        return f"{of}: {figures.OUTPUT.text(single.measured)} tok/s in a single stream."
+        tok_s = figures.OUTPUT.text(single.measured)
+        return f"{of}: {tok_s} tok/s in a single stream{accepted_text(comparison, ())}."
     if best is None:
         return f"{of}: no sustained rate was found."
     rate = f"{best.rate_rps:g} requests a second"
     sustained = f"sustains {rate}" if comparison.knee_reached else f"sustains at least {rate}, the highest measured"
     limit = f", with a limit of {comparison.ttft_limit_s:g} s" if comparison.ttft_limit_s is not None else ""
     ttft, tok_s = (figure.text(best.of(figure).measured) for figure in (figures.TTFT_P95, figures.OUTPUT))
-    return f"{of}: {sustained}; there {tok_s} output tok/s per node, TTFT p95 {ttft} s{limit}."
+    accepted = accepted_text(comparison, ())
+    return f"{of}: {sustained}; there {tok_s} output tok/s per node, TTFT p95 {ttft} s{limit}{accepted}."
 
 
 def _layouts(

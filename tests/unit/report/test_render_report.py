@@ -71,8 +71,34 @@ def test_every_mark_is_loud_in_every_rendering(kind: MarkKind) -> None:
 def test_the_headline_judges_what_may_be_judged() -> None:
     assert report(tp4dp2(), marked(tp8(), MarkKind.KERNEL_MISS)).headline == (
         "1 of 2 results must not be compared with what was published.",
-        "TP4×DP2 on 8×MI355X: 2.4 rps at the knee beside 2.4 published: within tolerance.",
+        (
+            "TP4×DP2 on 8×MI355X: 2.4 rps at the knee beside 2.4 published: within tolerance, "
+            "3.4 tokens a verification (others: 2.99 with 3 drafts; 3.61 with 5 drafts)."
+        ),
     )
+
+
+def speculating(result: BenchResult, steps: str, accepted: float | None) -> BenchResult:
+    where = result.run.provenance
+    plan = {**(where.plan or {}), "flags": [{"name": "speculative-num-steps", "values": [steps]}]}
+    points = tuple(
+        replace(point, server=point.server and replace(point.server, accept_length=accepted)) for point in result.points
+    )
+    return replace(result, run=replace(result.run, provenance=replace(where, plan=plan)), points=points)
+
+
+@pytest.mark.parametrize(
+    ("result", "end"),
+    [
+        (speculating(single_stream(), "5", 3.123), ", 3.12 tokens a verification (others: 3.61 with 5 drafts)."),
+        (speculating(tp4dp2(), "3", 1.0), ", 1 tokens a verification (others: 2.99 with 3 drafts)."),
+        (speculating(single_stream(), "5", None), "within tolerance."),
+    ],
+)
+def test_a_verdict_says_how_many_drafts_were_accepted_beside_what_others_had(result: BenchResult, end: str) -> None:
+    """213 tok/s come of drafts that are right: a speed says little without them."""
+    [verdict] = report(result).headline
+    assert verdict.endswith(end)
 
 
 def test_a_comparable_result_carries_no_alarm() -> None:
