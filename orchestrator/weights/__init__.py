@@ -5,7 +5,7 @@ from orchestrator.weights.far_stage import FarStage, far_program
 from orchestrator.weights.generate import generate_model
 from orchestrator.weights.hub import Hub
 from orchestrator.weights.overlay import overlay_path, write_overlay
-from orchestrator.weights.receipt import bytes_here, read_receipt, stamps
+from orchestrator.weights.receipt import bytes_here, read_receipt
 from orchestrator.weights.safetensors import BadShardError, tensor_dtypes
 from orchestrator.weights.stage import DownloadProgress, stage_checkpoint
 from orchestrator.weights.verify import Verified, checkpoint_directory, needs_mtp, verify_checkpoint
@@ -25,7 +25,6 @@ __all__ = [
     "overlay_path",
     "read_receipt",
     "stage_checkpoint",
-    "stamps",
     "tensor_dtypes",
     "verify_checkpoint",
     "write_overlay",
