@@ -60,7 +60,7 @@ def report(
     node_watts: Annotated[
         float | None, typer.Option(metavar="W", help="the power that the whole node draws under load, as metered")
     ] = None,
-    kwh: Annotated[float | None, typer.Option(metavar="USD", help="the price of a kWh")] = None,
+    kwh: Annotated[str | None, typer.Option(metavar="PRICE[EUR]", help="the price of a kWh; default: USD")] = None,
     pue: Annotated[float, typer.Option(metavar="RATIO", help="watts drawn for each watt used")] = 1.0,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="write there instead of into DIR")] = None,
     json: Json = False,
@@ -70,8 +70,7 @@ def report(
     from orchestrator.core.errors import BenchError
     from orchestrator.report import NodePower, render_json
 
-    power = NodePower(watts=node_watts, usd_per_kwh=kwh, pue=pue)
-    power.require()
+    power = NodePower.given(node_watts, kwh, pue)
     evals = find_evals(directory, baseline or ())
     made = make_report(
         find_results([directory]), published=published, prices=price or (), evals=evals, title=title, power=power

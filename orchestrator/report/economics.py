@@ -7,11 +7,12 @@ from typing import Final
 
 from orchestrator.core.errors import UsageError
 from orchestrator.report.compare import Comparison
-from orchestrator.report.published import PriceBook
+from orchestrator.report.published import PriceBook, split_currency
 from orchestrator.results import figures
 
 UTILISATIONS: Final = (1.0, 0.8, 0.6, 0.4, 0.2)  # shares of the hours that the node works at its knee
-_USD: Final = "USD per million output tokens"
+_PER_TOKENS: Final = "{} per million output tokens"
+_USD: Final = _PER_TOKENS.format("USD")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,15 +20,28 @@ class NodePower:
     """What the user knows of the node: its watts under load, what a kWh costs, and watts drawn for each used."""
 
     watts: float | None = None
-    usd_per_kwh: float | None = None
+    per_kwh: float | None = None
+    currency: str = "USD"  # of electricity; nothing is converted
     pue: float = 1.0
+
+    @classmethod
+    def given(cls, watts: float | None, kwh: str | None, pue: float) -> "NodePower":
+        """As the command line has it, `0.25` or `0.25EUR`. Raises UsageError for what is no price, or cannot be."""
+        currency, prices = split_currency([kwh] if kwh else [])
+        try:
+            per_kwh = float(prices[0]) if prices else None
+        except ValueError as error:
+            raise UsageError(f"`--kwh {kwh}` is no price", hint="such as 0.25 or 0.25EUR") from error
+        power = cls(watts=watts, per_kwh=per_kwh, pue=pue, currency=currency)
+        power.require()
+        return power
 
     def require(self) -> None:
         """Raise UsageError for what cannot be."""
-        for option, value, least in (("node-watts", self.watts, 1), ("kwh", self.usd_per_kwh, 0), ("pue", self.pue, 1)):
+        for option, value, least in (("node-watts", self.watts, 1), ("kwh", self.per_kwh, 0), ("pue", self.pue, 1)):
             if value is not None and not least <= value < 1e6:
                 raise UsageError(f"`--{option} {value:g}` cannot be", hint=f"a number from {least} on")
-        if self.usd_per_kwh is not None and self.watts is None:
+        if self.per_kwh is not None and self.watts is None:
             raise UsageError("`--kwh` needs the node's power", hint="`--node-watts W`, of the whole node under load")
 
 
@@ -66,7 +80,8 @@ def _rows(prices: PriceBook, power: NodePower) -> Iterator[tuple[str, str, Calla
     for paid, price in (("rented", _rent), ("owned", partial(_ownership, prices=prices))):
         for share in UTILISATIONS:
             yield f"{paid}, {share:.0%} of the hours used", _USD, partial(_at, price=price, share=share)
-    yield "electricity alone", _USD, partial(_at, price=partial(_electricity, power=power), share=1.0)
+    electricity = _PER_TOKENS.format(power.currency)
+    yield "electricity alone", electricity, partial(_at, price=partial(_electricity, power=power), share=1.0)
     yield "output tok/s per watt of the node", "", partial(_per_watt, power=power)
 
 
@@ -96,10 +111,10 @@ def _of_node(comparison: Comparison, usd_per_gpu_hour: float | None) -> float | 
 
 
 def _electricity(_: Comparison, *, power: NodePower) -> float | None:
-    """USD an hour for what the node draws, cooling and losses included."""
-    if power.watts is None or power.usd_per_kwh is None:
+    """The price of an hour of what the node draws, cooling and losses included."""
+    if power.watts is None or power.per_kwh is None:
         return None
-    return power.watts / 1000 * power.pue * power.usd_per_kwh
+    return power.watts / 1000 * power.pue * power.per_kwh
 
 
 def _per_watt(comparison: Comparison, *, power: NodePower) -> float | None:
@@ -117,7 +132,8 @@ def _inputs(found: tuple[Comparison, ...], prices: PriceBook, power: NodePower) 
             yield f"owned: ${price:.2f} per {gpu}-hour, {source}; what it includes is the source's own reckoning"
     if power.watts is not None:
         yield f"power of the node: {power.watts:g} W, given"
-    if power.usd_per_kwh is not None and power.watts is not None:
-        hourly = power.watts / 1000 * power.pue * power.usd_per_kwh
-        yield f"electricity: ${power.usd_per_kwh:g} a kWh, PUE {power.pue:g}, given: ${hourly:.2f} an hour"
+    if power.per_kwh is not None and power.watts is not None:
+        hourly = power.watts / 1000 * power.pue * power.per_kwh
+        a_kwh, an_hour = (f"{amount} {power.currency}" for amount in (f"{power.per_kwh:g}", f"{hourly:.2f}"))
+        yield f"electricity: {a_kwh} a kWh, PUE {power.pue:g}, given: {an_hour} an hour"
     yield "throughput: output tok/s at the knee; in hours that are not used nothing is earned and all is paid"

@@ -123,10 +123,12 @@ def load(comparison: Comparison) -> str:
 
 
 def cost(value: float | None, unit: str) -> str:
-    """A value of the table of costs: dollars, or a plain ratio."""
+    """A value of the table of costs: dollars, another currency that the unit names, or a plain ratio."""
     if value is None:
         return figures.ABSENT
-    return figures.usd(value) if unit else f"{value:.3g}"
+    if not unit:
+        return f"{value:.3g}"
+    return figures.usd(value) if unit.startswith("USD") else f"{value:.2f}"
 
 
 def agreement_class(agreement: Agreement) -> str:

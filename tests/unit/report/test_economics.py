@@ -51,13 +51,23 @@ def test_without_a_rent_only_ownership_is_reckoned(tmp_path: Path) -> None:
 
 def test_power_and_electricity(tmp_path: Path) -> None:
     """10 kW × 1.3 × $0.20 = $2.60 an hour."""
-    found = costs(tmp_path, tp4dp2(), power=NodePower(watts=10_000, usd_per_kwh=0.2, pue=1.3))
+    found = costs(tmp_path, tp4dp2(), power=NodePower(watts=10_000, per_kwh=0.2, pue=1.3))
     table = rows(found)
 
     assert table["electricity alone"].values[0] == pytest.approx(2.6 / 3600 / 2364 * 1e6, rel=1e-3)
     assert table["output tok/s per watt of the node"].values[0] == pytest.approx(0.2364, rel=1e-3)
     assert "power of the node: 10000 W, given" in found.inputs
-    assert "electricity: $0.2 a kWh, PUE 1.3, given: $2.60 an hour" in found.inputs
+    assert "electricity: 0.2 USD a kWh, PUE 1.3, given: 2.60 USD an hour" in found.inputs
+
+
+def test_electricity_is_told_in_the_currency_that_it_is_paid_in(tmp_path: Path) -> None:
+    save(tp4dp2(), tmp_path / "one")
+    report_command(tmp_path, node_watts=10_000.0, kwh="0.30EUR")
+    text = (tmp_path / "report.md").read_text()
+    assert "| electricity alone, EUR per million output tokens | 0.35 |" in text
+    assert "- electricity: 0.3 EUR a kWh, PUE 1, given: 3.00 EUR an hour" in text
+    with pytest.raises(UsageError, match="`--kwh cheap` is no price"):
+        report_command(tmp_path, node_watts=10_000.0, kwh="cheap")
 
 
 def test_what_is_not_known_is_not_measured_and_never_zero(tmp_path: Path) -> None:
@@ -79,7 +89,7 @@ def test_a_single_stream_has_no_knee_and_no_cost(tmp_path: Path) -> None:
 
 def test_the_table_is_in_every_rendering(tmp_path: Path) -> None:
     save(tp4dp2(), tmp_path / "one")
-    report_command(tmp_path, node_watts=10_000.0, kwh=0.2, pue=1.3)
+    report_command(tmp_path, node_watts=10_000.0, kwh="0.2", pue=1.3)
     made = make_report([tmp_path / "one" / "result.json"], published=None, prices=(), power=NodePower(watts=10_000))
 
     assert "| electricity alone, USD per million output tokens | $0.31 |" in (tmp_path / "report.md").read_text()
@@ -93,9 +103,9 @@ def test_the_table_is_in_every_rendering(tmp_path: Path) -> None:
     [
         (NodePower(watts=0), "--node-watts 0"),
         (NodePower(watts=float("nan")), "--node-watts nan"),
-        (NodePower(watts=9e3, usd_per_kwh=-1), "--kwh -1"),
+        (NodePower(watts=9e3, per_kwh=-1), "--kwh -1"),
         (NodePower(watts=9e3, pue=0.9), "--pue 0.9"),
-        (NodePower(usd_per_kwh=0.2), "--kwh"),
+        (NodePower(per_kwh=0.2), "--kwh"),
     ],
 )
 def test_what_cannot_be_is_refused(power: NodePower, option: str) -> None:
