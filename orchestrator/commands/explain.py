@@ -76,6 +76,8 @@ def _source_of_fact(path: KeyPath, loaded: Loaded) -> dict[str, Data]:
     """The source that a part's file names for all its facts; what was set on the command line is the user's own."""
     if loaded.composed.given(path):
         return {"origin": Origin.USER.value, "source": loaded.composed.place(path)}
+    if (source := loaded.composed.overlaid.get(path)) is not None:
+        return {"origin": "" if source else Origin.USER.value, "source": source}
     part = loaded.composed.data[str(path[0])]
     return {"source": part.get("source")} if path[0] in PARTS and isinstance(part, dict) else {}
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.catalogue import Catalogue, Kind, can_be_named
 from orchestrator.core.console import note, warn
 from orchestrator.core.document import Document
 from orchestrator.core.errors import Problem, ProfileError
@@ -22,7 +22,7 @@ from orchestrator.plan.capacity import Capacity, Load, capacity_of
 from orchestrator.plan.decide import Knowledge, decide
 from orchestrator.plan.known_bad import Reports
 from orchestrator.plan.rules import arguments
-from orchestrator.profile import EXTENDS, PARTS, Composed, Override, Profile, compose, part_names
+from orchestrator.profile import EXTENDS, USE, Composed, Override, PartChoice, Profile, choose_parts, compose
 from orchestrator.render import Artifacts, ContextFile, files
 from orchestrator.runtimes import REGISTRY, runtime_kind
 
@@ -139,8 +139,8 @@ def planned(
 
 def planned_at(valid: Valid, home: Home, *, given: Mapping[str, Path] | None = None) -> tuple[Plan, dict[str, bytes]]:
     """As `planned`, of a profile that has been read."""
-    layout, hardware = valid.profile.layout, valid.profile.hardware
-    store = Store.at(home, valid.profile.engine.aiter_commit)
+    layout, hardware, engine = valid.profile.layout, valid.profile.hardware, valid.profile.engine
+    store = Store.at(home, engine.aiter_commit, engine.image)
     table = store.table_of(valid.composed.names["model"], hardware.arch, tp=layout.tp.value, ep=layout.ep.value)
     built = {MOE_TABLE: table} if table.is_file() else {}
     return _decided(valid, {**built, **(given or {})})
@@ -184,25 +184,28 @@ def read_profile(name: str, *, overrides: Sequence[str] = (), catalogue: Catalog
         hint = "rename it: lower-case letters and digits, with single `.`, `_` or `-` between them"
         raise ProfileError(f"a profile cannot be called `{path.stem}`", where=str(path), hint=hint)
     layers = _read_layers(path, catalogue)
-    names = part_names(layers, given)
-    parts = _read_parts(names, layers[-1], catalogue)
-    composed = compose(parts, names=names, profiles=layers, overrides=given)
+    profiles = tuple(layers.values())
+    choices = choose_parts(profiles, given)
+    files = _part_files(choices, layers, catalogue)
+    parts = {part: read_file(file, catalogue.shown(file)) for part, file in files.items()}
+    names = {part: _part_name(choice, files.get(part), path.stem) for part, choice in choices.items()}
+    composed = compose(choices, parts=parts, names=names, profiles=profiles, overrides=given)
     message = f"profile `{path.stem}` is not valid"
     profile = checked(composed.data, Profile, place=composed.place, message=message)
     know_variable(profile.server.api_key_env)
     return Valid(name=path.stem, composed=composed, profile=profile, catalogue=catalogue)
 
 
-def _read_layers(path: Path, catalogue: Catalogue) -> tuple[Document, ...]:
+def _read_layers(path: Path, catalogue: Catalogue) -> dict[Path, Document]:
     """A profile's own file last, before it the one it extends, and so on down."""
-    layers: list[Document] = []
+    layers: dict[Path, Document] = {}
     names: list[str] = []
     while True:
         document = read_file(path, catalogue.shown(path))
-        layers.insert(0, document)
+        layers = {path: document, **layers}
         base = document.data.get(EXTENDS)
         if base is None:
-            return tuple(layers)
+            return layers
         place = document.place((EXTENDS,))
         if not isinstance(base, str):
             raise ProfileError(
@@ -229,7 +232,7 @@ def _read_load(name: str, catalogue: Catalogue, place: str) -> Load:
 
 
 def _profile_path(name: str, catalogue: Catalogue) -> Path:
-    if "/" in name or name.endswith((".yaml", ".yml")):
+    if _is_path(name):
         path = Path(name)
         if path.is_file():
             return path
@@ -237,17 +240,48 @@ def _profile_path(name: str, catalogue: Catalogue) -> Path:
     return catalogue.path(Kind.PROFILE, name)
 
 
-def _read_parts(names: Mapping[str, str], profile: Document, catalogue: Catalogue) -> dict[str, Document]:
-    paths = {part: catalogue.find(_KINDS[part], names[part]) for part in PARTS}
-    problems = tuple(
-        Problem(
-            f"there is no {part} `{names[part]}`",
-            profile.place((part,)),
-            did_you_mean(names[part], catalogue.names(_KINDS[part])),
-        )
-        for part, path in paths.items()
-        if path is None
-    )
+def _is_path(name: str) -> bool:
+    return "/" in name or name.endswith((".yaml", ".yml"))
+
+
+def _part_name(choice: PartChoice, file: Path | None, profile: str) -> str:
+    """What a part is called: its name in the catalogue, its file without the ending, or the profile that holds it."""
+    if choice.file is None or file is None:
+        return profile
+    return file.stem if _is_path(choice.file) else choice.file
+
+
+def _part_files(
+    choices: Mapping[str, PartChoice], layers: Mapping[Path, Document], catalogue: Catalogue
+) -> dict[str, Path]:
+    """The files of the parts that are named; a path counts from the profile that says it, or from here for `--set`."""
+    folders = {id(document): path.parent for path, document in layers.items()}
+    files: dict[str, Path] = {}
+    problems: list[Problem] = []
+    for part, choice in choices.items():
+        if choice.file is None:
+            continue
+        folder = folders[id(choice.by)] if choice.by else Path()
+        try:
+            files[part] = _part_file(part, choice.file, folder, catalogue)
+        except ProfileError as error:
+            place = choice.by.place((part, USE)) if choice.by else f"--set {part}"
+            problems.append(Problem(error.message, place, error.hint))
     if problems:
-        raise ProfileError(f"`{profile.name}` names parts that do not exist", problems=problems)
-    return {part: read_file(path, catalogue.shown(path)) for part, path in paths.items() if path}
+        last = [*layers.values()][-1]
+        raise ProfileError(f"`{last.name}` names parts that do not exist", problems=problems)
+    return files
+
+
+def _part_file(part: str, named: str, folder: Path, catalogue: Catalogue) -> Path:
+    if _is_path(named):
+        file = folder / named
+        if not file.is_file():
+            raise ProfileError(f"there is no file `{file}`")
+        if not can_be_named(file.stem):
+            raise ProfileError(f"`{file.stem}` cannot be the name of a part", hint="rename its file")
+        return file
+    if (found := catalogue.find(_KINDS[part], named)) is None:
+        hint = did_you_mean(named, catalogue.names(_KINDS[part]))
+        raise ProfileError(f"there is no {part} `{named}`", hint=hint)
+    return found

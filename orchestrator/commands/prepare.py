@@ -15,7 +15,6 @@ from orchestrator.core.errors import WeightsError
 from orchestrator.core.paths import Home
 from orchestrator.environments import interpreter
 from orchestrator.host import VRAM_IN_USE, Level, PreflightReport
-from orchestrator.images import on_base
 from orchestrator.patches import MOE_TABLE, ConfigTransform, read_ledger
 from orchestrator.plan import Plan
 from orchestrator.render import Artifacts
@@ -77,14 +76,17 @@ def plan_to_build(
     `base` is an image to build on in place of the engine's. Raises as `make_table`.
     """
 
-    def decided() -> tuple[Plan, dict[str, bytes]]:
-        plan, inputs = planned(profile, overrides, home, given=given)
-        return on_base(plan, base) if base else plan, inputs
-
-    plan, inputs = decided()
+    overrides = (*overrides, *(base_overrides(base) if base else ()))
+    plan, inputs = planned(profile, overrides, home, given=given)
     if MOE_TABLE in given or not make_table(plan, home, Place(home=home), accept_untuned=accept_untuned):
         return plan, inputs
-    return decided()
+    return planned(profile, overrides, home, given=given)
+
+
+def base_overrides(reference: str) -> tuple[str, ...]:
+    """What `--set` would say of another base image, `name:tag` or `name:tag@sha256:…`."""
+    name, _, digest = reference.partition("@")
+    return (f"engine.image={name}", f"engine.image_digest={digest or 'null'}")
 
 
 def prepare(artifacts: Artifacts, place: Place) -> Prepared:

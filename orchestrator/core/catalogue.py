@@ -38,6 +38,11 @@ class Kind(Enum):
     IMAGE_FILE = "images/*"
 
 
+def can_be_named(name: str) -> bool:
+    """Whether a part may be called so: its name stands in paths and in messages."""
+    return _NAME.fullmatch(name) is not None
+
+
 @dataclass(frozen=True)
 class Catalogue:
     """The folders that hold `profiles`, `patches` and `images`; what stands in an earlier one goes first."""
@@ -61,7 +66,7 @@ class Catalogue:
 
     def find(self, kind: Kind, name: str) -> Path | None:
         """The file of that name, None where there is none."""
-        if not _NAME.fullmatch(name):
+        if not can_be_named(name):
             return None
         found = [path for root in self.roots if (path := root / kind.value.replace("*", name)).is_file()]
         if len(found) > 1:

@@ -84,12 +84,6 @@ def build_image(
     return ensure_image(docker, plan.engine, build, options)
 
 
-def on_base(plan: Plan, reference: str) -> Plan:
-    """The plan on another base image, `name:tag` or `name:tag@sha256:…`."""
-    name, _, digest = reference.partition("@")
-    return replace(plan, engine=replace(plan.engine, image=name, image_digest=digest or None))
-
-
 def ensure_image(docker: Docker, engine: Engine, context: BuildContext, options: BuildOptions) -> BuiltImage:
     """The image of `context` under `options.tag`: found where it exists, else built, proved and labelled.
 

@@ -1,7 +1,17 @@
 """What a person writes: the schema of profiles and of their parts, and how layers become one document."""
 
 from orchestrator.profile.json_schema import KINDS, json_schema
-from orchestrator.profile.layers import EXTENDS, PARTS, Composed, Override, compose, is_setting, part_names
+from orchestrator.profile.layers import (
+    EXTENDS,
+    PARTS,
+    USE,
+    Composed,
+    Override,
+    PartChoice,
+    choose_parts,
+    compose,
+    is_setting,
+)
 from orchestrator.profile.schema import (
     FILLER,
     ContainerSection,
@@ -16,15 +26,17 @@ __all__ = [
     "FILLER",
     "KINDS",
     "PARTS",
+    "USE",
     "Composed",
     "ContainerSection",
     "EngineFile",
     "HardwareFile",
     "ModelFile",
     "Override",
+    "PartChoice",
     "Profile",
+    "choose_parts",
     "compose",
     "is_setting",
     "json_schema",
-    "part_names",
 ]

@@ -3,10 +3,13 @@
 Scalars replace, mappings merge by key, lists replace, `null` removes. A setting (an entry of `flags`, `env` or
 `layout`) replaces as a whole, so a value never keeps the origin of the value it replaced; and whatever of it `--set`
 names, it is the user's from then on. Every key remembers the file and line it came from.
+
+A profile names a part by the name or the path of its file, says single values over one (`use:`), or holds it inline.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Final
 
 from orchestrator.core.document import DEEPEST, Data, Document, KeyPath, read_scalar
@@ -15,9 +18,13 @@ from orchestrator.core.origin import Origin
 
 EXTENDS: Final = "extends"  # in a profile: the name of another, of which it says what differs
 PARTS: Final = ("hardware", "model", "engine")
+USE: Final = "use"  # in a part that stands in a profile: the file over which it says something
 SHARED: Final = ("flags", "env")  # keys of a part that speak for the whole profile
 SETTINGS: Final = (*SHARED, "layout")  # keys whose entries are settings
 _OPTION: Final = "--set "
+_SOURCE: Final = "source"
+_IMAGE: Final = ("engine", "image")
+_OF_AN_IMAGE: Final = ("image_digest", "image_fallbacks", "aiter_commit")  # keys of an engine, true of its image alone
 
 
 def is_setting(path: KeyPath) -> bool:
@@ -32,6 +39,7 @@ class Composed:
     data: dict[str, Data]
     places: Mapping[KeyPath, str]
     names: Mapping[str, str]
+    overlaid: Mapping[KeyPath, str]  # facts that a profile says over a part's file, and the source it names for them
 
     def place(self, path: KeyPath) -> str:
         """Where a key path, or the nearest thing that holds it, was written."""
@@ -65,53 +73,124 @@ class Override:
         return cls(path, read_scalar(value))
 
 
-def part_names(profiles: Sequence[Document], overrides: Sequence[Override]) -> dict[str, str]:
-    """Which hardware, model and engine file the profile names: itself, the one it extends, or a `--set`.
+@dataclass(frozen=True)
+class PartChoice:
+    """Where one part comes from: the file that is named, and the profiles that say something over it, or in its place.
 
-    `profiles` are the layers of the profile, its own last. Raises ProfileError with every name that is missing or is
-    not text.
+    `by` is the profile that names the file, None where an option of the command line does.
     """
-    names, problems = {}, []
+
+    file: str | None
+    by: Document | None
+    over: tuple[Document, ...]
+
+
+def choose_parts(profiles: Sequence[Document], overrides: Sequence[Override]) -> dict[str, PartChoice]:
+    """How the profile chooses its hardware, model and engine: itself, the one it extends, or a `--set`.
+
+    `profiles` are the layers of the profile, its own last. Raises ProfileError with every part that is missing or
+    neither a name nor a mapping.
+    """
+    choices: dict[str, PartChoice] = {}
+    problems: list[Problem] = []
     for part in PARTS:
-        document = _naming(part, profiles)
-        chosen = document.data.get(part)
-        for override in overrides:
-            if override.path == (part,):
-                chosen = override.value
-        if isinstance(chosen, str):
-            names[part] = chosen
-        else:
-            problems.append(
-                Problem(f"`{part}` must name a file, found {_show(chosen)}", document.place((part,)), f"`{part}: NAME`")
-            )
+        try:
+            choices[part] = _choice(part, profiles, overrides)
+        except ProfileError as error:
+            problems += error.each()
     if problems:
         raise ProfileError(f"`{profiles[-1].name}` does not name its parts", problems=problems)
-    return names
+    return choices
+
+
+def _choice(part: str, profiles: Sequence[Document], overrides: Sequence[Override]) -> PartChoice:
+    choice = PartChoice(None, None, ())
+    for profile in profiles:
+        if part in profile.data:
+            choice = _chosen(part, profile, choice)
+    for override in overrides:
+        if override.path == (part,):
+            choice = PartChoice(_file(part, override.value, _OPTION + part), None, ())
+        elif override.path == (part, USE):
+            choice = replace(choice, file=_file(part, override.value, f"{_OPTION}{part}.{USE}"), by=None)
+    if choice.file is None and not choice.over:
+        _file(part, None, _naming(part, profiles).place((part,)))
+    return choice
+
+
+def _chosen(part: str, profile: Document, below: PartChoice) -> PartChoice:
+    """The choice after one more layer: a name starts anew, a mapping is laid over what lower layers say."""
+    said = profile.data[part]
+    if not isinstance(said, dict):
+        return PartChoice(_file(part, said, profile.place((part,))), profile, ())
+    if USE in said:
+        return PartChoice(_file(part, said[USE], profile.place((part, USE))), profile, (profile,))
+    return replace(below, over=(*below.over, profile))
+
+
+def _file(part: str, chosen: Data, place: str) -> str:
+    if isinstance(chosen, str):
+        return chosen
+    hint = f"`{part}: NAME`, `{part}: ./FILE.yaml`, or `{part}: {{{USE}: NAME, KEY: VALUE}}`"
+    raise ProfileError(f"`{part}` must name a file, found {_show(chosen)}", where=place, hint=hint)
 
 
 def compose(
-    parts: Mapping[str, Document],
+    choices: Mapping[str, PartChoice],
     *,
+    parts: Mapping[str, Document],
     names: Mapping[str, str],
     profiles: Sequence[Document],
     overrides: Sequence[Override],
 ) -> Composed:
-    """Put the layers together. `parts` and `names` hold one entry for each of `hardware`, `model` and `engine`.
+    """Put the layers together. `choices` and `names` hold an entry for each part, `parts` the files that are named.
 
     `profiles` are the layers of the profile itself, the one that is extended before the one that extends it.
     """
     data: dict[str, Data] = {}
     places: dict[KeyPath, str] = {}
-    for part in PARTS:
-        _layer(data, places, _as_layer(part, parts[part]))
+    overlaid: dict[KeyPath, str] = {}
+    names = dict(names)
+    for part, choice in choices.items():
+        if part in parts:
+            _layer(data, places, _as_layer(part, parts[part]))
+        for profile in choice.over:
+            with _image_replaced(data, places, names):
+                _layer(data, places, _over(part, profile, whole=part not in parts))
+            if part in parts:
+                overlaid |= dict.fromkeys(_facts(part, profile), _source(part, profile))
     for profile in profiles:
         own = {key: value for key, value in profile.data.items() if key not in {*PARTS, EXTENDS}}
         _layer(data, places, [((key,), value, profile, (key,)) for key, value in own.items()])
-    for override in overrides:
-        _apply_override(data, places, override)
+    with _image_replaced(data, places, names):
+        for override in overrides:
+            _apply_override(data, places, override)
     for part in PARTS:
         places.setdefault((part,), _naming(part, profiles).place((part,)))
-    return Composed(data, places, names)
+    return Composed(data, places, names, overlaid)
+
+
+@contextmanager
+def _image_replaced(data: dict[str, Data], places: dict[KeyPath, str], names: dict[str, str]) -> Iterator[None]:
+    """Where the block names another image than its engine did, the engine keeps nothing that was said of that one.
+
+    Neither its name nor what is true of that image alone, unless the block says it anew.
+    """
+    paths = [(_IMAGE[0], key) for key in _OF_AN_IMAGE]
+    before, said = _value(data, _IMAGE), {path: places.get(path) for path in paths}
+    yield
+    image = _value(data, _IMAGE)
+    if before is None or image == before:
+        return
+    names["engine"] = str(image)
+    for path in paths:
+        if places.get(path) == said[path]:
+            _forget(places, path, _parent(data, path).pop(path[-1], None))
+
+
+def _value(data: Mapping[str, Data], path: tuple[str, str]) -> Data:
+    holder = data.get(path[0])
+    return holder.get(path[1]) if isinstance(holder, dict) else None
 
 
 def _naming(part: str, profiles: Sequence[Document]) -> Document:
@@ -125,6 +204,35 @@ Entry = tuple[KeyPath, Data, Document, KeyPath]
 def _as_layer(part: str, document: Document) -> list[Entry]:
     """The entries of one part file: its facts go below the part's name, what it shares goes to the top."""
     return [((key,) if key in SHARED else (part, key), value, document, (key,)) for key, value in document.data.items()]
+
+
+def _over(part: str, profile: Document, *, whole: bool) -> list[Entry]:
+    """The entries of a part that stands in a profile; what it says over a file has a source of its own."""
+    said = _mapping(part, profile)
+    kept = {key: value for key, value in said.items() if key != USE and (whole or key != _SOURCE)}
+    return [((key,) if key in SHARED else (part, key), value, profile, (part, key)) for key, value in kept.items()]
+
+
+def _facts(part: str, profile: Document) -> Iterator[KeyPath]:
+    said = _mapping(part, profile)
+    return _leaves((part,), {key: value for key, value in said.items() if key not in {USE, _SOURCE, *SHARED}})
+
+
+def _leaves(path: KeyPath, value: Data) -> Iterator[KeyPath]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves((*path, key), inner)
+    else:
+        yield path
+
+
+def _source(part: str, profile: Document) -> str:
+    return str(_mapping(part, profile).get(_SOURCE) or "")
+
+
+def _mapping(part: str, profile: Document) -> Mapping[str, Data]:
+    said = profile.data[part]
+    return said if isinstance(said, dict) else {}
 
 
 def _layer(data: dict[str, Data], places: dict[KeyPath, str], entries: Iterable[Entry]) -> None:
@@ -193,10 +301,10 @@ def _items(value: Data) -> Iterable[tuple[str | int, Data]]:
 
 def _apply_override(data: dict[str, Data], places: dict[KeyPath, str], override: Override) -> None:
     path: KeyPath = override.path
-    if path[0] in PARTS and len(path) == 1:
-        return  # it chose the file, see part_names
+    if path[0] in PARTS and path[1:] in {(), (USE,)}:
+        return  # it chose the file, see choose_parts
     place = f"{_OPTION}{'.'.join(override.path)}"
-    if path[0] in PARTS and path[1:] == ("source",):
+    if path[0] in PARTS and path[1:] == (_SOURCE,):
         hint = "what `--set` says is yours, and is shown as yours"
         raise ProfileError("the source of a file's facts is not set", where=place, hint=hint)
     value = override.value

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.commands.planning import load, render_artifacts
-from orchestrator.images import build_image, find_docker, image_sources, on_base
+from orchestrator.commands.prepare import base_overrides
+from orchestrator.images import build_image, find_docker, image_sources
 from orchestrator.images.build import archive
 from orchestrator.render import build_context
 from tests.integration.standin import base_image
@@ -37,7 +38,7 @@ def main() -> None:
     """Measure both sides and print them with their ratio."""
     docker = find_docker()
     base = sys.argv[1] if len(sys.argv) > 1 else base_image(wheel("0.5.14"), docker=docker.program)
-    plan = on_base(load("mi355x-tp8-july").plan, base)
+    plan = load("mi355x-tp8-july", overrides=base_overrides(base)).plan
     context = archive(build_context(plan, image_sources(plan)))
 
     def plain(*options: str) -> None:

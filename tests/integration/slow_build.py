@@ -7,7 +7,8 @@ import dataclasses
 import sys
 
 from orchestrator.commands.planning import load
-from orchestrator.images import BuildOptions, ensure_image, find_docker, image_sources, on_base
+from orchestrator.commands.prepare import base_overrides
+from orchestrator.images import BuildOptions, ensure_image, find_docker, image_sources
 from orchestrator.render import BuildContext, build_context
 
 TAG = "deploy-test/slow:1"
@@ -16,14 +17,19 @@ STEP = "RUN sleep 600"
 
 def with_step(step: str, base: str) -> BuildContext:
     """The context of `mi355x-tp8-july` with one more step at the end."""
-    plan = on_base(load("mi355x-tp8-july").plan, base)
+    plan = load("mi355x-tp8-july", overrides=base_overrides(base)).plan
     sources = image_sources(plan)
     return build_context(plan, dataclasses.replace(sources, template=f"{sources.template}\n{step}\n"))
 
 
 def main(base: str) -> None:
     options = BuildOptions(tag=TAG, no_cache=True, network=None, secrets={})
-    ensure_image(find_docker(), on_base(load("mi355x-tp8-july").plan, base).engine, with_step(STEP, base), options)
+    ensure_image(
+        find_docker(),
+        load("mi355x-tp8-july", overrides=base_overrides(base)).plan.engine,
+        with_step(STEP, base),
+        options,
+    )
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from own_daemon import OwnDaemon, own_daemon, unavailable
 from slow_build import with_step
 
 from orchestrator.commands.planning import load
+from orchestrator.commands.prepare import base_overrides
 from orchestrator.core.errors import BuildError
-from orchestrator.images import BuildOptions, ensure_image, find_docker, on_base
+from orchestrator.images import BuildOptions, ensure_image, find_docker
 
 pytestmark = [
     pytest.mark.docker,
@@ -32,7 +33,9 @@ def test_it_is_said_and_nothing_is_left(small: OwnDaemon, docker_image: str) -> 
     options = BuildOptions(tag="deploy-test/large:1", no_cache=True, network=None, secrets={})
 
     with pytest.raises(BuildError) as caught:
-        ensure_image(docker, on_base(load("mi355x-tp8-july").plan, docker_image).engine, context, options)
+        ensure_image(
+            docker, load("mi355x-tp8-july", overrides=base_overrides(docker_image)).plan.engine, context, options
+        )
 
     assert "no space left on device" in caught.value.details.lower()
     assert "docker system df" in caught.value.hint

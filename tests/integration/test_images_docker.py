@@ -25,6 +25,7 @@ from wheels import read, wheel
 from orchestrator import prove as smoke
 from orchestrator.commands.coverage import cover
 from orchestrator.commands.planning import load, render_artifacts
+from orchestrator.commands.prepare import base_overrides
 from orchestrator.commands.ready import ReadyRequest, ready_plan
 from orchestrator.core.errors import BuildError, HostError, KernelsError, PatchError
 from orchestrator.core.paths import Home
@@ -40,7 +41,6 @@ from orchestrator.images import (
     ensure_image,
     fetch_ready,
     find_docker,
-    on_base,
     push_image,
     read_ready,
     read_receipt,
@@ -138,7 +138,7 @@ def test_an_unchanged_build_is_no_build(image: str, base: str, tmp_path: Path) -
 def test_the_classic_builder_makes_the_same_image(docker: Docker, base: str, image: str) -> None:
     classic = dataclasses.replace(docker, builder="classic")
     replaced = docker.run("image", "inspect", "--format", "{{.Id}}", image).stdout.strip()
-    plan = on_base(load("mi355x-tp8-july").plan, base)
+    plan = load("mi355x-tp8-july", overrides=base_overrides(base)).plan
 
     built = build_image(classic, render_artifacts(plan), no_cache=True)
 
@@ -151,7 +151,7 @@ def test_newer_sources_under_the_old_version_hold_the_fix(docker: Docker) -> Non
     """A dated image: the version says 0.5.14, the file is that of 0.5.15.post1."""
     dated = base_image(wheel("0.5.14"), replaced={CUH: read("0.5.15.post1", CUH).encode()}, docker=docker.program)
 
-    built = build_image(docker, render_artifacts(on_base(load("mi355x-tp8-july").plan, dated)))
+    built = build_image(docker, render_artifacts(load("mi355x-tp8-july", overrides=base_overrides(dated)).plan))
 
     guard = next(record for record in built.receipt.patches if record.id == GUARD)
     assert (guard.state, guard.files) == ("present upstream", ())
@@ -163,7 +163,7 @@ def test_sources_of_july_under_the_old_version_get_what_the_next_release_needs(d
     newer = {name: read("0.5.15.post1", name).encode() for name in TOPK}
     dated = base_image(wheel("0.5.14"), replaced=newer, docker=docker.program)
 
-    built = build_image(docker, render_artifacts(on_base(load("mi355x-tp8-july").plan, dated)))
+    built = build_image(docker, render_artifacts(load("mi355x-tp8-july", overrides=base_overrides(dated)).plan))
 
     assert built.receipt.state("dsa-topk-v2-off") == "acts at start"
     assert built.receipt.state(GUARD) == "applied"
@@ -173,7 +173,7 @@ def test_an_image_of_another_release_is_not_built_on(docker: Docker) -> None:
     other = base_image(wheel("0.5.15.post1"), docker=docker.program)
 
     with pytest.raises(BuildError, match=r"holds sglang 0\.5\.15\.post1, the engine says 0\.5\.14") as caught:
-        build_image(docker, render_artifacts(on_base(load("mi355x-tp8-july").plan, other)))
+        build_image(docker, render_artifacts(load("mi355x-tp8-july", overrides=base_overrides(other)).plan))
 
     assert "`--set engine.version=0.5.15.post1`" in caught.value.hint
 
@@ -182,7 +182,9 @@ def test_a_base_that_is_ours_already_holds_our_patch_and_not_upstreams(docker: D
     """The patched image as a base: the receipt still claims the file, with the hashes it had and has."""
     ours = next(record for record in read_receipt(docker, image).patches if record.id == GUARD)
 
-    again = build_image(docker, render_artifacts(on_base(load("mi355x-tp8-july").plan, image)), no_cache=True)
+    again = build_image(
+        docker, render_artifacts(load("mi355x-tp8-july", overrides=base_overrides(image)).plan), no_cache=True
+    )
 
     docker.run("image", "rm", again.tag)
     guard = next(record for record in again.receipt.patches if record.id == GUARD)
@@ -193,7 +195,7 @@ def test_a_base_that_is_ours_already_holds_our_patch_and_not_upstreams(docker: D
 
 def test_two_builds_of_one_tag_at_once_do_not_meet(docker: Docker, base: str) -> None:
     """The quick one ends, and clears up, while the slow one is between its two builds."""
-    engine = on_base(load("mi355x-tp8-july").plan, base).engine
+    engine = load("mi355x-tp8-july", overrides=base_overrides(base)).plan.engine
     options = BuildOptions(tag="deploy-test/twice:1", no_cache=True, network=None, secrets={})
 
     def built(wait: int) -> str:
@@ -212,7 +214,7 @@ def test_a_patch_that_fits_nowhere_stops_the_build(docker: Docker) -> None:
     base = base_image(wheel("0.5.14"), replaced={CUH: changed.encode()}, docker=docker.program)
 
     with pytest.raises(PatchError) as refused:
-        build_image(docker, render_artifacts(on_base(load("mi355x-tp8-july").plan, base)))
+        build_image(docker, render_artifacts(load("mi355x-tp8-july", overrides=base_overrides(base)).plan))
 
     assert f"patch `{GUARD}` neither applies nor is present" in refused.value.details
     assert f"{PACKAGE}/{CUH}" in refused.value.details
@@ -231,7 +233,7 @@ def test_a_base_that_does_not_exist_is_said_before_anything_is_built() -> None:
 def test_a_tag_that_moved_is_an_error(docker: Docker, base: str) -> None:
     moving = "deploy-standin/moving:latest"
     tag_image(docker, base, moving)
-    plan = on_base(load("mi355x-tp4dp2-july").plan, moving)
+    plan = load("mi355x-tp4dp2-july", overrides=base_overrides(moving)).plan
     build_image(docker, render_artifacts(plan))
     tag_image(docker, base_image(wheel("0.5.14"), replaced={"newer.py": b"#"}, docker=docker.program), moving)
 
@@ -249,7 +251,7 @@ def test_a_secret_is_in_no_layer_and_not_in_the_history(docker: Docker, base: st
         tag="deploy-test/secret:1", no_cache=True, network=None, secrets={"token": tmp_path / "token"}
     )
 
-    ensure_image(docker, on_base(load("mi355x-tp8-july").plan, base).engine, context, options)
+    ensure_image(docker, load("mi355x-tp8-july", overrides=base_overrides(base)).plan.engine, context, options)
 
     seen = docker.run("run", "--rm", "--entrypoint", "cat", options.tag, "/seen")
     history = docker.run("history", "--no-trunc", options.tag).stdout

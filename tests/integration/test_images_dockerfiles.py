@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.commands.planning import load
-from orchestrator.images import image_sources, on_base
+from orchestrator.commands.prepare import base_overrides
+from orchestrator.images import image_sources
 from orchestrator.plan import Plan
 from orchestrator.render import build_context
 
@@ -44,7 +45,7 @@ def hadolint() -> Path:
 
 @pytest.mark.parametrize("template", PROFILES)
 def test_clean(hadolint: Path, template: str) -> None:
-    plan = on_base(load(PROFILES[template]).plan, "registry.example/base:1@sha256:" + "ab" * 32)
+    plan = load(PROFILES[template], overrides=base_overrides("registry.example/base:1@sha256:" + "ab" * 32)).plan
     assert plan.engine.template == template
 
     found = lint(hadolint, dockerfile(plan))

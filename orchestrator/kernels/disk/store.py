@@ -8,8 +8,10 @@
     kernels/<aiter commit>/<model>-<gfx>-tp8.csv  the table a server gets: what a rank looks up follows from these
     kernels/<aiter commit>/<model>-<gfx>-tp8.origins.csv  for each of its rows, where it comes from
     kernels/<aiter commit>/tuning/<profile>/  the tuner's input, output and log
+    kernels/image-<digest of its name>/       the same for an image whose aiter is not pinned
 """
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,12 +45,13 @@ class Store:
     @classmethod
     def of(cls, home: Home, plan: Plan) -> "Store":
         """The store for the aiter that the plan's image pins."""
-        return cls.at(home, plan.engine.aiter_commit)
+        return cls.at(home, plan.engine.aiter_commit, plan.engine.image)
 
     @classmethod
-    def at(cls, home: Home, aiter_commit: str | None) -> "Store":
-        """The store for an aiter commit."""
-        return cls(home.kernels / (aiter_commit or "unknown")[:12])
+    def at(cls, home: Home, aiter_commit: str | None, image: str | None) -> "Store":
+        """The store for an aiter commit; without one, for the aiter of that image."""
+        of_image = f"image-{hashlib.sha256((image or '').encode()).hexdigest()[:12]}"
+        return cls(home.kernels / (aiter_commit[:12] if aiter_commit else of_image))
 
     def table(self, plan: Plan) -> Path:
         """Where the table of a plan's server lies once it is built."""

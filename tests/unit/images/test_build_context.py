@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import BuildError
-from orchestrator.images import image_sources, on_base
+from orchestrator.images import image_sources
 from orchestrator.images.build import archive
 from orchestrator.plan import Plan
 from orchestrator.render import BuildContext, base_reference, build_context, repository
@@ -45,7 +45,7 @@ def test_a_context_holds_the_applier_what_it_reads_sources_with_its_manifest_and
 
 
 def test_a_base_is_named_by_digest_where_one_is_known() -> None:
-    engine = on_base(plan(), f"host:5000/rocm/sgl:v1@{DIGEST}").engine
+    engine = replace(plan().engine, image="host:5000/rocm/sgl:v1", image_digest=DIGEST)
 
     assert base_reference(engine) == f"host:5000/rocm/sgl@{DIGEST}"
     assert base_reference(replace(engine, image_digest=None)) == "host:5000/rocm/sgl:v1"

@@ -287,3 +287,11 @@ def test_a_table_without_end_is_not_read_to_it(tmp_path: Path, endless: str, sai
     with pytest.raises(KernelsError) as caught:
         read_tables([tmp_path / endless])
     assert caught.value.problems[0].message == f"cannot be read: {said}"
+
+
+def test_images_whose_aiter_is_not_known_share_no_table(tmp_path: Path) -> None:
+    """A row names a kernel of one aiter; another image may lack it."""
+    home = Home(tmp_path)
+    folders = {Store.at(home, None, image).folder for image in ("mine:1", "mine:2", None)}
+    assert len(folders) == 3
+    assert Store.at(home, "abc", "mine:1") == Store.at(home, "abc", "mine:2")

@@ -4,19 +4,27 @@ import pytest
 
 from orchestrator.core.document import Document, read_document
 from orchestrator.core.errors import ProfileError, UsageError
-from orchestrator.profile.layers import Composed, Override, compose, part_names
+from orchestrator.profile.layers import Composed, Override, choose_parts, compose
 
 HARDWARE = read_document("gpus: 8\nflags:\n  a: {value: 1, origin: recipe, source: x}\n  b: {value: 1}\n", "hw.yaml")
 MODEL = read_document("layers: 2\n", "model.yaml")
-ENGINE = read_document("version: 0.5.14\n", "engine.yaml")
+ENGINE = "version: 0.5.14\n"
+DATED = (
+    "version: 1\nimage: x/sglang:v1\nimage_digest: sha256:1\nimage_fallbacks: [y]\naiter_commit: abc\nsource: a list\n"
+)
 
 
-def composed(profile: str, *overrides: str) -> Composed:
+def composed(profile: str, *overrides: str, engine: str = ENGINE) -> Composed:
+    layers = [read_document("hardware: hw\nmodel: m\nengine: e\n", "base.yaml"), read_document(profile, "p.yaml")]
+    given = [Override.parse(text) for text in overrides]
+    choices = choose_parts(layers, given)
+    files = {"hardware": HARDWARE, "model": MODEL, "engine": read_document(engine, "engine.yaml")}
     return compose(
-        {"hardware": HARDWARE, "model": MODEL, "engine": ENGINE},
+        choices,
+        parts={part: file for part, file in files.items() if choices[part].file},
         names={"hardware": "hw", "model": "m", "engine": "e"},
-        profiles=[read_document(profile, "p.yaml")],
-        overrides=[Override.parse(text) for text in overrides],
+        profiles=layers,
+        overrides=given,
     )
 
 
@@ -64,9 +72,60 @@ def test_an_override_has_a_key_and_a_value(text: str) -> None:
 
 def test_missing_parts_are_named_together() -> None:
     with pytest.raises(ProfileError) as caught:
-        part_names([Document("p.yaml", {"hardware": 3}, {("hardware",): 1})], [])
+        choose_parts([Document("p.yaml", {"hardware": 3}, {("hardware",): 1})], [])
     assert [problem.message for problem in caught.value.problems] == [
         "`hardware` must name a file, found `3`",
         "`model` must name a file, found nothing",
         "`engine` must name a file, found nothing",
     ]
+
+
+def test_a_profile_says_single_values_over_the_file_of_a_part() -> None:
+    result = composed("engine:\n  use: e\n  version: 0.5.16\n  flags: {c: 1}\nflags: {a: 5}\n")
+    assert result.data["engine"] == {"version": "0.5.16"}
+    assert result.place(("engine", "version")) == "p.yaml:3"
+    assert result.place(("flags", "c")) == "p.yaml:4"
+    assert result.data["flags"] == {"a": 5, "b": {"value": 1}, "c": 1}
+
+
+def test_without_a_file_it_speaks_over_what_the_extended_profile_named() -> None:
+    result = composed("model: {layers: 3, moe: {experts: 4}}\n", "model.moe.experts=5")
+    assert result.data["model"] == {"layers": 3, "moe": {"experts": 5}}
+    assert dict(result.overlaid) == {("model", "layers"): "", ("model", "moe", "experts"): ""}
+
+
+def test_a_part_may_stand_in_the_profile() -> None:
+    choice = choose_parts([read_document("hardware: {gpus: 1}\nmodel: m\nengine: ./e.yaml\n", "p.yaml")], [])
+    assert [choice[part].file for part in ("hardware", "model", "engine")] == [None, "m", "./e.yaml"]
+    assert [document.name for document in choice["hardware"].over] == ["p.yaml"]
+
+
+def test_a_name_starts_anew() -> None:
+    """What was said over one file is not said over another."""
+    assert composed("engine: {version: 2}\n", "engine=other").data["engine"] == {"version": "0.5.14"}
+    assert composed("engine: {version: 2}\n", "engine.use=other").data["engine"] == {"version": 2}
+
+
+@pytest.mark.parametrize(
+    ("profile", "overrides"),
+    [("", ["engine.image=z/sglang:v1"]), ("engine: {image: 'z/sglang:v1'}\n", [])],
+    ids=["set", "profile"],
+)
+def test_another_image_keeps_nothing_that_was_said_of_the_old_one(profile: str, overrides: list[str]) -> None:
+    result = composed(profile, *overrides, engine=DATED)
+    assert result.data["engine"] == {"version": 1, "image": "z/sglang:v1", "source": "a list"}
+    assert result.names["engine"] == "z/sglang:v1"
+    assert result.place(("engine", "aiter_commit")) == result.place(("engine",))
+
+
+def test_what_is_said_with_another_image_is_true_of_it() -> None:
+    result = composed("", "engine.image=z/sglang:v1", "engine.aiter_commit=abc", engine=DATED)
+    assert result.data["engine"] == {
+        "version": 1,
+        "image": "z/sglang:v1",
+        "aiter_commit": "abc",
+        "source": "a list",
+    }
+    same = composed("", "engine.image=x/sglang:v1", engine=DATED)
+    assert same.names["engine"] == "e"
+    assert "image_digest" in str(same.data["engine"])
