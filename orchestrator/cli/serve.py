@@ -162,16 +162,26 @@ def logs(
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the server ends")] = False,
     lines: Annotated[int | None, typer.Option("-n", "--lines", min=1, metavar="N", help="only the last N")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="only what is younger: 5m, 2h, 14:05, 2026-11-22T14:05")
+    ] = None,
     host: HostOption = None,
 ) -> None:
     """Show a server's log, secrets removed. If the server is gone, its last one."""
-    from orchestrator.commands.logs import log_lines
+    from datetime import datetime
+
+    from orchestrator.commands.logs import log_lines, read_since
     from orchestrator.commands.servers import fleet
     from orchestrator.core.paths import Home
 
+    moment = read_since(since, datetime.now().astimezone()) if since is not None else None
+    shown = False
     with fleet(Home.from_environment(), host) as servers:
-        for line in log_lines(servers, name, follow=follow, last=lines):
+        for line in log_lines(servers, name, follow=follow, last=lines, since=moment):
             out(line, colours=True)
+            shown = True
+    if moment is not None and not shown:
+        note(f"nothing was written since {moment:%Y-%m-%d %H:%M:%S}, as far as the lines say when they were")
 
 
 def smoke(

@@ -26,6 +26,7 @@ from orchestrator.render import ContextFile
 from orchestrator.results import RESULT_FILE, BenchResult, Outcome, outcome_from_json
 
 _MOST_BYTES: Final = 16 << 20  # of a result; one with a hundred points has 1 MB
+_TIME: Final = "%Y%m%dT%H%M%SZ"
 _PID_WIDTH: Final = 10  # characters, so that a lock file is never truncated
 
 
@@ -39,6 +40,13 @@ class RunDir:
     def log(self) -> Path:
         """Where the server's log is kept."""
         return self.path / "server.log"
+
+    @property
+    def started(self) -> datetime | None:
+        """When it was, by its name; None for a folder that somebody else has named."""
+        with contextlib.suppress(ValueError):
+            return datetime.strptime(self.path.name.partition("-")[0], _TIME).replace(tzinfo=UTC)
+        return None
 
     def write(self, files: Iterable[ContextFile]) -> None:
         """Write rendered files, each whole or not at all."""
@@ -108,7 +116,7 @@ def claim(home: Home, name: str) -> Iterator[None]:
 def open_run(home: Home, name: str, plan: Plan) -> RunDir:
     """A fresh run directory, its own even where two starts meet in one second. Raises HostError where none is made."""
     try:
-        first = home.make_runs(name) / f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-{plan.digest[:8]}"
+        first = home.make_runs(name) / f"{datetime.now(UTC).strftime(_TIME)}-{plan.digest[:8]}"
         return RunDir(_make_folder(first))
     except OSError as error:
         raise _unwritable(home, error) from error

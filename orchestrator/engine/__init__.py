@@ -30,7 +30,7 @@ from orchestrator.engine.arguments import Arguments, argument_problems, name_pro
 from orchestrator.engine.endpoints import authorization, read_key
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words, parse_flags, read_flags
 from orchestrator.engine.launch import Delivery, Launch, delivery, launch_argv, parts
-from orchestrator.engine.log import StageReader, quotes_a_user
+from orchestrator.engine.log import StageReader, quotes_a_user, written_since
 from orchestrator.engine.metrics import MOST_METRICS_BYTES, Metric, Metrics, read_metrics
 from orchestrator.engine.requests import (
     RANK_FIELD,
@@ -114,4 +114,5 @@ __all__ = [
     "speculation",
     "tokenize_body",
     "tokens_so_far",
+    "written_since",
 ]

@@ -2,7 +2,8 @@
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, tzinfo
 from enum import Enum, auto
 from typing import Final
 
@@ -35,6 +36,7 @@ _DRAFT: Final = "loading draft weights"  # with EAGLE a rank loads twice: the ta
 _RANK: Final = re.compile(r"^\[[\d-]+ [\d:]+([^\]]*)\]")
 # tqdm: `Loading safetensors checkpoint shards:  38% Completed | 18/47 [...]`, `Capturing batches (...):  5%|..| 1/20 [`
 # and `Capturing num tokens (...):  2%|..| 1/58 [`
+_STAMP: Final = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")  # 0.5.10 to 0.5.23, in the server's own time zone
 _COUNT: Final = re.compile(r"(?P<what>loading|capturing) .*?\|\s*(?P<n>\d+)/(?P<total>\d+) \[")
 _PORT_TAKEN: Final = "error while attempting to bind on address"
 _ACCESS: Final = re.compile(r'"(?:get|head) /(?:health|metrics)')  # someone's probe is not the server's progress
@@ -55,6 +57,26 @@ class _Says(Enum):
     PROBED = auto()  # somebody asks: no sign of life
     COUNTED = auto()  # a progress bar: of some in a row the last one is enough
     MORE = auto()
+
+
+def written_since(lines: Iterable[str], since: datetime, *, started: datetime | None, zone: tzinfo) -> Iterator[str]:
+    """The lines that were written then or later, by the times that sglang puts before its own; `zone` is the server's.
+
+    A line without a time is as old as the one before it; those before the first time as old as the start.
+    """
+    seen = started is not None and started >= since
+    for line in lines:
+        if not seen and (stamp := _STAMP.match(line)):
+            seen = _moment(stamp[1], zone) >= since
+        if seen:
+            yield line
+
+
+def _moment(text: str, zone: tzinfo) -> datetime:
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=zone)
+    except ValueError:  # a text of that form that is no time
+        return datetime.min.replace(tzinfo=zone)
 
 
 class StageReader:

@@ -93,8 +93,8 @@ class Runtime(Protocol):
     def titles(self, handle: Handle) -> tuple[str, ...]:
         """The command lines of its processes that run, a zombie not counted; empty where they cannot be told."""
 
-    def logs(self, handle: Handle, *, follow: bool) -> Iterator[str]:
-        """The server's log line by line, without line ends, secrets removed."""
+    def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+        """The server's log line by line, without line ends, secrets removed; only what was written `since` then."""
 
     def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
         """The same log, from its beginning, as a function that gives the lines which are new at each call."""

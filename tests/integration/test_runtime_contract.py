@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from cpu_server import CpuEngine, CpuServer
@@ -88,6 +89,15 @@ def test_taken_name_is_refused_and_its_server_runs_on(case: Case) -> None:
 
     assert status(first) is Status.RUNNING
     assert first.runtime.find(first.handle.name) == (first.handle,)
+
+
+def test_a_log_is_asked_for_from_a_moment_on(case: Case) -> None:
+    server = case.start("young", SERVES)
+    wait_for(lambda: has_logged(server, "serving"))
+    now, hour = datetime.now(UTC), timedelta(hours=1)
+
+    assert list(server.runtime.logs(server.handle, follow=False, since=now - hour)) == ["serving"]
+    assert list(server.runtime.logs(server.handle, follow=False, since=now + hour)) == []
 
 
 def test_end_of_a_server_is_told_with_its_exit_code(case: Case) -> None:

@@ -20,17 +20,16 @@ _PAUSE: Final = 0.2  # seconds between two looks at a container that is between 
 _SETTLED: Final = 10.0  # seconds after which a run that still goes on has not ended: only its stream has
 
 
-def container_log(container: Container) -> Iterator[str]:
-    """What the container has written so far, secrets removed."""
-    return _lines(container, follow=False, since=None)
+def container_log(container: Container, since: float | None = None) -> Iterator[str]:
+    """What the container has written so far, `since` a moment (Unix time), secrets removed."""
+    return _lines(container, follow=False, since=since)
 
 
-def follow_log(container: Container) -> Iterator[str]:
+def follow_log(container: Container, since: float | None = None) -> Iterator[str]:
     """What the container writes, secrets removed, until it has ended for good: Docker ends a stream at every restart.
 
     Raises HostError where the stream ends and the run goes on, as when the daemon restarts and leaves containers alone.
     """
-    since = None
     while True:
         run = container.attrs["State"]["StartedAt"]
         yield from _lines(container, follow=True, since=since)

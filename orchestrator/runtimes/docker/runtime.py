@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,7 @@ from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process, identity
 from orchestrator.core.secret import Secret
-from orchestrator.engine import Delivery, delivery
+from orchestrator.engine import Delivery, delivery, written_since
 from orchestrator.plan import NAME
 from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState
@@ -88,14 +89,16 @@ class DockerRuntime:
             return ()
         return tuple(title for _, stat, title in listed if not stat.startswith("Z"))
 
-    def logs(self, handle: Handle, *, follow: bool) -> Iterator[str]:
+    def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; for a container that is gone, what was saved at its stop."""
         container = self._get(handle)
         if container is None:
-            yield from LogTail(Path(handle.run_dir, LOG)).to_end()
+            kept = LogTail(Path(handle.run_dir, LOG)).to_end()
+            yield from kept if since is None else written_since(kept, since, started=None, zone=UTC)
             return
+        moment = since.timestamp() if since else None
         with self._host.errors(), _unless_gone():
-            yield from follow_log(container) if follow else container_log(container)
+            yield from follow_log(container, moment) if follow else container_log(container, moment)
 
     def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
         """See `Runtime.tail`. Raises HostError at a call where the daemon does not answer."""

@@ -13,6 +13,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +25,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, Marks, family, read_title
 from orchestrator.core.secret import HUB_TOKEN, Secret, names_secret
 from orchestrator.core.signals import held
-from orchestrator.engine import delivery
+from orchestrator.engine import delivery, written_since
 from orchestrator.plan import NAME, Plan
 from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status
@@ -96,9 +97,13 @@ class ProcessRuntime:
         running = family(record.marks) if record is not None and not record.stopped else ()
         return tuple(title for process in running if (title := read_title(process.pid)))
 
-    def logs(self, handle: Handle, *, follow: bool) -> Iterator[str]:
-        """See `Runtime.logs`. The supervisor has stored it without the secrets."""
+    def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
+        """See `Runtime.logs`. The supervisor has stored it without the secrets, and without times of its own."""
         tail = LogTail(Path(handle.run_dir, LOG))
+        if since is not None:
+            started, zone = self.state(handle).started_at, datetime.now().astimezone().tzinfo or UTC
+            begun = datetime.fromisoformat(started) if started else None
+            yield from written_since(tail() if follow else tail.to_end(), since, started=begun, zone=zone)
         while follow and self.state(handle).status is Status.RUNNING:
             yield from tail()
             time.sleep(_POLL * 4)
