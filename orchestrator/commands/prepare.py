@@ -19,7 +19,14 @@ from orchestrator.patches import MOE_TABLE, ConfigTransform, read_ledger
 from orchestrator.plan import Plan
 from orchestrator.render import Artifacts
 from orchestrator.runtimes import Place, Prepared, runtime_kind
-from orchestrator.weights import checkpoint_directory, copy_headers, generate_model, overlay_path, write_overlay
+from orchestrator.weights import (
+    checkpoint_directory,
+    copy_headers,
+    generate_model,
+    overlay_path,
+    require_facts,
+    write_overlay,
+)
 
 
 def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
@@ -35,6 +42,7 @@ def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
         python = Path(interpreter(plan.engine, home))
         generator = Catalogue.of(home).path(Kind.IMAGE_FILE, plan.model.source.location)
         generate_model(plan.model, generator, python=python, home=home, progress=Progress())
+        require_facts(directory, plan.model)
     else:
         note(f"checkpoint {directory}: {stage_missing(plan, directory, allowed=stage)}")
 

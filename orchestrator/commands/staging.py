@@ -7,7 +7,7 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from orchestrator.core.console import Progress
-from orchestrator.core.errors import ChangedWeightsError, NoWeightsError, UsageError, WeightsError
+from orchestrator.core.errors import ChangedWeightsError, FactsError, NoWeightsError, UsageError, WeightsError
 from orchestrator.core.secret import HUB_TOKEN, Secret
 from orchestrator.host import start_over_ssh
 from orchestrator.plan import Plan
@@ -84,6 +84,8 @@ def stage_missing(plan: Plan, directory: Path, *, allowed: bool) -> Verified:
     """
     try:
         return verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan))
+    except FactsError:
+        raise
     except WeightsError as error:
         changed = read_receipt(directory) is not None and not isinstance(error, NoWeightsError)
         if plan.model.source.kind != "hub" or changed or not allowed:
@@ -97,7 +99,7 @@ def stage_missing_there(
     """The same on a far machine. Raises as `stage_there`."""
     try:
         return _far(plan, directory, machine, None)
-    except ChangedWeightsError:
+    except (ChangedWeightsError, FactsError):
         raise
     except WeightsError:
         if plan.model.source.kind != "hub" or not allowed:

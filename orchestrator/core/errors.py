@@ -8,7 +8,8 @@
     ├── HostError            4   the machine is not ready: GPUs, devices, ports, disk, docker
     │   └── WeightsError     4   a checkpoint that is missing, incomplete or altered
     │       ├── NoWeightsError 4 a checkpoint that is not there at all
-    │       └── ChangedWeightsError 4 a checkpoint that was whole once
+    │       ├── ChangedWeightsError 4 a checkpoint that was whole once
+    │       └── FactsError   4   a checkpoint that is another one than the profile says
     ├── BuildError           5   an image or an environment that cannot be built
     │   └── PatchError       5   a required patch that neither applies nor is present
     ├── StartError           6   the server was not started, or exited at once
@@ -105,6 +106,10 @@ class NoWeightsError(WeightsError):
 
 class ChangedWeightsError(WeightsError):
     """A checkpoint that was whole once: it is not fetched over."""
+
+
+class FactsError(WeightsError):
+    """A checkpoint that is another one than the profile says."""
 
 
 class BuildError(DeployError):

@@ -134,7 +134,7 @@ def checkpoint(subject: Subject) -> Iterator[Finding]:
             level, found = warn, "not staged yet"
         else:
             level, found = fail, _first(error)
-        yield level("checkpoint", found, "whole", f"`deploy stage --profile {plan.profile}`")
+        yield level("checkpoint", found, "whole", error.each()[0].hint or error.hint or "`deploy stage PROFILE`")
         if plan.model.gated and on_hub:
             yield _variable("token", "HF_TOKEN", subject, f"a token that may read {plan.model.source.location}")
         return

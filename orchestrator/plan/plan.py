@@ -127,6 +127,9 @@ class Model:
     quantisation: str
     context_length: int
     layers: int
+    attention_heads: int | None  # None where the profile does not say
+    kv_heads: int | None
+    sparse_attention: bool
     mtp_layer: int | None  # index of the next-token-prediction layer in the checkpoint
     gated: bool  # needs a token to download
     moe: Moe | None

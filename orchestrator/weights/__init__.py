@@ -1,5 +1,6 @@
 """Checkpoints: fetched so that a cut costs nothing, and whole before a server sees them."""
 
+from orchestrator.weights.facts import require_facts
 from orchestrator.weights.far import copy_headers
 from orchestrator.weights.far_stage import FarStage, far_program
 from orchestrator.weights.generate import generate_model
@@ -24,6 +25,7 @@ __all__ = [
     "needs_mtp",
     "overlay_path",
     "read_receipt",
+    "require_facts",
     "stage_checkpoint",
     "tensor_dtypes",
     "verify_checkpoint",

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -71,6 +72,7 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
     """
     from huggingface_hub import HfApi, RepoFile, errors  # noqa: PLC0415 - half a second that few commands need
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what it tries again, it says at each try
     # False, not None: None would take the token that `hf auth login` left on this machine.
     api = HfApi(endpoint=hub.endpoint, token=hub.token.reveal() if hub.token else False)
     try:
@@ -92,7 +94,11 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
         raise WeightsError(f"there is no repository `{repository}` that this token may read", hint=hint) from error
     except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]  # of httpx or httpx2, by version
         why = str(error).partition("\n")[0] or type(error).__name__
-        raise HostError(f"the hub cannot be asked: {why}", hint="try again; `HF_ENDPOINT` names a mirror") from error
+        hint = (
+            "try again; `HF_ENDPOINT` names a mirror; one that lies on this machine is served with "
+            "`--set model.origin.kind=directory --set model.origin.location=DIRECTORY`"
+        )
+        raise HostError(f"the hub cannot be asked: {why}", where=api.endpoint, hint=hint) from error
     return Listing(repository=repository, commit=commit, files=files)
 
 
@@ -100,6 +106,7 @@ def _in_full(api: "HfApi", repository: str, revision: str | None) -> str | None:
     """A commit given by its first digits in full, which the hub itself does not take; anything else as it is."""
     if revision is None or not _ABBREVIATED.fullmatch(revision):
         return revision
+    api.repo_info(repository)  # says at once that nobody answers; a list is asked for six times, over 23 s
     commits = [entry.commit_id for entry in api.list_repo_commits(repository)]
     return next((commit for commit in commits if commit.startswith(revision)), revision)
 

@@ -12,6 +12,7 @@ from orchestrator.core import shell
 from orchestrator.core.errors import HostError
 from orchestrator.core.secret import HUB_TOKEN
 from orchestrator.plan import Model
+from orchestrator.weights.facts import CONFIG, require_facts
 from orchestrator.weights.fetch_there import arrived_bytes
 from orchestrator.weights.hub import FULL, Hub, Listing, list_files
 from orchestrator.weights.verify import Verified, examine
@@ -50,9 +51,23 @@ def stage_checkpoint(
     listing = list_files(model.source.location, model.source.revision, hub)
     directory.mkdir(parents=True, exist_ok=True)
     _require_room(directory, listing)
-    _download(directory, listing, hub, progress)
+    _download(directory, listing, hub, lambda seen: _look(seen, directory, model, listing, progress))
     sizes = {name: file.size for name, file in listing.files.items()}
     return examine(directory, model, layer=layer, revision=listing.commit, sizes=sizes)
+
+
+def _look(
+    seen: DownloadProgress,
+    directory: Path,
+    model: Model,
+    listing: Listing,
+    progress: Callable[[DownloadProgress], None],
+) -> None:
+    """Show how far the download is, and end it where the config that has arrived contradicts the profile."""
+    progress(seen)
+    config = listing.files.get(CONFIG)
+    if config is not None and arrived_bytes({CONFIG: listing.contents[CONFIG]}, "", directory) == config.size:
+        require_facts(directory, model)
 
 
 def no_room(where: str, *, missing: int, free: int) -> HostError:

@@ -7,6 +7,7 @@ from pathlib import Path
 from orchestrator.core.errors import NoWeightsError, WeightsError
 from orchestrator.core.paths import Home
 from orchestrator.plan import Model, Plan
+from orchestrator.weights.facts import require_facts
 from orchestrator.weights.inspect import Wanted, inspect
 from orchestrator.weights.receipt import CheckpointReceipt, Stamps, read_receipt, stamps, write_receipt
 
@@ -43,8 +44,9 @@ def verify_checkpoint(directory: Path, model: Model, *, speculative: bool) -> Ve
 
     Tokenizer, index and every shard's header are read, not the weights themselves: a byte that was changed inside a
     tensor shows only in the file's time. Raises WeightsError with everything that is wrong, and NoWeightsError where
-    there is no checkpoint at all.
+    there is no checkpoint at all, FactsError where it is not the one that the profile speaks of.
     """
+    require_facts(directory, model)
     layer = model.mtp_layer if speculative else None
     receipt = read_receipt(directory)
     if receipt is None or not receipt.is_for(model):
@@ -63,6 +65,7 @@ def examine(
     Raises WeightsError with everything that is wrong; the receipt that was there is left as it is then.
     """
     files = _stamps(directory, model)
+    require_facts(directory, model)
     found = inspect(directory, Wanted(sizes=sizes, mtp_layer=layer))
     if found.problems:
         raise WeightsError(

@@ -234,3 +234,22 @@ def test_a_local_set_of_50_gb_and_one_of_10000_files_in_bounded_memory(hub: Hub,
         assert done.returncode == 0, done.stderr
         assert int(done.stdout.split()[-2]) < 200 << 10  # KiB
         assert read_receipt(directory) is not None
+
+
+def test_a_checkpoint_of_another_model_is_not_fetched_to_its_end(hub: Hub, tmp_path: Path) -> None:
+    """Its config is here after a moment; 438 GB are not awaited to say that the profile speaks of another one."""
+    (hub.directory / "config.json").write_text('{"num_hidden_layers": 61}')
+    hub.cuts[SECOND] = 10
+    refused = stage(hub, tmp_path)
+    assert refused.returncode == 4
+    assert "`model.layers` is `78`, the checkpoint's `num_hidden_layers` is `61`" in refused.stderr
+    assert f"--> {tmp_path}/glm/config.json" in refused.stderr
+    assert "`deploy show mi355x-tp8 --explain`" in refused.stderr
+
+
+def test_a_hub_that_does_not_answer_is_told_once_and_at_once(hub: Hub, tmp_path: Path) -> None:
+    """Its client asks six times for the list of commits, and says so each time."""
+    refused = stage(hub, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    assert refused.returncode == 4
+    assert refused.stderr.splitlines()[0].startswith("error: the hub cannot be asked: ")
+    assert "--> http://127.0.0.1:9" in refused.stderr

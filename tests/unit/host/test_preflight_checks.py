@@ -222,7 +222,7 @@ def test_a_checkpoint_that_can_still_be_fetched_is_no_fault() -> None:
     plan = plan_of("mi355x-tp8")
     fresh = only(look("mi355x-healthy", plan, checkpoint=nothing), "checkpoint")
     assert (fresh.level, fresh.found) == (Level.WARN, "not staged yet")
-    assert fresh.hint == "`deploy stage --profile mi355x-tp8`"
+    assert fresh.hint == "`deploy stage PROFILE`"
     gated = replace(plan, model=replace(plan.model, gated=True))
     assert only(look("mi355x-healthy", gated, checkpoint=nothing), "token").level is Level.FAIL
     share = replace(plan, model=replace(plan.model, source=replace(plan.model.source, kind="directory")))
