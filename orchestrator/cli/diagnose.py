@@ -8,6 +8,7 @@ import typer
 
 from orchestrator.cli.grammar import SERVE, add
 from orchestrator.cli.options import HostOption, Json
+from orchestrator.core.asked import as_asked
 from orchestrator.core.console import note, out, out_json
 from orchestrator.core.errors import UsageError
 
@@ -30,7 +31,7 @@ def diagnose(
     json: Json = False,
 ) -> None:
     """Name the first known cause of a failure, with its log lines. What is not known is not guessed at."""
-    from orchestrator.commands.runs import latest_run, read_plan
+    from orchestrator.commands.runs import latest_run, note_request
     from orchestrator.core.paths import Home
     from orchestrator.diagnose import diagnose
 
@@ -41,8 +42,9 @@ def diagnose(
             diagnosis = diagnose(lines)
     except OSError as error:
         raise UsageError(f"cannot read the log of `{subject}`: {error.strerror}") from error
-    if (plan := read_plan(latest_run(home, subject))) is not None:
-        diagnosis = diagnosis.of_profile(plan.profile)
+    if (run := latest_run(home, subject)) is not None:
+        note_request(run)
+    diagnosis = diagnosis.reworded(as_asked)
     well = not diagnosis.matches and _is_well(subject, home, host)
     if json:
         out_json({**diagnosis.to_dict(), "well": well})

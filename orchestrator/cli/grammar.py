@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from orchestrator.cli.options import with_revision
+from orchestrator.core.asked import note_asked
+
 if TYPE_CHECKING:  # typer's copy of click has no public name
     from typer._click import Context, HelpFormatter
 
@@ -27,6 +30,12 @@ class ProfileCommand(TyperCommand):
         """As click does."""
         profiled = any(parameter.name == "profile" for parameter in self.params)
         return super().parse_args(ctx, list(_by_place(args)) if profiled else args)
+
+    def invoke(self, ctx: "Context") -> object:
+        """As click does; what was asked for is noted, for the commands in messages."""
+        given = ctx.params
+        note_asked(given.get("profile"), with_revision(given.get("set_"), given.get("revision")), given.get("host"))
+        return super().invoke(ctx)
 
     def collect_usage_pieces(self, ctx: "Context") -> list[str]:
         """Arguments as `NAME`."""

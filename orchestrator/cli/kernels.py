@@ -65,7 +65,7 @@ def coverage(
         names = ", ".join(f"`{found.profile}` ({len(found.missing)} missing)" for found in short)
         raise KernelsError(
             f"no tuned kernel for every key of {names}",
-            hint="`deploy kernels table` fills what is known, `deploy kernels tune` measures the rest",
+            hint="`deploy kernels table PROFILE` fills what is known, `deploy kernels tune PROFILE` measures the rest",
         )
 
 
@@ -167,7 +167,7 @@ def tune(
         raise KernelsError(
             "the tuning is not complete", problems=tuned.problems, hint="run the same command again to go on"
         )
-    note(f"next: `deploy kernels table --profile {profile}`, and measure accuracy with the new table before using it")
+    note("next: `deploy kernels table PROFILE`, and measure accuracy with the new table before using it")
 
 
 def _tune_triton(plan: "Plan", tokens: "Sequence[int]", *, every: bool, hours: float, dry_run: bool) -> None:
@@ -195,7 +195,7 @@ def _tune_triton(plan: "Plan", tokens: "Sequence[int]", *, every: bool, hours: f
             problems=tuned.problems,
             hint="run the same command again to go on",
         )
-    note(f"next: `deploy up {plan.profile} --set env.{VARIABLE}={job.target}`")
+    note(f"next: `deploy up PROFILE --set env.{VARIABLE}={job.target}`")
 
 
 def _counts(text: str) -> list[int]:

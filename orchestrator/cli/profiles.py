@@ -12,6 +12,8 @@ from orchestrator.core.console import fitted, note, out, out_json, say
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from orchestrator.render import ContextFile
+
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
@@ -119,6 +121,7 @@ def render(
     ] = None,
     set_: SetOption = None,
     give: GiveOption = None,
+    json: Json = False,
 ) -> None:
     """Render what would be started; needs no GPU, Docker or network.
 
@@ -133,10 +136,17 @@ def render(
     plan, inputs = plan_given(profile, set_ or (), named_files("--give", give))
     note_coverage(plan, Home.from_environment())
     files = rendered_files(render_artifacts(plan, inputs))
-    if output is None:
+    if output is not None:
+        write_files(output, files)
+        for file in files:
+            say(f"wrote {output / file.path}")
+    if json:
+        shown = [{"path": str(output / file.path) if output else file.path, **_content(file)} for file in files]
+        out_json({"profile": plan.profile, "digest": plan.digest, "files": shown})
+    elif output is None:
         for file in files:
             out(f"==> {file.path} <==\n{file.content.decode(errors='replace')}")
-        return
-    write_files(output, files)
-    for file in files:
-        say(f"wrote {output / file.path}")
+
+
+def _content(file: "ContextFile") -> dict[str, object]:
+    return {"executable": file.executable, "content": file.content.decode(errors="replace")}

@@ -234,6 +234,7 @@ def down(
         bool, typer.Option("--all-homes", help="stop those of other homes on this Docker too")
     ] = False,
     host: HostOption = None,
+    json: Json = False,
 ) -> None:
     """Stop a server with everything it started. Returns when its ports and GPU memory are free."""
     from orchestrator.commands.down import down, down_all
@@ -242,9 +243,15 @@ def down(
 
     if (name is None) != (all_ or all_homes):
         raise UsageError("name one server, or say `--all`", hint="`deploy status` lists them")
+    ended: list[str] = []
     with fleet(Home.from_environment(), host) as servers:
-        if name is None:
-            down_all(servers, host=host, everyones=all_homes)
-        else:
-            down(servers, name, host=host)
-            say(f"`{name}` is down")
+        try:
+            if name is None:
+                down_all(servers, host=host, everyones=all_homes, ended=ended.append)
+            else:
+                down(servers, name, host=host)
+                say(f"`{name}` is down")
+                ended.append(name)
+        finally:
+            if json:
+                out_json({"down": ended})

@@ -74,7 +74,9 @@ def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
     if not names and known:
         rows += Store.of(home, plan).measured()
         rows += promised_rows(plan, pins.upstream_keys, known, checkpoint.moe if checkpoint else None)
-        names = ["none yet; `up` and `deploy kernels table` build one, which will hold at least this"]
+        names = [
+            "none yet; `deploy up PROFILE` and `deploy kernels table PROFILE` build one, which will hold at least this"
+        ]
     return CoveredPlan(
         found=coverage_of(plan, rows, checkpoint=checkpoint, names=known),
         tables=", ".join(names) or "no table",
@@ -111,7 +113,7 @@ def require_covered(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN, *
     if not covered.known or not (missed := covered.found.missed_by_load):
         return
     covering = [f"`--set engine={name}`, whose aiter has them" for name in _covering_engines(plan)]
-    tune = f"`deploy kernels tune --profile {plan.profile}` on a node of this kind: {_tuning_costs(plan)}"
+    tune = f"`deploy kernels tune PROFILE` on a node of this kind: {_tuning_costs(plan)}"
     raise KernelsError(
         f"the load of `{plan.profile}` meets batches without a tuned MoE kernel: {', '.join(map(str, missed))} tokens",
         where=f"engine `{plan.engine.name}`, {_aiter(plan)}",
@@ -180,7 +182,7 @@ def plan_in_image(plan: Plan, image: str, far: str | None = None) -> tuple[Image
     if commit != plan.engine.aiter_commit:
         warn(
             f"`{image}` holds aiter {commit}, the engine of `{plan.profile}` pins {plan.engine.aiter_commit}",
-            hint=f"`--set engine.aiter_commit={commit}` with this image, also for `deploy up`",
+            hint=f"`--set engine.aiter_commit={commit}` with this image, also for `deploy up PROFILE`",
         )
     return shipped, replace(plan, engine=replace(plan.engine, aiter_commit=commit))
 
@@ -190,5 +192,5 @@ def require_moe(plan: Plan) -> None:
     if not applies_to(plan):
         raise KernelsError(
             f"the server of `{plan.profile}` asks aiter for no MXFP4 experts",
-            hint="`deploy kernels coverage` without `--profile` shows the profiles that do",
+            hint="`deploy kernels coverage` without a profile shows the profiles that do",
         )

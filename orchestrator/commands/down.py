@@ -1,5 +1,6 @@
 """`deploy down`: stop a server with everything it started."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -28,10 +29,13 @@ def down(servers: Fleet, name: str, *, host: str | None, everyones: bool = True)
             wait_until_free(plan, place_of(plan, servers.home, host))
 
 
-def down_all(servers: Fleet, *, host: str | None, everyones: bool = False) -> None:
+def down_all(
+    servers: Fleet, *, host: str | None, everyones: bool = False, ended: Callable[[str], object] | None = None
+) -> None:
     """Stop every server that was started from this home; with `everyones` those of other homes too.
 
     One that does not end keeps none of the others up; all of those are told at the end, and who could not be asked.
+    `ended` is told each name that is down.
     """
     failures: dict[str, DeployError] = {}
     found = servers.find()
@@ -40,6 +44,8 @@ def down_all(servers: Fleet, *, host: str | None, everyones: bool = False) -> No
         try:
             down(servers, name, host=host, everyones=everyones)
             say(f"`{name}` is down")
+            if ended is not None:
+                ended(name)
         except (DeployError, OSError) as error:
             failures[name] = error if isinstance(error, DeployError) else HostError(str(error))
     for name in sorted({handle.name for handle in found} - set(names)):

@@ -132,24 +132,24 @@ def kernel_gate(log: Iterable[str], *, plan: Plan, run: RunDir, strict: bool) ->
     if not report.misses:
         note(text)
         return
-    hint = _untuned_triton(plan) if isinstance(report, TritonReport) else _untuned(report, plan, run)
+    hint = _untuned_triton() if isinstance(report, TritonReport) else _untuned(report, run)
     if strict:
         raise KernelsError(text, hint=hint)
     warn(text, hint=hint)
 
 
-def _untuned(report: GateReport, plan: Plan, run: RunDir) -> str:
+def _untuned(report: GateReport, run: RunDir) -> str:
     """What to do about missed keys, which are written down for the tuner."""
     untuned = write_whole(run.path / "untuned.csv", report.untuned)
     return (
-        f"`deploy kernels coverage --profile {plan.profile}` shows the gap, `deploy kernels table` fills what is "
-        f"known, `deploy kernels tune` measures the rest; the missed keys: {untuned}"
+        "`deploy kernels coverage PROFILE` shows the gap, `deploy kernels table PROFILE` fills what is known, "
+        f"`deploy kernels tune PROFILE` measures the rest; the missed keys: {untuned}"
     )
 
 
-def _untuned_triton(plan: Plan) -> str:
+def _untuned_triton() -> str:
     """What to do about configurations that are missing."""
     return (
-        f"`deploy kernels tune {plan.profile}` measures them with sglang's own tuner once the GPU is free, and says "
+        "`deploy kernels tune PROFILE` measures them with sglang's own tuner once the GPU is free, and says "
         "how the server is given them"
     )

@@ -12,8 +12,8 @@ from orchestrator.commands.servers import Fleet
 from orchestrator.core.console import note
 from orchestrator.core.errors import UsageError
 from orchestrator.core.log_lines import LogTail
-from orchestrator.engine import written_since
 from orchestrator.runtimes import Handle, Runtime, runtime_kind
+from orchestrator.runtimes.base import since_then
 
 _AGO: Final = re.compile(r"(?=.)(?:(\d{1,5})d)?(?:(\d{1,6})h)?(?:(\d{1,7})m)?(?:(\d{1,9})s)?")
 _CLOCK: Final = re.compile(r"\d\d:\d\d(:\d\d)?")
@@ -43,7 +43,7 @@ def kept_log(servers: Fleet, name: str, since: datetime | None = None) -> Iterat
         return None
     note(f"`{name}` is gone; this is its last log, `{run.log}`")
     lines = LogTail(run.log).to_end()
-    return lines if since is None else written_since(lines, since, started=run.started, zone=_zone(run))
+    return lines if since is None else since_then(lines, since, started=run.started, zone=_zone(run))
 
 
 def log_lines(
@@ -71,8 +71,7 @@ def _lines(
     return chain((line for _, line in so_far), later)
 
 
-def _zone(run: RunDir) -> tzinfo:
-    """The zone of a server's times: a container keeps UTC, a process that of this machine."""
+def _zone(run: RunDir) -> tzinfo | None:
+    """The zone of a server's times: a container keeps UTC, a process that of this machine (None)."""
     plan = read_plan(run)
-    here = datetime.now().astimezone().tzinfo or UTC
-    return UTC if plan is not None and runtime_kind(plan.runtime).contained else here
+    return UTC if plan is not None and runtime_kind(plan.runtime).contained else None

@@ -232,7 +232,7 @@ def _read_load(name: str, catalogue: Catalogue, place: str) -> Load:
 
 
 def _profile_path(name: str, catalogue: Catalogue) -> Path:
-    if _is_path(name):
+    if is_path(name):
         path = Path(name)
         if path.is_file():
             return path
@@ -240,7 +240,8 @@ def _profile_path(name: str, catalogue: Catalogue) -> Path:
     return catalogue.path(Kind.PROFILE, name)
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
+    """Whether a profile or a part is named by its file."""
     return "/" in name or name.endswith((".yaml", ".yml"))
 
 
@@ -248,7 +249,7 @@ def _part_name(choice: PartChoice, file: Path | None, profile: str) -> str:
     """What a part is called: its name in the catalogue, its file without the ending, or the profile that holds it."""
     if choice.file is None or file is None:
         return profile
-    return file.stem if _is_path(choice.file) else choice.file
+    return file.stem if is_path(choice.file) else choice.file
 
 
 def _part_files(
@@ -274,7 +275,7 @@ def _part_files(
 
 
 def _part_file(part: str, named: str, folder: Path, catalogue: Catalogue) -> Path:
-    if _is_path(named):
+    if is_path(named):
         file = folder / named
         if not file.is_file():
             raise ProfileError(f"there is no file `{file}`")

@@ -82,7 +82,7 @@ def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeRepo
     plan = read_plan(run)
     if plan is None:
         raise StartError(
-            f"the plan of `{name}` is not on this machine", hint="`deploy up … --replace` starts it from here"
+            f"the plan of `{name}` is not on this machine", hint="`deploy up PROFILE --replace` starts it from here"
         )
     if (ended := not_running(runtime, handle)) is not None:
         raise SmokeError(ended.message, hint=ended.hint)
@@ -123,7 +123,7 @@ def explain_failure(runtime: Runtime, handle: Handle, detail: str) -> str:
     """What the log, and the runtime's word of the end, give away about a failure; nothing known is said to be so."""
     try:
         log = chain(runtime.logs(handle, follow=False), filter(None, [detail]))
-        matches = diagnose(log).of_profile(handle.profile).matches
+        matches = diagnose(log).matches
     except (DeployError, OSError, KeyboardInterrupt) as error:
         return f"diagnosis: the log was not read: {str(error) or 'interrupted'}"
     return "\n\n".join(found.to_text() for found in matches) or "diagnosis: no known signature in the log"

@@ -113,5 +113,5 @@ def _require_no_table(request: ReadyRequest, plan: Plan, image: ReadyImage) -> N
         raise KernelsError(
             f"`{image.reference}` carries no table of tuned kernels",
             where=f"profile {plan.profile}",
-            hint=f"`deploy build --profile {plan.profile} --tag … --push` puts one in; or `--accept-untuned`",
+            hint="`deploy build PROFILE` makes one with it; or `--accept-untuned`",
         )

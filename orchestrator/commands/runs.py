@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from orchestrator.core.asked import note_profile
 from orchestrator.core.errors import BenchError, HostError, NameTakenError, UsageError
 from orchestrator.core.files import open_lock, read_file, read_own, write_whole
 from orchestrator.core.paths import Home
@@ -165,6 +166,13 @@ def read_plan(run: RunDir | None) -> Plan | None:
         return Plan.from_json(read_own(run.path / "plan.json"))
     except (OSError, ValueError):
         return None
+
+
+def note_request(run: RunDir) -> None:
+    """Let the commands in messages name the profile that a start was asked for with, and what was set."""
+    asked = run.read("up.json").get("request")
+    if isinstance(asked, dict) and isinstance(asked.get("overrides"), list):
+        note_profile(str(asked.get("profile")), [str(override) for override in asked["overrides"]])
 
 
 def load_result(path: Path) -> BenchResult:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from orchestrator.commands.runs import RunDir, known_names, latest_run, read_plan, require_name
+from orchestrator.commands.runs import RunDir, known_names, latest_run, note_request, read_plan, require_name
 from orchestrator.core.console import warn
 from orchestrator.core.errors import HostError, StartError, UsageError
 from orchestrator.core.known_secrets import SHORT
@@ -38,7 +38,7 @@ class Fleet:
             require_name(name)
         found = tuple(sorted(self._find(name), key=lambda handle: handle.name))
         for handle in found if name is not None else ():
-            _know_key(handle)
+            _know(handle)
         return found
 
     def one(self, name: str) -> Handle:
@@ -92,9 +92,11 @@ def _is_named(kind: RuntimeKind, host: str | None) -> bool:
     return kind.far is not None and (host is not None or kind.far(None, os.environ) is not None)
 
 
-def _know_key(handle: Handle) -> None:
-    """Let nothing that is shown of a server hold its key, where this shell has it."""
-    if (plan := read_plan(RunDir(Path(handle.run_dir)))) is not None:
+def _know(handle: Handle) -> None:
+    """Let nothing that is shown of a server hold its key, where this shell has it, and remedies name its profile."""
+    run = RunDir(Path(handle.run_dir))
+    note_request(run)
+    if (plan := read_plan(run)) is not None:
         know_variable(plan.server.api_key_env)
 
 

@@ -115,7 +115,7 @@ def prepare_triton_tuning(plan: Plan, home: Home, *, tokens: Sequence[int], ever
     if not (model / "config.json").is_file():
         raise UsageError(
             f"`{plan.model.name}` is not at `{model}`: its config.json says what is to be tuned",
-            hint=f"`deploy stage {plan.profile}` fetches it; a generated one is made by `deploy up {plan.profile}`",
+            hint="`deploy stage PROFILE` fetches it; a generated one is made by `deploy up PROFILE`",
         )
     return triton_job(
         plan,

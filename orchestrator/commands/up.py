@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from orchestrator.commands.capacity import note_capacity
 from orchestrator.commands.coverage import (
@@ -17,7 +18,14 @@ from orchestrator.commands.down import grace_of
 from orchestrator.commands.environment import image_hazards, note_environment
 from orchestrator.commands.kernels import kernel_gate, make_table
 from orchestrator.commands.machine import place_of
-from orchestrator.commands.planning import planned, planned_at, read_profile, render_artifacts, rendered_files
+from orchestrator.commands.planning import (
+    is_path,
+    planned,
+    planned_at,
+    read_profile,
+    render_artifacts,
+    rendered_files,
+)
 from orchestrator.commands.prepare import bring_checkpoint, far_headers, prepare, require_machine
 from orchestrator.commands.proof import answers, await_ready, explain_failure, prove
 from orchestrator.commands.ready import ReadyRequest, ready_plan, ready_preview, require_contained
@@ -155,11 +163,18 @@ def up(request: UpRequest, home: Home) -> Up:
             records = {
                 **prepared.records,
                 "host.json": machine.to_dict(),
-                "up.json": {"command": request.command(name), "request": asdict(request)},
+                "up.json": _record(request, name),
             }
             return _bring_up(
                 Start(name=name, request=request, artifacts=prepared.artifacts, records=records, key=key), servers
             )
+
+
+def _record(request: UpRequest, name: str) -> dict[str, object]:
+    """What was asked for, so that it can be asked again from anywhere: a profile's file by its whole path."""
+    if is_path(request.profile):
+        request = replace(request, profile=str(Path(request.profile).absolute()))
+    return {"command": request.command(name), "request": asdict(request)}
 
 
 def _artifacts(

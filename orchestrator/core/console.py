@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
+from orchestrator.core.asked import as_asked
 from orchestrator.core.errors import DeployError, Problem
 from orchestrator.core.redaction import redact, redact_data, redact_known
 from orchestrator.core.text import printable, printable_json
@@ -23,8 +24,8 @@ def styled(text: str, style: str, stream: TextIO | None = None) -> str:
 
 
 def say(text: str = "", *, lead: str = "") -> None:
-    """A line for people, after a `lead` of ours that may be styled."""
-    sys.stderr.write(lead + printable(redact(text)) + "\n")
+    """A line for people, its commands as the user can type them, after a `lead` of ours that may be styled."""
+    sys.stderr.write(lead + printable(redact(as_asked(text))) + "\n")
     sys.stderr.flush()
 
 

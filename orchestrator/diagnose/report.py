@@ -1,14 +1,13 @@
 """What was found in a log, for people and for programs."""
 
 import dataclasses
-import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
 from orchestrator.diagnose.catalogue import Effect, Signature
 
 TAIL_LINES: Final = 40
-_PROFILE: Final = re.compile(r"\bPROFILE\b")  # in a hint
 _RANK: Final = {Effect.FATAL: 0, Effect.DEGRADED: 1, Effect.NOTICE: 2, Effect.CONSEQUENCE: 3}
 
 
@@ -28,9 +27,9 @@ class Match:
     count: int
     evidence: tuple[Evidence, ...]
 
-    def of_profile(self, name: str) -> "Match":
-        """The same, its hint with commands for that profile."""
-        hint = _PROFILE.sub(name, self.signature.hint)
+    def reworded(self, word: Callable[[str], str]) -> "Match":
+        """The same, its hint in other words: its commands as the user can type them."""
+        hint = word(self.signature.hint)
         return replace(self, signature=self.signature.model_copy(update={"hint": hint}))
 
     def order(self) -> tuple[int, int]:
@@ -70,9 +69,9 @@ class Diagnosis:
         degraded = [found for found in self.matches if found.signature.effect is Effect.DEGRADED]
         return tuple(f"{found.signature.id}: {found.evidence[-1].text}" for found in degraded)
 
-    def of_profile(self, name: str) -> "Diagnosis":
-        """The same, its hints with commands for that profile."""
-        return replace(self, matches=tuple(match.of_profile(name) for match in self.matches))
+    def reworded(self, word: Callable[[str], str]) -> "Diagnosis":
+        """The same, its hints in other words."""
+        return replace(self, matches=tuple(match.reworded(word) for match in self.matches))
 
     def to_text(self) -> str:
         """Matches, causes first; where none explains a failure, that and the end of the log."""

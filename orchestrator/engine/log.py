@@ -3,7 +3,6 @@
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, tzinfo
 from enum import Enum, auto
 from typing import Final
 
@@ -59,24 +58,17 @@ class _Says(Enum):
     MORE = auto()
 
 
-def written_since(lines: Iterable[str], since: datetime, *, started: datetime | None, zone: tzinfo) -> Iterator[str]:
-    """The lines that were written then or later, by the times that sglang puts before its own; `zone` is the server's.
+def written_since(lines: Iterable[str], time: str) -> Iterator[str]:
+    """The lines from that time on, as sglang puts it before its own: `2026-11-22 14:05:00`, in the server's time zone.
 
-    A line without a time is as old as the one before it; those before the first time as old as the start.
+    A line without a time is as old as the one before it.
     """
-    seen = started is not None and started >= since
+    seen = False
     for line in lines:
         if not seen and (stamp := _STAMP.match(line)):
-            seen = _moment(stamp[1], zone) >= since
+            seen = stamp[1] >= time
         if seen:
             yield line
-
-
-def _moment(text: str, zone: tzinfo) -> datetime:
-    try:
-        return datetime.fromisoformat(text).replace(tzinfo=zone)
-    except ValueError:  # a text of that form that is no time
-        return datetime.min.replace(tzinfo=zone)
 
 
 class StageReader:

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+from orchestrator.core.asked import as_asked
 from orchestrator.core.console import table
 from orchestrator.core.errors import HostError, Problem
 
@@ -34,12 +35,12 @@ def info(check: str, found: str, needed: str = "") -> Finding:
 
 def warn(check: str, found: str, needed: str, hint: str) -> Finding:
     """It will start, and be slower or less stable than it could."""
-    return Finding(check=check, level=Level.WARN, found=found, needed=needed, hint=hint)
+    return Finding(check=check, level=Level.WARN, found=found, needed=needed, hint=as_asked(hint))
 
 
 def fail(check: str, found: str, needed: str, hint: str) -> Finding:
     """It will not start, or not serve."""
-    return Finding(check=check, level=Level.FAIL, found=found, needed=needed, hint=hint)
+    return Finding(check=check, level=Level.FAIL, found=found, needed=needed, hint=as_asked(hint))
 
 
 @dataclass(frozen=True, kw_only=True)

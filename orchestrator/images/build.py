@@ -160,13 +160,13 @@ def _build(docker: Docker, engine: Engine, context: BuildContext, options: Build
     named = "BuildKit" if docker.builder == "buildkit" else "the classic builder"
     say(f"building `{options.tag}` with {named} ({docker.program} {docker.version})")
     try:
-        _run_build(docker, build_arguments(docker, options, tag=unproved), archive(context))
+        _run_build(docker, build_arguments(docker, options, tag=unproved), archive(context), image=base)
         verified = verify_inside(docker, unproved)
         require_version(parse_receipt(verified), engine)
         receipt = json.dumps(json.loads(verified), separators=(",", ":"))
         given = [f"{RECEIPT_LABEL}={receipt}", f"{BASE_LABEL}={base}", _base_digest(docker, base)]
         arguments = ["build", "--tag", options.tag, *(word for label in given for word in ("--label", label)), "-"]
-        _run_build(docker, arguments, f"FROM {unproved}\n".encode())
+        _run_build(docker, arguments, f"FROM {unproved}\n".encode(), image=base)
     finally:
         docker.run("image", "rm", "--force", unproved)
 
@@ -182,12 +182,15 @@ def archive(context: BuildContext) -> bytes:
     return buffer.getvalue()
 
 
-def _run_build(docker: Docker, arguments: Sequence[str], stdin: bytes) -> None:
+def _run_build(docker: Docker, arguments: Sequence[str], stdin: bytes, *, image: str) -> None:
+    """Build on that base image. Raises BuildError, or PatchError where a patch does not fit it."""
     code, log = _follow(docker, arguments, stdin, step_in)
     if code == 0:
         return
     if refusal := refusal_in(log):
-        raise PatchError("a patch does not fit the sources in the base image", details=refusal, hint=_FITS)
+        raise PatchError(
+            "a patch does not fit the sources in the base image", details=refusal, hint=_FITS.format(image)
+        )
     full = any("no space left on device" in line.lower() for line in log)
     hint = "free space where Docker keeps its data: `docker system df`, `docker system prune`" if full else ""
     raise BuildError("the image cannot be built", details="\n".join(log[-30:]), hint=hint)
@@ -216,7 +219,7 @@ def step_in(line: str) -> str | None:
     return f"[{step['at'] or step['step']}] {' '.join(step['what'].split())}" if step else None
 
 
-_FITS: Final = "`deploy patches check --image BASE` shows every patch; a newer engine may hold the fix"
+_FITS: Final = "`deploy patches check --image {}` shows every patch; a newer engine may hold the fix"
 
 
 def refusal_in(log: Sequence[str]) -> str | None:

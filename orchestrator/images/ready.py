@@ -27,7 +27,7 @@ _APPLIED: Final = "applied"  # the applier's words, as below
 _OF_THE_IMAGE: Final = frozenset({_APPLIED, "acts at start"})
 _OVERLAY: Final = "config"  # acts on the checkpoint, whatever the image holds
 _NO_SUCH: Final = "`docker login` where it is private; the name that `deploy build --push` printed"
-_ANEW: Final = "build it anew with this version of the tool: `deploy build --profile {} --tag … --push`"
+_ANEW: Final = "build it anew with this version of the tool: `deploy build PROFILE`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,12 +159,11 @@ def _patches(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
     diffs, patches = read_diffs(ledger), {patch.id: patch for patch in ledger}
     records = {record.id: record for record in image.receipt.patches}
     carried = {use.id for use in plan.patches}
-    anew = _ANEW.format(plan.profile)
     for use in plan.patches:
         if (record := records.get(use.id)) is None:
-            yield Problem(f"patch `{use.id}` was not looked for in it: {use.reason}", f"patches/{use.id}", anew)
+            yield Problem(f"patch `{use.id}` was not looked for in it: {use.reason}", f"patches/{use.id}", _ANEW)
         elif record.digest != patch_digest(patches[use.id], diffs):
-            yield Problem(f"patch `{use.id}` is in it in another form than here", f"patches/{use.id}", anew)
+            yield Problem(f"patch `{use.id}` is in it in another form than here", f"patches/{use.id}", _ANEW)
     for name, record in records.items():
         if name not in carried and record.state in _OF_THE_IMAGE and record.kind != _OVERLAY:
             hint = "take an image that was built without it, or leave it out of `without_patches`"

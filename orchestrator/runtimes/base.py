@@ -6,9 +6,9 @@ starts. The registry stands in `orchestrator.runtimes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -73,6 +73,20 @@ class ServerState:
         seconds = ((now or datetime.now(UTC)) - datetime.fromisoformat(moment)).total_seconds()
         size, unit = next((each for each in _UNITS if seconds >= 2 * each[0]), (1, "s"))
         return f"{max(seconds, 0) / size:.0f} {unit}"
+
+
+def since_then(
+    lines: Iterable[str], since: datetime, *, started: datetime | None, zone: tzinfo | None
+) -> Iterator[str]:
+    """What a server wrote from a moment on, by the times in its log, of that zone (None: this machine's).
+
+    All of it where it was started later: its first lines have no time.
+    """
+    from orchestrator.engine import written_since  # noqa: PLC0415 - see above: a supervisor has no use for it
+
+    if started is not None and started >= since:
+        return iter(lines)
+    return written_since(lines, since.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S"))
 
 
 class Runtime(Protocol):

@@ -31,7 +31,7 @@ def copy_headers(ask: Ask, place: str, folder: Path) -> Path:
     config, index, *shards = _lines(ask, _WHOLE, place, (_CONFIG, _INDEX))
     if not config:
         raise NoWeightsError(
-            "there is no checkpoint on that machine", where=place, hint="`deploy stage --host URL` stages it"
+            "there is no checkpoint on that machine", where=place, hint="`deploy stage PROFILE` stages it"
         )
     for name, line in ((_CONFIG, config), (_INDEX, index)):
         if line:
@@ -41,7 +41,7 @@ def copy_headers(ask: Ask, place: str, folder: Path) -> Path:
     wanted = [path.name for path in draft_shards(folder)]
     if missing := sorted(set(wanted) - set(shards)):
         raise WeightsError(
-            f"`{missing[0]}` is missing on that machine", where=place, hint="`deploy stage --host URL` stages it"
+            f"`{missing[0]}` is missing on that machine", where=place, hint="`deploy stage PROFILE` stages it"
         )
     for name, line in zip(wanted, _lines(ask, _HEADERS, place, wanted), strict=True):
         _write(folder / name, line, place)
@@ -54,7 +54,7 @@ def _lines(ask: Ask, script: str, place: str, names: Sequence[str]) -> list[str]
     done = ask(["sh", "-c", script, "sh", place, *names])
     if done.code == 3:
         raise NoWeightsError(
-            "there is no checkpoint on that machine", where=place, hint="`deploy stage --host URL` stages it"
+            "there is no checkpoint on that machine", where=place, hint="`deploy stage PROFILE` stages it"
         )
     if not done.ok:
         message = "the checkpoint on that machine cannot be read"

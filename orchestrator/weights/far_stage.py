@@ -131,7 +131,7 @@ class FarStage:
 
     @property
     def _hint(self) -> str:
-        return f"`deploy stage --host {self.machine}` fetches what is missing"
+        return f"`deploy stage PROFILE --host {self.machine}` fetches what is missing"
 
     @property
     def _where(self) -> str:

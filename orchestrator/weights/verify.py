@@ -104,7 +104,9 @@ def _stamps(directory: Path, model: Model) -> Stamps:
     except OSError as error:
         if not directory.exists():
             message = f"there is no checkpoint of `{model.name}`"
-            raise NoWeightsError(message, where=str(directory), hint=_stage(model)) from error
+            elsewhere = "correct `model.origin.location`, or put the checkpoint there"
+            hint = elsewhere if model.source.kind == "directory" else _stage(model)
+            raise NoWeightsError(message, where=str(directory), hint=hint) from error
         message = f"the checkpoint of `{model.name}` cannot be read: {error.strerror}"
         raise WeightsError(message, where=str(error.filename)) from error
 

@@ -41,13 +41,14 @@ def run_dir(deploy: CommandLine, port: int) -> Iterator[Path]:
 
 def test_while_it_runs(deploy: CommandLine, run_dir: Path) -> None:
     status, diagnosis = deploy.run("status", NAME), deploy.run("diagnose", NAME)
-    last = deploy.run("logs", NAME, "-n", "2")
+    last, young = deploy.run("logs", NAME, "-n", "2"), deploy.run("logs", NAME, "--since", "1h")
 
     assert status.returncode == 0
     assert "running for " in status.stdout
     assert status.stderr == ""  # nothing was started in Docker: that there is no daemon concerns nobody
     assert diagnosis.stdout.startswith(f"`{NAME}` runs, answers, and its log of ")
     assert last.stdout.splitlines() == (run_dir / "server.log").read_text().splitlines()[-2:]
+    assert young.stdout == (run_dir / "server.log").read_text()
 
 
 def test_when_it_was_killed_and_started_again(deploy: CommandLine, run_dir: Path, port: int) -> None:
@@ -70,7 +71,7 @@ def test_when_it_was_killed_and_started_again(deploy: CommandLine, run_dir: Path
     assert server["plan_digest"] == record["plan_digest"]
     assert server["url"].endswith(f":{port}")
     assert json.loads(deploy.run("status", NAME, "--json").stdout)[0]["health"] == "healthy"
-    assert deploy.run("down", NAME).returncode == 0
+    assert json.loads(deploy.run("down", NAME, "--json").stdout) == {"down": [NAME]}
 
 
 def test_what_never_came_up_is_not_started_again(deploy: CommandLine, run_dir: Path) -> None:

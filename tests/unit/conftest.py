@@ -6,6 +6,8 @@ from typing import NoReturn
 
 import pytest
 
+from orchestrator.core.asked import note_asked
+
 
 @pytest.fixture(autouse=True)
 def _no_sockets_no_programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,6 +16,7 @@ def _no_sockets_no_programs(monkeypatch: pytest.MonkeyPatch) -> None:
             "a unit test must not open a connection or start a program: it belongs to tests/integration"
         )
 
+    note_asked(None, (), None)  # a process carries out one command line; here the test before carried out another
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket.socket, "bind", refuse)
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)

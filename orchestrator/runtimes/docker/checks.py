@@ -39,7 +39,8 @@ def image(subject: Subject) -> Iterator[Finding]:
         yield warn("image", f"the registry cannot be asked: {why}", name, hint)
         return
     if plan.ready_image:
-        yield info("image", "there", name) if digests else fail("image", "no such image", name, "`deploy build --push`")
+        pushed = f"`deploy build PROFILE --tag {name.partition('@')[0]} --push` makes it"
+        yield info("image", "there", name) if digests else fail("image", "no such image", name, pushed)
         return
     yield from _base_found(engine, name, digests)
 

@@ -95,10 +95,10 @@ def _port(match: re.Match[str], refusal: DaemonRefusal) -> DeployError:
     )
 
 
-def _bind(match: re.Match[str], refusal: DaemonRefusal) -> DeployError:
+def _bind(match: re.Match[str], _: DaemonRefusal) -> DeployError:
     return HostError(
         f"`{match['path']}` does not exist on the Docker host",
-        hint=f"`deploy stage --profile {refusal.artifacts.plan.profile}` brings the checkpoint there",
+        hint="`deploy stage PROFILE` brings the checkpoint there",
     )
 
 
@@ -117,7 +117,7 @@ def _name(match: re.Match[str], _: DaemonRefusal) -> DeployError:
 def _image(_: re.Match[str], refusal: DaemonRefusal) -> DeployError:
     return StartError(
         f"the Docker host has no image `{refusal.spec.image}`",
-        hint=f"`deploy build --profile {refusal.artifacts.plan.profile}` makes it",
+        hint="`deploy build PROFILE` makes it",
     )
 
 

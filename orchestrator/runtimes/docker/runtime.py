@@ -20,10 +20,10 @@ from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process, identity
 from orchestrator.core.secret import Secret
-from orchestrator.engine import Delivery, delivery, written_since
+from orchestrator.engine import Delivery, delivery
 from orchestrator.plan import NAME
 from orchestrator.render import Artifacts
-from orchestrator.runtimes.base import LOG, Handle, ServerState
+from orchestrator.runtimes.base import LOG, Handle, ServerState, since_then
 from orchestrator.runtimes.docker.container import RUN_DIR, ContainerSpec, container_labels, container_name, spec_of
 from orchestrator.runtimes.docker.errors import DaemonRefusal, start_error
 from orchestrator.runtimes.docker.host import DockerHost
@@ -94,7 +94,7 @@ class DockerRuntime:
         container = self._get(handle)
         if container is None:
             kept = LogTail(Path(handle.run_dir, LOG)).to_end()
-            yield from kept if since is None else written_since(kept, since, started=None, zone=UTC)
+            yield from kept if since is None else since_then(kept, since, started=None, zone=UTC)
             return
         moment = since.timestamp() if since else None
         with self._host.errors(), _unless_gone():

@@ -30,9 +30,9 @@ from orchestrator.patches import AddedFile, Diff, Patch, manifest
 _RECEIPT: Final = "receipt.json"
 _APPLIED: Final = frozenset({"applied", "present upstream"})  # the applier's words for a patch that is in place
 _NO_TABLE: Final = (
-    "`deploy kernels coverage` says what the table is for; `without_patches` in the profile leaves it out"
+    "`deploy kernels coverage PROFILE` says what the table is for; `without_patches` in the profile leaves it out"
 )
-_MISFIT: Final = "`deploy patches check --source DIR` shows every patch; a newer sglang may hold the fix"
+_MISFIT: Final = "`deploy patches check --source {}` shows every patch; a newer sglang may hold the fix"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,9 @@ def _make(folder: Path, python: str, sources: SourcePatches, found: Mapping[str,
     done = _run(python, *argv, stdin=sources.manifest(places), path=path)
     if not done.ok:
         message = f"a patch does not fit the sources that `{python}` imports"
-        raise PatchError(message, details=done.stderr.strip().removeprefix("error: "), hint=_MISFIT)
+        raise PatchError(
+            message, details=done.stderr.strip().removeprefix("error: "), hint=_MISFIT.format(found["sglang"]["root"])
+        )
     data = parse_json(said.read_text(encoding="utf-8"))
     said.unlink()
     data["sources"]["sglang"]["commit"] = found["sglang"]["commit"]  # the copy is no checkout

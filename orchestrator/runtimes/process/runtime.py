@@ -13,7 +13,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -25,10 +25,10 @@ from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, Marks, family, read_title
 from orchestrator.core.secret import HUB_TOKEN, Secret, names_secret
 from orchestrator.core.signals import held
-from orchestrator.engine import delivery, written_since
+from orchestrator.engine import delivery
 from orchestrator.plan import NAME, Plan
 from orchestrator.render import Artifacts
-from orchestrator.runtimes.base import LOG, Handle, ServerState, Status
+from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
 from orchestrator.runtimes.process.ending import end, put_away, record_end, runs, serves
 from orchestrator.runtimes.process.handover import await_handover, handing_over
 from orchestrator.runtimes.process.record import Record, is_copy, read_record, token_of
@@ -101,9 +101,9 @@ class ProcessRuntime:
         """See `Runtime.logs`. The supervisor has stored it without the secrets, and without times of its own."""
         tail = LogTail(Path(handle.run_dir, LOG))
         if since is not None:
-            started, zone = self.state(handle).started_at, datetime.now().astimezone().tzinfo or UTC
+            started = self.state(handle).started_at
             begun = datetime.fromisoformat(started) if started else None
-            yield from written_since(tail() if follow else tail.to_end(), since, started=begun, zone=zone)
+            yield from since_then(tail() if follow else tail.to_end(), since, started=begun, zone=None)
         while follow and self.state(handle).status is Status.RUNNING:
             yield from tail()
             time.sleep(_POLL * 4)

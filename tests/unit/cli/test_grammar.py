@@ -1,5 +1,7 @@
 """What holds for every command: how its words are read, and how its help is laid out."""
 
+import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,3 +109,21 @@ def test_a_shell_is_offered_nothing_that_it_would_carry_out(
 
     assert name not in server_names("")
     assert name not in names_of("PROFILE")("")
+
+
+def test_rendered_files_for_programs(tmp_path: Path) -> None:
+    shown = json.loads(CliRunner().invoke(app, ["render", "cpu-tiny", "--json"]).stdout)
+    assert {file["path"] for file in shown["files"]} == {"plan.json", "server.sh"}
+    assert shown["digest"]
+    written = CliRunner().invoke(app, ["render", "cpu-tiny", "--json", "--output", str(tmp_path)])
+    for file in json.loads(written.stdout)["files"]:
+        assert Path(file["path"]).read_text() == file["content"]
+        assert os.access(file["path"], os.X_OK) == file["executable"]
+
+
+def test_which_commands_speak_json() -> None:
+    """All but those that print a name, a log, an answer or a file as it is."""
+    silent = {words for words in EVERY if not any(each.name == "json" for each in command(words).params)}
+    assert {" ".join(words) for words in silent} == {
+        *("ask", "cache clear", "flags", "kernels tune", "logs", "matrix", "schema"),
+    }

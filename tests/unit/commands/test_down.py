@@ -47,10 +47,12 @@ def fleet(runtime: Stopping, tmp_path: Path) -> Fleet:
 
 def test_all_goes_on_past_a_failure_names_each_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runtime = Stopping(tmp_path, "a", "b", "c", "d", "e")
+    ended: list[str] = []
 
     with pytest.raises(HostError) as caught:
-        command.down_all(fleet(runtime, tmp_path), host=None)
+        command.down_all(fleet(runtime, tmp_path), host=None, ended=ended.append)
 
+    assert ended == ["a", "e"]
     assert runtime.stopped == ["0", "4"]
     assert caught.value.message == "3 of 5 servers are not known to be down"
     assert [problem.message.partition(":")[0] for problem in caught.value.problems] == ["`b`", "`c`", "`d`"]

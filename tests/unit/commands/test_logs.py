@@ -13,8 +13,8 @@ from orchestrator.commands.runs import RunDir, open_run
 from orchestrator.commands.servers import Fleet
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
-from orchestrator.engine import written_since
 from orchestrator.runtimes import Handle
+from orchestrator.runtimes.base import since_then
 
 NOW = datetime(2026, 11, 22, 14, 30, 0, 5, tzinfo=timezone(timedelta(hours=1)))
 LOG = (
@@ -22,7 +22,6 @@ LOG = (
     "[2026-11-22 10:00:00] begins",
     "[2026-11-22 10:00:05 TP0] loads",
     "a trace of it",
-    "[2026-99-99 10:00:00] no time",
     "[2026-11-22 10:00:09 TP1] serves",
 )
 BEGUN = datetime(2026, 11, 22, 9, 59, 58, tzinfo=UTC)
@@ -53,11 +52,11 @@ def test_what_is_no_time_is_refused_with_one_that_is(text: str) -> None:
 
 def test_a_line_without_a_time_is_as_old_as_the_one_before() -> None:
     since = datetime(2026, 11, 22, 10, 0, 5, tzinfo=UTC)
-    assert list(written_since(LOG, since, started=BEGUN, zone=UTC)) == list(LOG[2:])
-    assert list(written_since(LOG, since.replace(second=6), started=BEGUN, zone=UTC)) == list(LOG[5:])
-    assert list(written_since(LOG, BEGUN, started=BEGUN, zone=UTC)) == list(LOG)
-    assert list(written_since(LOG, BEGUN, started=None, zone=UTC)) == list(LOG[1:])
-    assert list(written_since(LOG, since, started=BEGUN, zone=timezone(timedelta(hours=1)))) == []
+    assert list(since_then(LOG, since, started=BEGUN, zone=UTC)) == list(LOG[2:])
+    assert list(since_then(LOG, since.replace(second=6), started=BEGUN, zone=UTC)) == list(LOG[4:])
+    assert list(since_then(LOG, BEGUN, started=BEGUN, zone=UTC)) == list(LOG)
+    assert list(since_then(LOG, BEGUN, started=None, zone=UTC)) == list(LOG[1:])
+    assert list(since_then(LOG[:4], since, started=BEGUN, zone=timezone(timedelta(hours=1)))) == []
 
 
 class Running:
@@ -80,7 +79,7 @@ def test_a_running_server_is_asked_and_its_last_lines_counted(tmp_path: Path) ->
     assert set(runtime.asked) == {BEGUN}
 
 
-@pytest.mark.parametrize(("runtime", "shown"), [("docker", LOG[5:]), ("process", ())])
+@pytest.mark.parametrize(("runtime", "shown"), [("docker", LOG[4:]), ("process", ())])
 def test_a_container_kept_utc(
     runtime: str, shown: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
+from orchestrator.core.asked import as_asked, note_asked
 from orchestrator.diagnose import Match, Signature, load_catalogue
 
 COMMAND = re.compile(r"`deploy ([a-z]+(?: [a-z]+)?)")
@@ -19,9 +20,11 @@ def test_every_command_of_a_hint_can_be_asked_for_help(signature: Signature) -> 
 
 @pytest.mark.parametrize("signature", load_catalogue(), ids=lambda signature: signature.id)
 def test_a_hint_for_a_profile_has_commands_as_they_work(signature: Signature) -> None:
+    note_asked("./night-owl.yaml", ["layout.tp=2", "flags.x=a b"], None)
     match = Match(signature=signature, count=1, evidence=())
 
-    hint = match.of_profile("night-owl").signature.hint
+    hint = match.reworded(as_asked).signature.hint
 
     assert not re.search(r"\b(PROFILE|P|NAME)\b", hint)
-    assert hint.count("night-owl") == signature.hint.count("PROFILE") - signature.hint.count("PROFILER")
+    named = hint.count("./night-owl.yaml --set layout.tp=2 --set 'flags.x=a b'")
+    assert named == len(re.findall(r"\bPROFILE\b", signature.hint))

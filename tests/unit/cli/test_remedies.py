@@ -1,0 +1,106 @@
+"""A remedy in a message is a command that works as printed, with the path, the `--set` and the host that were given."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from plan_samples import plan_of
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.commands.runs import note_request, open_run
+from orchestrator.core.asked import FAR, as_asked, note_asked
+from orchestrator.core.console import note, show_error
+from orchestrator.core.errors import DeployError, Problem
+from orchestrator.core.paths import Home
+from orchestrator.host import PreflightReport
+from orchestrator.host.report import fail
+
+SOURCES = Path(__file__).parents[3] / "orchestrator"
+
+
+def commands(group: TyperGroup, *above: str) -> Iterator[tuple[str, TyperCommand]]:
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from commands(command, *above, name)
+        elif isinstance(command, TyperCommand):
+            yield " ".join((*above, name)), command
+
+
+@pytest.fixture
+def every() -> dict[str, TyperCommand]:
+    root = get_command(app)
+    assert isinstance(root, TyperGroup)
+    return dict(commands(root))
+
+
+def test_the_commands_that_take_a_host_are_known(every: dict[str, TyperCommand]) -> None:
+    far = {name for name, command in every.items() if any(each.name == "host" for each in command.params)}
+    assert far == set(FAR)
+
+
+def test_profile_settings_and_host_are_filled_in() -> None:
+    note_asked("./my own.yaml", ["layout.tp=2"], "ssh://me@node")
+    given = "'./my own.yaml' --set layout.tp=2"
+    assert as_asked("`deploy stage PROFILE`, or not") == f"`deploy stage {given} --host ssh://me@node`, or not"
+    assert as_asked("`deploy show PROFILE --explain`") == f"`deploy show {given} --explain`"
+    assert as_asked("`deploy logs owl`") == "`deploy logs owl --host ssh://me@node`"
+    assert as_asked("`deploy stage PROFILE --host ssh://b`") == f"`deploy stage {given} --host ssh://b`"
+    assert as_asked("`deploy kernels table PROFILE`; PROFILE") == f"`deploy kernels table {given}`; PROFILE"
+
+
+def test_what_was_not_asked_is_not_made_up() -> None:
+    note_asked(None, [], None)
+    assert as_asked("`deploy up PROFILE` starts one") == "`deploy up PROFILE` starts one"
+
+
+def test_every_message_is_filled_in(capsys: pytest.CaptureFixture[str]) -> None:
+    note_asked("owl", [], None)
+    note("`deploy show PROFILE`")
+    problem = Problem("`deploy stage PROFILE`", hint="`deploy up PROFILE`")
+    show_error(DeployError("x", hint="`deploy render PROFILE`", problems=[problem], details="`deploy build PROFILE`"))
+    assert re.findall(r"`(.*?)`", capsys.readouterr().err) == [
+        f"deploy {verb} owl" for verb in ("show", "stage", "up", "build", "render")
+    ]
+
+
+def test_a_server_s_name_leads_to_what_it_was_asked_for_with(tmp_path: Path) -> None:
+    note_asked(None, [], None)
+    run = open_run(Home(tmp_path), "owl", plan_of("cpu-tiny"))
+    run.save("up.json", {"request": {"profile": "/p/own.yaml", "overrides": ["layout.tp=2"]}})
+    note_request(run)
+    assert as_asked("`deploy stage PROFILE`") == "`deploy stage /p/own.yaml --set layout.tp=2`"
+
+
+def test_a_command_line_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
+    CliRunner().invoke(app, ["stage", "-p", "mi355x-tp8", "--set", "layout.tp=9", "--revision", "abc", "--host", "x"])
+    given = "mi355x-tp8 --set layout.tp=9 --set model.origin.revision=abc --host x"
+    assert as_asked("`deploy stage PROFILE`") == f"`deploy stage {given}`"
+
+
+@pytest.mark.parametrize("path", sorted(SOURCES.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCES)))
+def test_the_commands_of_messages_exist_and_leave_nothing_to_guess(path: Path, every: dict[str, TyperCommand]) -> None:
+    """In the place of a profile stands `PROFILE`, which is filled in; no `…`, no name of a plan, no other capitals."""
+    text = re.sub(r'"\n\s+f?"', "", path.read_text())  # strings that are written in pieces
+    shown = re.sub(r'"""(?:.|\n)*?"""|#.*', "", text)
+    for words in re.findall(r"`deploy ([a-z][^`]*)`", shown):
+        verbs = {" ".join(words.split()[:count]) for count in (1, 2)}
+        assert verbs & {*every, "kernels", "cache", "patches"}, words
+        assert not re.search(r"…|--profile|\b(DIR|URL|BASE|NAME)\b", words), words
+
+
+def test_preflight_says_so_to_programs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(*_: object) -> PreflightReport:
+        return PreflightReport(profile="own", findings=(fail("x", "not here", "whole", "`deploy stage PROFILE`"),))
+
+    monkeypatch.setattr("orchestrator.commands.machine.preflight", look)
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
+    (tmp_path / "own.yaml").write_text("extends: cpu-tiny\n")
+    monkeypatch.chdir(tmp_path)
+    shown = CliRunner().invoke(app, ["preflight", "./own.yaml", "--json"])
+    assert json.loads(shown.stdout)["findings"][0]["hint"] == "`deploy stage ./own.yaml`"
