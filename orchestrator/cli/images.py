@@ -1,12 +1,12 @@
 """`deploy build`, `deploy inspect`, `deploy matrix`, `deploy patches list|check`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from orchestrator.cli.grammar import LOOK_UP, PREPARE, add, below
-from orchestrator.cli.options import GiveOption, Json, ProfileArgument, SetOption, named_files
+from orchestrator.cli.options import GiveOption, HostOption, Json, ProfileArgument, SetOption, named_files
 from orchestrator.core.console import note, out, out_json, say, table, warn
 from orchestrator.core.errors import PatchError, UsageError
 
@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from orchestrator.images import ImageReceipt, PatchState
+
+
+MetadataOption: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="write the image, its digest and its receipt to FILE as JSON")
+]
+SecretOption: TypeAlias = Annotated[
+    list[str] | None, typer.Option(metavar="ID=FILE", help="a file that build steps can mount; may be repeated")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -44,12 +52,9 @@ def build(
     network: Annotated[
         str | None, typer.Option(metavar="NETWORK", help="network for the build steps, such as `host`")
     ] = None,
-    secret: Annotated[
-        list[str] | None, typer.Option(metavar="ID=FILE", help="a file that build steps can mount; may be repeated")
-    ] = None,
-    metadata_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write the image, its digest and its receipt to FILE as JSON")
-    ] = None,
+    secret: SecretOption = None,
+    metadata_file: MetadataOption = None,
+    host: HostOption = None,
     json: Json = False,
 ) -> None:
     """Build a profile's image and prove the patches in it. It is the image that `up` starts; prints its name.
@@ -58,6 +63,7 @@ def build(
     """
     from dataclasses import asdict
 
+    from orchestrator.commands.machine import place_of
     from orchestrator.commands.planning import render_artifacts
     from orchestrator.commands.prepare import plan_to_build
     from orchestrator.core.paths import Home
@@ -66,10 +72,11 @@ def build(
     if push and tag is None:
         raise UsageError("`--push` needs a name to push", hint="give one with `--tag registry/name:tag`")
     given = named_files("--give", give)
+    home = Home.from_environment()
     plan, inputs = plan_to_build(
-        profile, set_ or (), Home.from_environment(), base=base_image, given=given, accept_untuned=accept_untuned
+        profile, set_ or (), home, base=base_image, given=given, accept_untuned=accept_untuned, host=host
     )
-    artifacts, docker = render_artifacts(plan, inputs), find_docker()
+    artifacts, docker = render_artifacts(plan, inputs), find_docker(place_of(plan, home, host).far or host)
     built = build_image(docker, artifacts, secrets=named_files("--secret", secret), network=network, no_cache=no_cache)
     if tag:
         tag_image(docker, built.tag, tag)
@@ -95,6 +102,7 @@ def inspect(
         ),
     ],
     *,
+    host: HostOption = None,
     json: Json = False,
 ) -> None:
     """Show an image's environment, its sources and the state of each patch. It need not have been pulled.
@@ -107,7 +115,7 @@ def inspect(
     from orchestrator.core.paths import Home
     from orchestrator.images import Registry, receipt_in
 
-    config = asked_config(image, Home.from_environment(), Registry())
+    config = asked_config(image, Home.from_environment(), Registry(), host)
     receipt = receipt_in(config.labels, image)
     if json:
         found = asdict(receipt) if receipt else {}
@@ -163,7 +171,8 @@ def check_patches(
         str | None, typer.Option(metavar="VERSION|FILE", help="a version of sglang, or a wheel file")
     ] = None,
     source: Annotated[Path | None, typer.Option(metavar="DIR", help="a checkout, or an installed package")] = None,
-    image: Annotated[str | None, typer.Option(metavar="IMAGE", help="an image on this Docker host")] = None,
+    image: Annotated[str | None, typer.Option(metavar="IMAGE", help="an image on the Docker host")] = None,
+    host: HostOption = None,
     json: Json = False,
 ) -> None:
     """Tell from their content which patches sources need. Shows the deciding line; exit code 5 on a conflict."""
@@ -173,7 +182,9 @@ def check_patches(
 
     if sum(choice is not None for choice in (wheel, source, image)) != 1:
         raise UsageError("say what to look at", hint="one of `--wheel VERSION`, `--source DIR`, `--image IMAGE`")
-    states = _states(wheel=wheel, source=source, image=image)
+    if host is not None and image is None:
+        raise UsageError("`--host` is for `--image`", hint="a wheel and a directory lie on this machine")
+    states = _states(wheel=wheel, source=source, image=image, host=host)
     if json:
         out_json([asdict(state) for state in states])
     else:
@@ -192,7 +203,7 @@ def _rows(found: "PatchState") -> "Iterator[list[str]]":
     yield from (["", "", line] for line in others)
 
 
-def _states(*, wheel: str | None, source: Path | None, image: str | None) -> "Sequence[PatchState]":
+def _states(*, wheel: str | None, source: Path | None, image: str | None, host: str | None) -> "Sequence[PatchState]":
     from orchestrator.core.paths import Home
     from orchestrator.images import SourceChecker, fetch_wheel, find_docker
 
@@ -202,7 +213,7 @@ def _states(*, wheel: str | None, source: Path | None, image: str | None) -> "Se
         return checker.check_wheel(path)
     if source is not None:
         return checker.check_directory(source)
-    return checker.check_image(find_docker(), image or "")
+    return checker.check_image(find_docker(host), image or "")
 
 
 def _summary(receipt: "ImageReceipt") -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from orchestrator.cli.grammar import PREPARE, add, below
-from orchestrator.cli.options import Json, ProfileArgument, SetOption, names_of
+from orchestrator.cli.options import HostOption, Json, ProfileArgument, SetOption, names_of
 from orchestrator.core.console import Progress, note, out, out_json, say
 from orchestrator.core.console import table as table_of
 from orchestrator.core.errors import KernelsError, UsageError
@@ -47,15 +47,22 @@ def coverage(
     tables: TableOption = None,
     image: ImageOption = None,
     model: ModelOption = None,
+    host: HostOption = None,
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
     """Show whether a tuned kernel answers each bucket of tokens. Exit code 9 if the server would miss one."""
+    from os import environ
+
     from orchestrator.commands.coverage import RowSources, cover
     from orchestrator.core.paths import Home
+    from orchestrator.host import far_machine
     from orchestrator.kernels import to_dict, to_text
 
-    home, given = Home.from_environment(), RowSources(tables=tuple(tables or ()), image=image, model=model)
+    if host is not None and image is None:
+        raise UsageError("`--host` is for `--image`", hint="tables and checkpoints are read on this machine")
+    home, far = Home.from_environment(), far_machine(host, environ)
+    given = RowSources(tables=tuple(tables or ()), image=image, model=model, far=far)
     covered = [cover(plan, given, home) for plan in _plans(profile, set_ or ())]
     if json:
         out_json([{**to_dict(one.found), "tables": one.tables} for one in covered])
@@ -91,6 +98,7 @@ def table(
     upstream: Annotated[
         bool, typer.Option("--upstream/--no-upstream", help="also take rows of the pinned upstream table")
     ] = True,
+    host: HostOption = None,
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
@@ -100,13 +108,17 @@ def table(
     """
     from orchestrator.commands.coverage import RowSources
     from orchestrator.commands.kernels import build_table
+    from orchestrator.commands.machine import place_of
     from orchestrator.commands.planning import load
     from orchestrator.core.paths import Home
     from orchestrator.kernels import to_dict
 
-    plan = load(profile, overrides=set_ or ()).plan
-    given = RowSources(tables=tuple(tables or ()), image=image, model=model)
-    built = build_table(plan, given, Home.from_environment(), upstream=upstream)
+    if host is not None and tables:
+        raise UsageError("`--host` is where the image is read", hint="without it, tables are read on this machine")
+    plan, home = load(profile, overrides=set_ or ()).plan, Home.from_environment()
+    far = place_of(plan, home, host).far
+    given = RowSources(tables=tuple(tables or ()), image=image, model=model, far=far)
+    built = build_table(plan, given, home, upstream=upstream)
     say(built.summary)
     if json:
         origins = {origin.value: count for origin, count in built.table.origins.items()}

@@ -50,13 +50,15 @@ def known_config(image: str, home: Home) -> ImageConfig | None:
         return None
 
 
-def asked_config(image: str, home: Home, registry: Registry) -> ImageConfig:
+def asked_config(image: str, home: Home, registry: Registry, host: str | None = None) -> ImageConfig:
     """The configuration of an image, of the docker host or its registry, kept for whoever asks later.
+
+    `host` is another docker host than this machine's.
 
     Raises BuildError where neither can tell.
     """
     try:
-        found = docker_config(find_docker(), image)
+        found = docker_config(find_docker(host), image)
     except HostError:  # no docker here: the registry is asked all the same
         found = None
     found = found or registry.config(image)

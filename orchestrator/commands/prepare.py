@@ -6,7 +6,7 @@ from shutil import rmtree
 from tempfile import TemporaryDirectory
 
 from orchestrator.commands.kernels import make_table
-from orchestrator.commands.machine import inspect_host, runner_for, wait_until_drained
+from orchestrator.commands.machine import inspect_host, place_of, runner_for, wait_until_drained
 from orchestrator.commands.planning import planned
 from orchestrator.commands.staging import stage_missing, stage_missing_there
 from orchestrator.core.catalogue import Catalogue, Kind
@@ -78,15 +78,16 @@ def plan_to_build(
     base: str | None,
     given: Mapping[str, Path],
     accept_untuned: bool,
+    host: str | None = None,
 ) -> tuple[Plan, dict[str, bytes]]:
     """The plan whose image is to be built, and its files: with the table that `up` would make, unless one is given.
 
-    `base` is an image to build on in place of the engine's. Raises as `make_table`.
+    `base` is an image to build on in place of the engine's, `host` the machine it is built on. Raises as `make_table`.
     """
 
     overrides = (*overrides, *(base_overrides(base) if base else ()))
     plan, inputs = planned(profile, overrides, home, given=given)
-    if MOE_TABLE in given or not make_table(plan, home, Place(home=home), accept_untuned=accept_untuned):
+    if MOE_TABLE in given or not make_table(plan, home, place_of(plan, home, host), accept_untuned=accept_untuned):
         return plan, inputs
     return planned(profile, overrides, home, given=given)
 

@@ -15,7 +15,8 @@ PROFILE: Final = "PROFILE"  # in a command of a hint: the profile that was asked
 FAR: Final = frozenset(
     {
         *("up", "preflight", "stage", "status", "ask", "logs", "smoke", "down", "diagnose", "bench", "eval"),
-        *("reproduce", "cache ls", "cache clear"),
+        *("reproduce", "cache ls", "cache clear", "build", "inspect", "patches check"),
+        *("kernels coverage", "kernels table"),
     }
 )
 _COMMAND: Final = re.compile(r"`deploy ([a-z]+(?: [a-z]+)?)([^`]*)`")

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 from kernel_samples import FUSED_TP8, HEADER, every_bucket, line
+from typer.testing import CliRunner
 
 from orchestrator.cli.images import build
+from orchestrator.cli.main import app
 from orchestrator.cli.profiles import render
 from orchestrator.cli.serve import up
 from orchestrator.commands.planning import load
-from orchestrator.core.errors import UsageError
+from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.images import BuiltImage, ImageReceipt
 from orchestrator.kernels.disk.store import Store
@@ -26,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
         return BuiltImage(tag=tag, image_id="sha256:1", receipt=receipt, built=False, builder="classic", seconds=0.0)
 
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("orchestrator.images.find_docker", lambda: None)
+    monkeypatch.setattr("orchestrator.images.find_docker", lambda _: None)
     monkeypatch.setattr("orchestrator.images.build.ensure_image", found)
     monkeypatch.setattr("orchestrator.commands.prepare.make_table", lambda *_, **__: False)
     for asking in ("environment", "steps"):
@@ -103,3 +105,39 @@ def test_a_dry_run_of_a_process_refuses_a_far_host_as_the_start_would() -> None:
 def test_a_file_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"`--give moe-table=…` needs the path of a file"):
         render(profile="mi355x-tp8", give=[f"moe-table={tmp_path / 'none.csv'}"])
+
+
+def test_a_far_image_is_built_inspected_and_read_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def refuse(*words: object, **_: object) -> None:
+        asked.extend(word for word in words if word == "ssh://me@node")
+        raise HostError("asked")
+
+    for place in ("images.find_docker", "commands.environment.find_docker", "kernels.disk.image.FarHost.parse"):
+        monkeypatch.setattr(f"orchestrator.{place}", refuse)
+    monkeypatch.setattr("orchestrator.images.Registry.config", refuse)
+    for words in (
+        ["build", "mi355x-tp8-july"],
+        ["inspect", "mine:1"],
+        ["patches", "check", "--image", "mine:1"],
+        ["kernels", "coverage", "mi355x-tp8", "--image", "mine:1"],
+        ["kernels", "table", "mi355x-tp8", "--image", "mine:1"],
+    ):
+        ended = CliRunner().invoke(app, [*words, "--host", "ssh://me@node"])
+        assert isinstance(ended.exception, HostError), (words, ended.exception)
+    assert asked == ["ssh://me@node"] * 5
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "patches check --wheel 0.5.16",
+        "kernels coverage mi355x-tp8",
+        "kernels table mi355x-tp8 --table x",
+        "build cpu-tiny",
+    ],
+)
+def test_a_host_that_can_mean_nothing_is_refused(words: str) -> None:
+    ended = CliRunner().invoke(app, [*words.split(), "--host", "ssh://me@node"])
+    assert isinstance(ended.exception, UsageError)

@@ -50,7 +50,7 @@ def test_profile_settings_and_host_are_filled_in() -> None:
     assert as_asked("`deploy show PROFILE --explain`") == f"`deploy show {given} --explain`"
     assert as_asked("`deploy logs owl`") == "`deploy logs owl --host ssh://me@node`"
     assert as_asked("`deploy stage PROFILE --host ssh://b`") == f"`deploy stage {given} --host ssh://b`"
-    assert as_asked("`deploy kernels table PROFILE`; PROFILE") == f"`deploy kernels table {given}`; PROFILE"
+    assert as_asked("`deploy kernels tune PROFILE`; PROFILE") == f"`deploy kernels tune {given}`; PROFILE"
 
 
 def test_what_was_not_asked_is_not_made_up() -> None:
