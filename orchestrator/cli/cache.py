@@ -6,7 +6,7 @@ import typer
 
 from orchestrator.cli.grammar import PREPARE, add, below
 from orchestrator.cli.options import HostOption, Json
-from orchestrator.core.console import note, out, out_json, say, table, warn
+from orchestrator.core.console import note, out, out_json, say, table, terminal_width, warn
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +35,7 @@ def show(*, host: HostOption = None, json: Json = False) -> None:
             )
             for cache in found
         ]
-        out(table(("cache", "place", "made for", "size", "used by"), rows))
+        out(table(("cache", "place", "made for", "size", "used by"), rows, width=terminal_width()))
     else:
         note("no caches; a server on a GPU makes one at its first start")
 

@@ -7,7 +7,7 @@ import typer
 
 from orchestrator.cli.grammar import PREPARE, add
 from orchestrator.cli.options import HostOption, Json, ProfileArgument, RevisionOption, SetOption, with_revision
-from orchestrator.core.console import note, out, out_json, say
+from orchestrator.core.console import note, out, out_json, say, terminal_width
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +30,7 @@ def preflight(*, profile: ProfileArgument, set_: SetOption = None, host: HostOpt
     if json:
         out_json(report.to_dict())
     else:
-        out(report.to_text())
+        out(report.to_text(width=terminal_width()))
     if not report.ready:
         failed = "1 check" if len(report.failed) == 1 else f"{len(report.failed)} checks"
         raise HostError(f"the machine is not ready for `{report.profile}`: {failed} failed")

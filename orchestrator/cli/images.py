@@ -7,7 +7,7 @@ import typer
 
 from orchestrator.cli.grammar import LOOK_UP, PREPARE, add, below
 from orchestrator.cli.options import GiveOption, HostOption, Json, ProfileArgument, SetOption, named_files
-from orchestrator.core.console import note, out, out_json, say, table, warn
+from orchestrator.core.console import note, out, out_json, say, table, terminal_width, warn
 from orchestrator.core.errors import PatchError, UsageError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def inspect(
         found = asdict(receipt) if receipt else {}
         out_json({**found, "digest": config.digest or None, "environment": config.engine_env})
         return
-    out(table(["variable", "value"], config.engine_env.items()))
+    out(table(["variable", "value"], config.engine_env.items(), width=terminal_width()))
     if receipt is None:
         note(f"`{image}` has no receipt: only images that `deploy build` made have one")
         return
@@ -162,7 +162,7 @@ def list_patches(*, json: Json = False) -> None:
         out_json([patch.model_dump(mode="json") for patch in ledger])
         return
     rows = [[p.id, p.apply.kind, p.applies.engine or "every", p.upstream.reference, p.title] for p in ledger]
-    out(table(["patch", "kind", "sglang", "upstream", "what it does"], rows))
+    out(table(["patch", "kind", "sglang", "upstream", "what it does"], rows, width=terminal_width()))
 
 
 def check_patches(
@@ -188,7 +188,13 @@ def check_patches(
     if json:
         out_json([asdict(state) for state in states])
     else:
-        out(table(["patch", "state", "evidence"], [row for found in states for row in _rows(found)]))
+        out(
+            table(
+                ["patch", "state", "evidence"],
+                [row for found in states for row in _rows(found)],
+                width=terminal_width(),
+            )
+        )
     if conflicts := [found.id for found in states if found.state == CONFLICT]:
         raise PatchError(
             f"patches that these sources neither need nor have: {', '.join(f'`{name}`' for name in conflicts)}",

@@ -7,7 +7,7 @@ import typer
 
 from orchestrator.cli.grammar import LOOK_UP, PREPARE, add
 from orchestrator.cli.options import GiveOption, Json, ProfileArgument, SetOption, named_files
-from orchestrator.core.console import fitted, note, out, out_json, say
+from orchestrator.core.console import note, out, out_json, say, terminal_width
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -31,7 +31,8 @@ def profiles(*, json: Json = False) -> None:
     if json:
         out_json(found)
     else:
-        out(fitted("\n\n".join(table(header, rows) for header, rows in tables(found))))
+        width = terminal_width()
+        out("\n\n".join(table(header, rows, width=width) for header, rows in tables(found)))
 
 
 def schema(
@@ -106,7 +107,7 @@ def show(
         if json:
             out_json([row.to_dict() for row in rows])
         else:
-            out(fitted(explained_table(rows)))
+            out(explained_table(rows, width=terminal_width()))
     elif json:
         out_json({**loaded.plan.to_dict(), "digest": loaded.plan.digest})
     else:

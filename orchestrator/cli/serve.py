@@ -1,5 +1,6 @@
 """`deploy up`, `status`, `logs`, `smoke`, `down`: the life of a server."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -16,7 +17,7 @@ from orchestrator.cli.options import (
     server_names,
     with_revision,
 )
-from orchestrator.core.console import fitted, note, out, out_json, say
+from orchestrator.core.console import note, out, out_json, say, terminal_width
 from orchestrator.core.errors import StartError, UsageError
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _say_up(done: "Up", *, json: bool) -> None:
     if done.smoke is None:
         say(f"`{done.handle.name}` is already up at {done.handle.url}")
         return
-    say(done.smoke.to_table())
+    say(done.smoke.to_table(width=terminal_width(sys.stderr)))
     say(f"`{done.handle.name}` is up at {done.handle.url}")
 
 
@@ -121,7 +122,7 @@ def status(
         if json:
             out_json([server.to_dict() for server in found])
         elif found:
-            out(fitted(status_table(found)))
+            out(status_table(found, width=terminal_width()))
         elif not servers.silent:
             say("nothing runs; `deploy profiles` lists what `deploy up PROFILE` can start")
         for server in found if name is None else ():
@@ -220,7 +221,7 @@ def smoke(
     if json:
         out_json(report.to_dict())
     else:
-        out(report.to_table())
+        out(report.to_table(width=terminal_width()))
     report.require()
 
 

@@ -1,5 +1,6 @@
 """`deploy show --explain`: every value, who stands behind it, and the line it was written on."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
@@ -33,10 +34,21 @@ def explained(loaded: Loaded) -> tuple[Explained, ...]:
     return tuple(_walk(loaded.composed.data, (), loaded))
 
 
-def explained_table(rows: Sequence[Explained]) -> str:
-    """The same for people."""
+def explained_table(rows: Sequence[Explained], *, width: int | None = None) -> str:
+    """The same for people: a table, or, where it does not fit into `width`, a paragraph for each value."""
     cells = [(row.key, _short(row.value), row.origin, row.place, row.source) for row in rows]
-    return table(("key", "value", "origin", "written at", "source"), cells)
+    whole = table(("key", "value", "origin", "written at", "source"), cells)
+    if width is None or max(map(len, whole.splitlines())) <= width:
+        return whole
+    return "\n".join(line for row in rows for line in _paragraph(row, width))
+
+
+def _paragraph(row: Explained, width: int) -> Iterator[str]:
+    """The value, and below it where it was written, who stands behind it and why."""
+    behind = "; ".join(filter(None, [row.origin, row.source]))
+    about = f"{row.place}: {behind}" if behind else row.place
+    for text, indent in ((f"{row.key} = {row.value}", ""), (about, "    ")):
+        yield from textwrap.wrap(text, width, initial_indent=indent, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _walk(value: Data, path: KeyPath, loaded: Loaded) -> Iterator[Explained]:

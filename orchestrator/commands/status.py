@@ -65,13 +65,13 @@ def require_well(servers: Fleet, found: Iterable[ServerStatus], *, named: bool) 
             raise SmokeError(f"`{server.name}` runs and does not serve: {why}", hint=AGAIN.format(name=server.name))
 
 
-def status_table(found: Iterable[ServerStatus]) -> str:
+def status_table(found: Iterable[ServerStatus], *, width: int | None = None) -> str:
     """The servers for people."""
     rows = [
         (server.name, server.profile, server.runtime, _state(server), server.health, server.url, server.plan[:12])
         for server in found
     ]
-    return table(("name", "profile", "runtime", "status", "health", "url", "plan"), rows)
+    return table(("name", "profile", "runtime", "status", "health", "url", "plan"), rows, width=width)
 
 
 def _status(servers: Fleet, handle: Handle, *, ask: bool) -> ServerStatus:

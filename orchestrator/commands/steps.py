@@ -1,11 +1,12 @@
 """What an `up` would do before its server serves, how long that may take, what it downloads; nothing is done."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.commands.coverage import takes_table
-from orchestrator.core.console import table
+from orchestrator.core.console import table, terminal_width
 from orchestrator.core.paths import Home
 from orchestrator.images import IMAGE_BYTES, image_tag, local_config
 from orchestrator.kernels.disk import Store
@@ -65,7 +66,11 @@ def steps_text(artifacts: Artifacts, place: Place) -> str:
     steps = steps_of(artifacts, place)
     rows = [(step.name, step.what, minutes(step.about) if step.about else "done") for step in steps]
     total = sum(step.about for step in steps)
-    return table(("step", "what", "about"), [*rows, ("total", "estimates, not promises", minutes(total))])
+    return table(
+        ("step", "what", "about"),
+        [*rows, ("total", "estimates, not promises", minutes(total))],
+        width=terminal_width(sys.stderr),
+    )
 
 
 def _checkpoint(plan: Plan, place: Place) -> UpStep:

@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import TextIO
 
 from orchestrator.core.asked import as_asked
@@ -77,22 +79,49 @@ def _lead(word: str, style: str) -> str:
     return f"{styled(word, style)} "
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A plain-text table, columns padded to their widest cell, no trailing spaces."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None) -> str:
+    """A plain-text table, columns padded to their widest cell, no trailing spaces.
+
+    With a `width` cells are folded between their words, the widest columns first. Where the words alone are too wide,
+    each row becomes a paragraph, so that a name or a path can still be copied.
+    """
     lines = [tuple(header), *(tuple(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    columns = range(len(header))
+    widths = [max(len(line[column]) for line in lines) for column in columns]
+    if width is not None and _sum(widths) > width:
+        narrowest = [max(len(word) for line in lines for word in line[column].split(" ")) for column in columns]
+        if _sum(narrowest) > width:
+            return "\n".join([f"{header[0]}:", *(_paragraph(header, line, width) for line in lines[1:])])
+        while _sum(widths) > width:
+            widest = max(columns, key=lambda column: (widths[column] > narrowest[column], widths[column]))
+            widths[widest] -= 1
+    return "\n".join(folded for line in lines for folded in _folded(line, widths))
 
 
-def fitted(text: str, stream: TextIO | None = None) -> str:
-    """`text` with its lines cut to a terminal's width; whole for a file or a pipe."""
+def _sum(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _folded(line: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    cells = [_wrapped(cell, size) if len(cell) > size else [cell] for cell, size in zip(line, widths, strict=True)]
+    for parts in zip_longest(*cells, fillvalue=""):
+        yield "  ".join(part.ljust(size) for part, size in zip(parts, widths, strict=True)).rstrip()
+
+
+def _paragraph(header: Sequence[str], line: Sequence[str], width: int) -> str:
+    """A row as its first cell and, below it, the others that are not empty, each with its column's name."""
+    named = [f"{name}: {cell}" if name else cell for name, cell in zip(header[1:], line[1:], strict=True) if cell]
+    return "\n".join([line[0], *(f"    {part}" for part in _wrapped(", ".join(named), width - 4))])
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def terminal_width(stream: TextIO | None = None) -> int | None:
+    """Columns of the terminal that is written to, by default standard output's; None for a file or a pipe."""
     stream = stream or sys.stdout
-    if not stream.isatty():
-        return text
-    width = shutil.get_terminal_size().columns
-    return "\n".join(line if len(line) <= width else f"{line[: width - 1]}…" for line in text.split("\n"))
+    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 class Progress:

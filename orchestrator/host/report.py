@@ -64,11 +64,11 @@ class PreflightReport:
         """The report as plain JSON-able data."""
         return {"profile": self.profile, "ready": self.ready, "findings": [asdict(item) for item in self.findings]}
 
-    def to_text(self) -> str:
-        """The report as a table, with the hints below it."""
+    def to_text(self, *, width: int | None = None) -> str:
+        """The report as a table, folded to `width`, with the hints below it."""
         rows = [(item.level, item.check, item.found, item.needed) for item in self.findings]
         hints = [f"{item.check}: {item.hint}" for item in self.findings if item.hint]
-        return "\n".join([table(("", "check", "found", "needed"), rows), *hints])
+        return "\n".join([table(("", "check", "found", "needed"), rows, width=width), *hints])
 
     def require(self, *, but: Collection[str] = ()) -> None:
         """Raise HostError with every failed check (`but` some, by name), each with its hint."""

@@ -64,12 +64,12 @@ class SmokeReport:
         """The report as plain JSON-able data."""
         return {"ok": self.ok, **dataclasses.asdict(self)}
 
-    def to_table(self) -> str:
-        """The report as a table, with a line of totals below, and what may be behind a warning."""
+    def to_table(self, *, width: int | None = None) -> str:
+        """The report as a table, folded to `width`, with a line of totals below, and what may be behind a warning."""
         rows = [(check.name, check.verdict, f"{check.seconds:.1f} s", check.evidence) for check in self.checks]
         counts = {verdict: sum(check.verdict is verdict for check in self.checks) for verdict in Verdict}
         totals = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-        whole = f"{table(('check', 'verdict', 'took', 'evidence'), rows)}\n\n{totals}"
+        whole = f"{table(('check', 'verdict', 'took', 'evidence'), rows, width=width)}\n\n{totals}"
         warned = (check for check in self.checks if check.verdict is Verdict.WARNING and check.causes)
         return "\n\n".join([whole, *(check.told_causes for check in warned)])
 

@@ -4,15 +4,53 @@ import io
 
 import pytest
 
-from orchestrator.core.console import fitted
+from orchestrator.commands.explain import explained, explained_table
+from orchestrator.commands.planning import load
+from orchestrator.core.console import table, terminal_width
+
+ROWS = [("a", "one long cell that goes on and on"), ("b", "/a/path/that/has/no/space/at/all/in/it"), ("c", "short")]
 
 
-@pytest.mark.parametrize(("terminal", "shown"), [(True, "a line th…\nshort"), (False, "a line that goes on\nshort")])
-def test_a_table_fits_a_terminal_and_is_whole_in_a_pipe(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool, shown: str
-) -> None:
-    monkeypatch.setenv("COLUMNS", "10")
+@pytest.mark.parametrize(("terminal", "width"), [(True, 30), (False, None)])
+def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch, terminal: bool, width: int | None) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: terminal)
 
-    assert fitted("a line that goes on\nshort", stream) == shown
+    assert terminal_width(stream) == width
+
+
+def test_a_table_for_a_pipe_is_whole() -> None:
+    assert [len(line) for line in table(("name", "what"), ROWS).splitlines()] == [10, 39, 44, 11]
+
+
+def test_a_table_for_a_terminal_is_folded_between_words() -> None:
+    assert table(("name", "what"), [ROWS[0], ROWS[2]], width=30).splitlines() == [
+        "name  what",
+        "a     one long cell that goes",
+        "      on and on",
+        "c     short",
+    ]
+
+
+def test_a_table_whose_words_are_too_wide_becomes_paragraphs() -> None:
+    """A name or a path in two lines cannot be copied."""
+    rows = [("mi355x-tp8", "docker", ""), ("cpu", "process", "the embedded default")]
+    assert table(("profile", "runtime", "about"), rows, width=24).splitlines() == [
+        "profile:",
+        "mi355x-tp8",
+        "    runtime: docker",
+        "cpu",
+        "    runtime: process,",
+        "    about: the embedded",
+        "    default",
+    ]
+    assert ROWS[1][1] in table(("name", "what"), ROWS, width=20)
+
+
+def test_an_explanation_is_a_table_where_it_fits_and_paragraphs_where_it_does_not() -> None:
+    rows = explained(load("mi355x-tp8"))
+    assert explained_table(rows, width=400) == explained_table(rows)
+    narrow = explained_table(rows, width=80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert "layout.tp = 8\n    profiles/mi355x-tp8.yaml:8: published; wafer.ai/blog/glm52-amd\n" in narrow
