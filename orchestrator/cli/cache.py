@@ -47,7 +47,7 @@ def clear(
     ] = None,
     host: HostOption = None,
 ) -> None:
-    """Remove caches that nothing uses. The next start makes them again; mends a truncated kernel or a stale lock."""
+    """Remove caches that nothing uses, such as a truncated kernel or a stale lock. The next start makes them again."""
     from orchestrator.commands.caches import caches
     from orchestrator.core.paths import Home
 

@@ -154,7 +154,7 @@ def matrix() -> None:
 
 
 def list_patches(*, json: Json = False) -> None:
-    """List every patch: what it mends, and where the fix came from."""
+    """List every patch: what it repairs, and where the fix comes from."""
     from orchestrator.patches import read_ledger
 
     ledger = read_ledger()

@@ -113,7 +113,7 @@ def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Se
     key = read_key(value, where=variable)
     if len(key.reveal()) < SHORT:
         what = f"the API key in `{variable}` has fewer than {SHORT} characters"
-        warn(f"{what}: it is guessed, and removed from what is shown only where it stands as a word")
+        warn(f"{what}: it can be guessed, and what is shown hides it only where it is a whole word")
     return key
 
 

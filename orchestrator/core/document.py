@@ -138,7 +138,7 @@ class _Reader:
         top = self.open[-1]
         if isinstance(top.holder, dict) and key in top.holder:
             first = self.lines[(*top.path, key)]
-            self.refuse(f"`{key}` stands here twice", line, f"the first is on line {first}: keep one")
+            self.refuse(f"`{key}` is given twice", line, f"the first is on line {first}: keep one")
             top.dropped = True
         else:
             top.key, top.line = key, line

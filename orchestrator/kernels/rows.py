@@ -97,7 +97,7 @@ def _add(problems: list[Problem], problem: Problem) -> None:
 def _check_header(header: Sequence[str], name: str) -> list[Problem]:
     twice = sorted({column for column in header if header.count(column) > 1})
     missing = [column for column in _REQUIRED if column not in header]
-    problems = [Problem(f"column `{column}` stands twice", f"{name}:1") for column in twice]
+    problems = [Problem(f"column `{column}` is given twice", f"{name}:1") for column in twice]
     if missing:
         problems.append(
             Problem(

@@ -88,9 +88,9 @@ def _misplaced(patch: Patch, document: Document, places: Mapping[str, str], fold
     """What the schema cannot see: another patch of that id, the folder's name, the diff beside the file."""
     place = document.place(("id",))
     if patch.id in places:
-        yield Problem(f"patch `{patch.id}` stands twice: here and at {places[patch.id]}", place, "rename one")
+        yield Problem(f"patch `{patch.id}` is given twice: here and at {places[patch.id]}", place, "rename one")
     elif folder.name != patch.id:
-        yield Problem(f"patch `{patch.id}` stands in a folder of another name", place, f"call the folder `{patch.id}`")
+        yield Problem(f"patch `{patch.id}` lies in a folder of another name", place, f"call the folder `{patch.id}`")
     if isinstance(patch.apply, Diff) and not (folder / patch.apply.file).is_file():
         shown = document.name.removesuffix("patch.yaml") + patch.apply.file
         yield Problem(f"patch `{patch.id}` names a diff that does not exist", shown)

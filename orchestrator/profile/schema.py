@@ -167,9 +167,7 @@ def _filler(value: object) -> object:
 class QuestionSection(StrictModel):
     """What the smoke test asks through chat, at temperature 0 and without thinking, and the one right answer."""
 
-    question: Text = Field(
-        min_length=1, description="what is asked; text without sense stands in the place of `{filler}`"
-    )
+    question: Text = Field(min_length=1, description="what is asked; text without sense takes the place of `{filler}`")
     answer: Text = Field(
         min_length=1,
         description="all that is to be answered; case, white space and a full stop at the end do not count",
@@ -184,7 +182,7 @@ class QuestionSection(StrictModel):
     @model_validator(mode="after")
     def _has_a_place_for_its_filler(self) -> "QuestionSection":
         if (self.filler != 0) != (FILLER in self.question):
-            raise ValueError(f"`{FILLER}` stands in a question that has `filler`, and in no other")
+            raise ValueError(f"`{FILLER}` belongs into a question that has `filler`, and into no other")
         return self
 
 

@@ -31,14 +31,14 @@ def quoted(text: str) -> str:
 def word(text: str) -> str:
     """What FROM and COPY take as it stands. Raises BuildError for what would be more than one word, or a pattern."""
     if not _WORD.fullmatch(text):
-        raise BuildError(f"`{text}` cannot stand in a Dockerfile")
+        raise BuildError(f"`{text}` is not allowed in a Dockerfile")
     return text
 
 
 def comment(text: str) -> str:
     """A text after `#`. Raises BuildError for what would not end with the line."""
     if hidden_in(text):
-        raise BuildError(f"{text!r} cannot stand in a Dockerfile")
+        raise BuildError(f"{text!r} is not allowed in a Dockerfile")
     return text
 
 

@@ -54,7 +54,7 @@ def test_every_shipped_workload_is_valid() -> None:
             "`rates_rps.1`: should be greater than 0, found -2.0",
             13,
         ),
-        ("seed: 20260701", "seed: 1\nseed: 2", "`seed` stands here twice", 16),
+        ("seed: 20260701", "seed: 1\nseed: 2", "`seed` is given twice", 16),
         ("rates_rps: [1.0, 2.0, 4.0]", "rates_rps: [2.0, 1.0]", "`rates_rps` must rise", 3),
         ("load: open", "load: closed", "a closed load needs `concurrency`", 3),
         ("load: open", "load: open\nprompts: texts", "`prompts`: should be 'random' or 'text'", 12),

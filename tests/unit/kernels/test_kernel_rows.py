@@ -55,7 +55,7 @@ def test_numbers_as_pandas_writes_them_and_windows_line_ends_are_read() -> None:
 @pytest.mark.parametrize(
     ("lines", "message", "where"),
     [
-        ((HEADER.replace("topk", "expert"),), "column `expert` stands twice", "t.csv:1"),
+        ((HEADER.replace("topk", "expert"),), "column `expert` is given twice", "t.csv:1"),
         ((HEADER.replace("kernelName2,", ""),), "missing columns: `kernelName2`", "t.csv:1"),
         ((HEADER, line(16).rsplit(",", 5)[0]), "24 fields where the header has 29", "t.csv:2"),
         ((HEADER, line(16) + ",more"), "30 fields where the header has 29", "t.csv:2"),

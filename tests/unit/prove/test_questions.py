@@ -92,8 +92,8 @@ def test_kernels_of_a_cpu_add_in_a_fixed_order() -> None:
     [
         ("filler: 64", "filler: a page", "expected `chunk`, or a number of words"),
         ("filler: 64", "filler: -1", "expected `chunk`, or a number of words"),
-        ("    filler: 64\n", "", "`{filler}` stands in a question that has `filler`, and in no other"),
-        ('"{filler} Where', '"Where', "`{filler}` stands in a question that has `filler`, and in no other"),
+        ("    filler: 64\n", "", "`{filler}` belongs into a question that has `filler`, and into no other"),
+        ('"{filler} Where', '"Where', "`{filler}` belongs into a question that has `filler`, and into no other"),
         ("tokens: 12", "tokens: 0", "greater than or equal to 1"),
         ("answer: quest", "answr: quest", "answr"),
     ],
