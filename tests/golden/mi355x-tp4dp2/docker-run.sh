@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --label deploy.name=mi355x-tp4dp2 \
-  --label deploy.plan=a50bd22c401a8c18fd0fd232b89e03941a6da5bee6559ad5bb27c11b2dd45c6b \
+  --label deploy.plan=cb6c4f7175d9a5ea25d3422eb01b3456eb70566fe8b3da4928bc598a7c4ff8de \
   --label deploy.profile=mi355x-tp4dp2 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
