@@ -12,8 +12,7 @@ from orchestrator.commands.servers import Fleet
 from orchestrator.core.console import note
 from orchestrator.core.errors import UsageError
 from orchestrator.core.log_lines import LogTail
-from orchestrator.runtimes import Handle, Runtime, runtime_kind
-from orchestrator.runtimes.base import since_then
+from orchestrator.runtimes import Handle, Runtime, runtime_kind, since_then
 
 _AGO: Final = re.compile(r"(?=.)(?:(\d{1,5})d)?(?:(\d{1,6})h)?(?:(\d{1,7})m)?(?:(\d{1,9})s)?")
 _CLOCK: Final = re.compile(r"\d\d:\d\d(:\d\d)?")

@@ -1,6 +1,6 @@
 """What every room uses. Its face is its modules, each imported by name (`from orchestrator.core.files import …`).
 
-- what is said: `console`, `errors`, `nearest`, `text`
+- what is said: `asked`, `console`, `errors`, `nearest`, `text`
 - what is not: `secret`, `known_secrets`, `redaction`
 - files: `paths`, `files`, `document` (YAML with its lines), `validation`, `catalogue`, `origin`, `log_lines`
 - programs: `shell`, `procfs`, `signals`, `waiting`

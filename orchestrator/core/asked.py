@@ -23,7 +23,7 @@ _COMMAND: Final = re.compile(r"`deploy ([a-z]+(?: [a-z]+)?)([^`]*)`")
 
 
 @dataclass
-class Asked:
+class UserWords:
     """The words of one command line: a profile as it was named, what was set, the machine."""
 
     profile: str | None = None
@@ -31,7 +31,7 @@ class Asked:
     host: str | None = None
 
 
-_asked = Asked()
+_asked = UserWords()
 
 
 def note_asked(profile: str | None, overrides: Sequence[str], host: str | None) -> None:

@@ -3,7 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from orchestrator.runtimes.base import LOG, Cache, Handle, Place, Prepared, Runtime, RuntimeKind, ServerState, Status
+from orchestrator.runtimes.base import (
+    LOG,
+    Cache,
+    Handle,
+    Place,
+    Prepared,
+    Runtime,
+    RuntimeKind,
+    ServerState,
+    Status,
+    since_then,
+)
 
 
 def _docker() -> RuntimeKind:
@@ -38,4 +49,5 @@ __all__ = [
     "ServerState",
     "Status",
     "runtime_kind",
+    "since_then",
 ]

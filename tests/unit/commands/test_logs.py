@@ -13,8 +13,7 @@ from orchestrator.commands.runs import RunDir, open_run
 from orchestrator.commands.servers import Fleet
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
-from orchestrator.runtimes import Handle
-from orchestrator.runtimes.base import since_then
+from orchestrator.runtimes import Handle, since_then
 
 NOW = datetime(2026, 11, 22, 14, 30, 0, 5, tzinfo=timezone(timedelta(hours=1)))
 LOG = (

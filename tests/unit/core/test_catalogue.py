@@ -128,7 +128,7 @@ def test_the_list_says_why_where_no_profile_can_be_used(
     monkeypatch.setattr("sys.argv", ["deploy", "profiles"])
     with pytest.raises(SystemExit):
         main()
-    assert "cannot be used: patch `dsa-topk-v2-off` stands" in capsys.readouterr().out
+    assert "cannot be used: patch `dsa-topk-v2-off` lies" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [["matrix"], ["kernels", "coverage", "--json"]])
