@@ -52,6 +52,7 @@ class BenchRequest:
     provenance: ServerProvenance
     kernel_gate: Callable[[], dict[str, object] | None]  # looked at again: large shapes are looked up late
     price: Price | None
+    label: str | None = None  # what the user calls it
     read_energy: EnergyReader | None
     directory: Path
     text: str  # that prompts of text are cut from
@@ -149,6 +150,7 @@ def _begin(request: BenchRequest, facts: EndpointFacts) -> BenchResult:
         endpoint=facts,
         provenance=request.provenance,
         price=request.price,
+        label=request.label,
     )
     if request.earlier is None:
         return BenchResult(schema_version=RESULT_SCHEMA, run=run, ending=BenchEnding.INTERRUPTED, points=(), marks=())

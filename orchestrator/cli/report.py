@@ -39,11 +39,11 @@ def compare(
     price: PriceOption = None,
     json: Json = False,
 ) -> None:
-    """Compare measurements with each other, and with what was published."""
+    """Set measurements side by side: what differs, and by how much."""
     from orchestrator.commands.report import find_results, make_report
     from orchestrator.report import comparison_text, render_json
 
-    made = make_report(find_results(results), published=published, prices=price or ())
+    made = make_report(find_results(results), published=published or "none", prices=price or ())
     out(render_json(made) if json else comparison_text(made))
     _warn_loudly(made)
 
@@ -62,19 +62,25 @@ def report(
     ] = None,
     kwh: Annotated[str | None, typer.Option(metavar="PRICE[EUR]", help="the price of a kWh; default: USD")] = None,
     pue: Annotated[float, typer.Option(metavar="RATIO", help="watts drawn for each watt used")] = 1.0,
+    requests_at: Annotated[
+        float | None, typer.Option(metavar="RPS", help="the rate whose requests are drawn over time; default: the knee")
+    ] = None,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="write there instead of into DIR")] = None,
     json: Json = False,
 ) -> None:
     """Write report.html, report.md and report.json. The page is self-contained; the others say the same."""
-    from orchestrator.commands.report import find_evals, find_results, make_report, write_report
+    from orchestrator.commands.report import find_evals, find_requests, find_results, make_report, write_report
     from orchestrator.core.errors import BenchError
-    from orchestrator.report import NodePower, render_json
+    from orchestrator.report import Details, NodePower, render_json
 
-    power = NodePower.given(node_watts, kwh, pue)
-    evals = find_evals(directory, baseline or ())
-    made = make_report(
-        find_results([directory]), published=published, prices=price or (), evals=evals, title=title, power=power
+    results = find_results([directory])
+    details = Details(
+        title=title,
+        requests=find_requests(results, requests_at),
+        evals=find_evals(directory, baseline or ()),
+        power=NodePower.given(node_watts, kwh, pue),
     )
+    made = make_report(results, published=published, prices=price or (), details=details)
     try:
         written = write_report(made, output or directory)
     except OSError as error:

@@ -70,6 +70,7 @@ class BenchOptions:
     changes: WorkloadChanges
     api: str
     usd_per_gpu_hour: float | None
+    label: str | None = None  # what a report calls it
     directory: Path | None
     resume: bool
     command: str
@@ -168,6 +169,7 @@ def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str
         provenance=target.provenance,
         kernel_gate=target.kernel_gate,
         price=_price(options.usd_per_gpu_hour),
+        label=options.label,
         read_energy=_energy_reader(target),
         directory=directory,
         text=read_text(workload),

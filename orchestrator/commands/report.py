@@ -1,13 +1,15 @@
 """`deploy compare` and `deploy report`: from directories of results to a report."""
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.commands.runs import load_outcome, load_result
+from orchestrator.commands.runs import load_outcome, load_requests, load_result
 from orchestrator.core.errors import UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.report import (
-    NodePower,
+    Details,
     PriceBook,
     Prices,
     Published,
@@ -18,11 +20,12 @@ from orchestrator.report import (
     load_published,
     of_kind,
     parse_prices,
+    point_to_draw,
     render_html,
     render_json,
     render_markdown,
 )
-from orchestrator.results import RESULT_FILE, BenchResult, Outcome
+from orchestrator.results import RESULT_FILE, BenchResult, Outcome, Point, RequestTimes, requests_file
 
 
 def find_results(paths: Sequence[Path]) -> tuple[Path, ...]:
@@ -49,28 +52,48 @@ def find_evals(directory: Path, baselines: Sequence[Path]) -> tuple[tuple[Outcom
 
 
 def make_report(
-    results: Sequence[Path],
-    *,
-    published: str | None,
-    prices: Sequence[str],
-    evals: tuple[tuple[Outcome | None, Outcome], ...] = (),
-    title: str = "",
-    power: NodePower | None = None,
+    results: Sequence[Path], *, published: str | None, prices: Sequence[str], details: Details | None = None
 ) -> Report:
     """Read the results and set them beside the published figures of that name, or file.
 
-    `none` is beside nothing, None beside those of the same workload on the same machine, where there are any.
+    `none` is beside nothing, None beside those of the same workload on the same machine, where there are any. By
+    themselves, several are called by their directories.
     """
     measured = tuple(load_result(path) for path in results)
+    known = _of_the_same(measured) if published is None else _named(published)
+    directories = _directories(results) if known is None and len(results) > 1 else ()
     return build_report(
         measured,
-        published=_of_the_same(measured) if published is None else _named(published),
-        title=title,
-        power=power or NodePower(),
+        published=known,
         everything=load_all_published(),
         prices=price_book(prices),
-        evals=evals,
+        details=replace(details or Details(), directories=directories),
     )
+
+
+def _directories(results: Sequence[Path]) -> tuple[str, ...]:
+    """What each result's directory is called below the one that holds them all."""
+    folders = [path.resolve().parent for path in results]
+    above = Path(os.path.commonpath(folders))
+    return tuple(folder.name if folder == above else str(folder.relative_to(above)) for folder in folders)
+
+
+def find_requests(results: Sequence[Path], rate_rps: float | None) -> dict[int, tuple[Point, tuple[RequestTimes, ...]]]:
+    """The requests of each result at one rate, by default at its knee, where its directory still holds them.
+
+    Raises UsageError for a rate that no result has.
+    """
+    measured = [load_result(path) for path in results]
+    points = [point_to_draw(result, rate_rps) for result in measured]
+    if rate_rps is not None and not any(points):
+        rates = sorted({point.offered_rps for result in measured for point in result.points if point.offered_rps})
+        known = ", ".join(f"{rate:g}" for rate in rates)
+        raise UsageError(f"no result has a rate of {rate_rps:g} rps", hint=f"--requests-at one of {known}")
+    found = {}
+    for index, (path, point) in enumerate(zip(results, points, strict=True)):
+        if point is not None and (file := path.parent / requests_file(point)).exists():
+            found[index] = (point, load_requests(file))
+    return found
 
 
 def _named(published: str) -> Published | None:

@@ -24,10 +24,11 @@ from orchestrator.core.redaction import redact_data
 from orchestrator.core.text import parse_json, printable_json
 from orchestrator.plan import NAME, Plan
 from orchestrator.render import ContextFile
-from orchestrator.results import RESULT_FILE, BenchResult, Outcome, outcome_from_json
+from orchestrator.results import RESULT_FILE, BenchResult, Outcome, RequestTimes, outcome_from_json, read_requests
 
 _MOST_BYTES: Final = 16 << 20  # of a result; one with a hundred points has 1 MB
 _TIME: Final = "%Y%m%dT%H%M%SZ"
+_MOST_REQUESTS: Final = 256 << 20  # of the requests of a point; ten thousand of a thousand tokens each have 200 MB
 _PID_WIDTH: Final = 10  # characters, so that a lock file is never truncated
 
 
@@ -181,14 +182,19 @@ def load_result(path: Path) -> BenchResult:
     return BenchResult.from_json(_read(file, "result"), where=str(file))
 
 
+def load_requests(file: Path) -> tuple[RequestTimes, ...]:
+    """The requests of one point, from their file. Raises BenchError for one that cannot be read."""
+    return read_requests(_read(file, "requests", most=_MOST_REQUESTS).splitlines(), where=str(file))
+
+
 def load_outcome(file: Path) -> Outcome:
     """An evaluation, from its file. Raises BenchError for one that cannot be read."""
     return outcome_from_json(_read(file, "outcome"), where=str(file))
 
 
-def _read(file: Path, what: str) -> str:
+def _read(file: Path, what: str, *, most: int = _MOST_BYTES) -> str:
     try:
-        return read_file(file, most=_MOST_BYTES).decode()
+        return read_file(file, most=most).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BenchError(f"cannot read the {what}: {reason}", where=str(file)) from error

@@ -6,8 +6,9 @@
 """
 
 from orchestrator.report.compare import foreign
-from orchestrator.report.document import Report, build_report
+from orchestrator.report.document import Details, Report, build_report
 from orchestrator.report.economics import NodePower
+from orchestrator.report.over_time import point_to_draw
 from orchestrator.report.published import (
     PriceBook,
     Prices,
@@ -24,6 +25,7 @@ from orchestrator.report.render import render_html, render_json, render_markdown
 from orchestrator.report.show import comparison_text
 
 __all__ = [
+    "Details",
     "NodePower",
     "PriceBook",
     "Prices",
@@ -38,6 +40,7 @@ __all__ = [
     "load_published",
     "of_kind",
     "parse_prices",
+    "point_to_draw",
     "render_html",
     "render_json",
     "render_markdown",

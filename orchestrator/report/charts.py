@@ -1,59 +1,182 @@
 """Which plots a report shows: its rows as series. Pure."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
-from orchestrator.report.compare import Comparison
-from orchestrator.report.document import LayoutRow, Report
+from orchestrator.report.compare import Comparison, RateRow
+from orchestrator.report.document import Report
+from orchestrator.report.layouts import LayoutRow
+from orchestrator.report.over_time import OverTime
 from orchestrator.report.plot import Bar, Chart, Limit, Line
 from orchestrator.report.published import PublishedRate
 from orchestrator.results import Figure, figures
 
-RATE = "offered rate, requests per second"
+RATE: Final = "offered rate, requests per second"
+TIME: Final = "seconds after the first planned arrival"
+_LONGEST: Final = 14  # characters of a name in a plot; the legend has it whole
+_NAMED: Final = 3  # series whose ends a sentence tells
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Against:
+    """A figure against the offered rate, and what such a plot says before its ends are told."""
+
+    id: str
+    title: str
+    unit: str
+    figure: Figure
+    says: str
+    log: bool = False
+    limited: bool = False  # shows the workload's limit of TTFT p95
+
+
+_AGAINST_RATE: Final = (
+    _Against(
+        id="ttft-p95",
+        title="Time to first token, p95",
+        unit="seconds, logarithmic",
+        figure=figures.TTFT_P95,
+        says="How long 19 of 20 requests wait for their first token at most:",
+        log=True,
+        limited=True,
+    ),
+    _Against(
+        id="ttft-p50",
+        title="Time to first token, p50",
+        unit="seconds, logarithmic",
+        figure=figures.TTFT_P50,
+        says="How long half of the requests wait for their first token at most:",
+        log=True,
+    ),
+    _Against(
+        id="tpot",
+        title="Time per output token, p50",
+        unit="milliseconds",
+        figure=figures.TPOT_P50,
+        says="How long half of the answers take from token to token at most:",
+    ),
+    _Against(
+        id="throughput",
+        title="Output throughput of the node",
+        unit="output tokens per second",
+        figure=figures.OUTPUT,
+        says="A server that is full puts out no more when more is asked of it. Tokens a second:",
+    ),
+    _Against(
+        id="cost",
+        title="Cost of a million output tokens",
+        unit="US dollars",
+        figure=figures.USD,
+        says="The busier the node, the cheaper the token:",
+    ),
+    _Against(
+        id="energy",
+        title="Energy of an output token",
+        unit="joules",
+        figure=figures.JOULES,
+        says="By the GPUs' own counters, in joules:",
+    ),
+)
 
 
 def line_charts(report: Report) -> tuple[Chart, ...]:
-    """TTFT, throughput, cost and energy, each against the offered rate."""
+    """Throughput against what a user sees; then TTFT, TPOT, throughput, cost and energy against the offered rate."""
+    return (_frontier(report), *(_against_rate(report, each) for each in _AGAINST_RATE))
+
+
+def _against_rate(report: Report, asked: _Against) -> Chart:
     limits = sorted({limit for each in report.comparisons if (limit := each.ttft_limit_s) is not None})
+    lines = _lines(report, asked.figure)
+    return Chart(
+        id=asked.id,
+        title=asked.title,
+        x_label=RATE,
+        y_label=asked.unit,
+        lines=lines,
+        limits=tuple(Limit(label=f"limit {limit:g} s", value=limit) for limit in limits) if asked.limited else (),
+        log=asked.log,
+        says=_says(asked.says, lines, asked.figure),
+    )
+
+
+def _frontier(report: Report) -> Chart:
+    """Output of a GPU against what a user sees; of the node where a result does not say how many GPUs it had."""
+    drawn = _drawn(report)
+    rows = [row for each, _ in drawn for row in each.rows]
+    output = [row for row in rows if row.of(figures.OUTPUT).measured is not None]
+    per_gpu = all(row.of(figures.OUTPUT_PER_GPU).measured is not None for row in output)
+    figure, unit = (figures.OUTPUT_PER_GPU, "a GPU") if per_gpu else (figures.OUTPUT, "the node")
+    lines = tuple(
+        Line(label=_short(comparison, report), points=points, colour=index, tags=tags)
+        for comparison, index in drawn
+        for points, tags in [_spots(comparison.rows, figure)]
+        if points
+    )
+    return Chart(
+        id="frontier",
+        title="Throughput against latency",
+        x_label="output tokens per second of one user (1 / median TPOT)",
+        y_label=f"output tokens per second of {unit}",
+        lines=lines,
+        says=f"Each point is one load: up is more from {unit}, right is faster for each user. Both at once is better.",
+    )
+
+
+def _spots(rows: tuple[RateRow, ...], output: Figure) -> tuple[tuple[tuple[float, float], ...], tuple[str, ...]]:
+    found = [
+        ((user, tok_s), row.load)
+        for row in rows
+        if (user := row.of(figures.PER_USER).measured) and (tok_s := row.of(output).measured) is not None
+    ]
+    return tuple(spot for spot, _ in found), tuple(load for _, load in found)
+
+
+def over_time_charts(drawn: OverTime) -> tuple[Chart, Chart]:
+    """When each request was due and how long it waited; how many were under way at each moment."""
+    waits = [wait for _, wait in drawn.waits]
+    slowest = f"; the slowest waited {figures.seconds(max(waits))} s" if waits else ""
+    failed = f", {len(drawn.failed)} of them failed" if drawn.failed else ""
+    most, queued = (int(max((many for _, many in spots), default=0)) for spots in (drawn.under_way, drawn.waiting))
+    waited = (
+        Line(label="first token", points=drawn.waits, colour=0, style="dots"),
+        Line(label="failed", points=drawn.failed, colour=1, style="dots", failed=True),
+    )
+    counts = (
+        Line(label="under way", points=drawn.under_way, colour=0, style="steps"),
+        Line(label="no token yet", points=drawn.waiting, colour=1, style="steps"),
+    )
     return (
         Chart(
-            id="ttft-p95",
-            title="Time to first token, p95",
-            x_label=RATE,
-            y_label="seconds, logarithmic",
-            lines=_lines(report, lambda line: line.ttft_p95_s, figures.TTFT_P95),
-            limits=tuple(Limit(label=f"limit {limit:g} s", value=limit) for limit in limits),
-            log=True,
+            id=f"waits-{drawn.of}",
+            title="Each request: when it was due, how long it waited",
+            x_label=TIME,
+            y_label="seconds to the first token",
+            lines=tuple(line for line in waited if line.points),
+            says=f"{drawn.requests} requests{failed}, a dot each{slowest}. A rising cloud is a growing queue.",
         ),
         Chart(
-            id="ttft-p50",
-            title="Time to first token, p50",
-            x_label=RATE,
-            y_label="seconds, logarithmic",
-            lines=_lines(report, lambda line: line.ttft_p50_s, figures.TTFT_P50),
-            log=True,
-        ),
-        Chart(
-            id="throughput",
-            title="Output throughput of the node",
-            x_label=RATE,
-            y_label="output tokens per second",
-            lines=_lines(report, lambda line: line.output_tok_s, figures.OUTPUT),
-        ),
-        Chart(
-            id="cost",
-            title="Cost of a million output tokens",
-            x_label=RATE,
-            y_label="US dollars",
-            lines=_lines(report, _published_cost(report), figures.USD),
-        ),
-        Chart(
-            id="energy",
-            title="Energy of an output token",
-            x_label=RATE,
-            y_label="joules",
-            lines=_lines(report, lambda _: None, figures.JOULES),
+            id=f"queue-{drawn.of}",
+            title="Requests under way, and without a token yet",
+            x_label=TIME,
+            y_label="requests",
+            lines=tuple(line for line in counts if line.points),
+            says=f"At most {most} at once, at most {queued} of them in the queue or in their prefill.",
         ),
     )
+
+
+def _says(what: str, lines: tuple[Line, ...], figure: Figure) -> str:
+    """What a plot shows, with both ends of its first series."""
+    told = [_ends(line, figure, alone=len(lines) == 1) for line in lines[:_NAMED]]
+    more = f"; {len(lines) - _NAMED} more in the plot" if len(lines) > _NAMED else ""
+    return f"{what} {'; '.join(told)}{more}." if told else ""
+
+
+def _ends(line: Line, figure: Figure, *, alone: bool) -> str:
+    whose = "" if alone else f"{line.label.removesuffix(' †')} "
+    unit = f" {figure.unit}" if figure.unit in {"s", "ms"} else ""
+    ends = (line.points[0], line.points[-1])[: len(line.points)]
+    return whose + ", ".join(f"{figure.show(value)}{unit} at {figures.plain(rate)} rps" for rate, value in ends)
 
 
 def layout_bars(report: Report) -> tuple[Bar, ...]:
@@ -74,31 +197,46 @@ def _bar(row: LayoutRow) -> Bar:
     )
 
 
-def _lines(report: Report, published: Callable[[PublishedRate], float | None], measured: Figure) -> tuple[Line, ...]:
+def _lines(report: Report, measured: Figure) -> tuple[Line, ...]:
     """The published series and one a result; where none measured the published workload, those of other workloads."""
-    known = report.published
-    same = [known and each.result.run.workload_name == known.workload.name for each in report.comparisons]
-    rates = known.rates if known and any(same) else ()
-    table = tuple((line.rate_rps, figure) for line in rates if (figure := published(line)) is not None)
+    drawn = _drawn(report)
+    rates = report.published.rates if report.published and any(_is_published(each, report) for each, _ in drawn) else ()
+    said = ((line.rate_rps, _published(line, measured, report.published_usd_per_hour)) for line in rates)
+    table = tuple((rate, value) for rate, value in said if value is not None)
     series = [Line(label="published", points=table, colour=None)]
-    for index, comparison in enumerate(report.comparisons):
-        if any(same) and not same[index]:
-            continue
+    for comparison, index in drawn:
         points = tuple(
-            (row.rate_rps, figure) for row in comparison.rows if (figure := row.of(measured).measured) is not None
+            (row.rate_rps, figure)
+            for row in comparison.rows
+            if row.rate_rps is not None and (figure := row.of(measured).measured) is not None
         )
         series.append(Line(label=_short(comparison, report), points=points, colour=index))
     return tuple(line for line in series if line.points)
 
 
+def _drawn(report: Report) -> list[tuple[Comparison, int]]:
+    """Each result with its place; where one measured the published workload, only those that did."""
+    every = [(comparison, index) for index, comparison in enumerate(report.comparisons)]
+    return [each for each in every if _is_published(each[0], report)] or every
+
+
+def _is_published(comparison: Comparison, report: Report) -> bool:
+    known = report.published
+    return known is not None and comparison.result.run.workload_name == known.workload.name
+
+
 def _short(comparison: Comparison, report: Report) -> str:
-    """The layout, with the GPU where several systems stand in one report, and a dagger where it is not comparable."""
+    """Its name; of a layout the GPU too where systems differ; a dagger where it is not comparable."""
     systems = {other.system for other in report.comparisons}
-    gpu = f" {comparison.system.rpartition('×')[2]}" if len(systems) > 1 else ""
-    return f"{comparison.name}{gpu}{'' if comparison.comparable else ' †'}"
+    plain = len(systems) > 1 and comparison.name.startswith(comparison.layout)
+    gpu = f" {comparison.system.rpartition('×')[2]}" if plain else ""
+    name = comparison.name if len(comparison.name) <= _LONGEST else f"{comparison.name[: _LONGEST - 1]}…"
+    return f"{name}{gpu}{'' if comparison.comparable else ' †'}"
 
 
-def _published_cost(report: Report) -> Callable[[PublishedRate], float | None]:
-    """What the published throughput costs at the hourly price that the published layouts stand at."""
-    hourly = report.published_usd_per_hour
-    return lambda line: figures.usd_per_million_tokens(hourly, line.output_tok_s)
+def _published(line: PublishedRate, measured: Figure, usd_per_hour: float | None) -> float | None:
+    """What was published of that figure; a cost is that of the published throughput, at the published price."""
+    if measured is figures.USD:
+        return figures.usd_per_million_tokens(usd_per_hour, line.output_tok_s)
+    found = line.model_dump().get(measured.key)
+    return found if isinstance(found, float) else None

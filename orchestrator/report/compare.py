@@ -53,14 +53,23 @@ class Reason:
 
 @dataclass(frozen=True, kw_only=True)
 class RateRow:
-    """One offered rate. `load_tok_s` is what that rate emits in a steady state: rate times output length."""
+    """One offered rate, or one number of requests at a time.
 
-    rate_rps: float
+    `load_tok_s` is what a rate emits in a steady state: rate times output length.
+    """
+
+    rate_rps: float | None
+    concurrency: int | None = None
     load_tok_s: float | None
     figures: Mapping[str, ComparedFigure]  # by the key of `results.figures`
     sustained: bool | None
     not_sustained_because: tuple[str, ...]
     capped: str | None
+
+    @property
+    def load(self) -> str:
+        """What was offered, in words."""
+        return f"{figures.plain(self.rate_rps)} rps" if self.rate_rps is not None else f"{self.concurrency} at a time"
 
     def of(self, figure: Figure) -> ComparedFigure:
         """That figure, measured and published."""
@@ -71,7 +80,7 @@ class RateRow:
 class Comparison:
     """One result beside the published measurement. `caveats` limit what the agreements say; `reasons` forbid them."""
 
-    name: str  # the layout, numbered where the same one was measured several times
+    name: str  # what the user calls it, else the layout, numbered where two have the same
     system: str
     layout: str
     result: BenchResult
@@ -88,7 +97,9 @@ class Comparison:
     @property
     def label(self) -> str:
         """What was measured, in a few words."""
-        return f"{self.name} on {self.system}"
+        if self.name.startswith(self.layout):
+            return f"{self.name} on {self.system}"
+        return f"{self.name} ({self.layout} on {self.system})"
 
     @property
     def comparable(self) -> bool:
@@ -122,7 +133,7 @@ def compare(result: BenchResult, published: Published | None, prices: PriceBook)
         result=result,
         reasons=reasons,
         caveats=caveats,
-        rows=() if closed else _rows(result, beside, price=price, terms=terms),
+        rows=_rows(result, beside, price=price, terms=terms),
         knee_rps=None if closed else knee,
         knee_reached=result.knee_reached,
         ttft_limit_s=_ttft_limit(result),
@@ -249,14 +260,23 @@ def _rows(
     """One row for each rate that was measured, or published for this system and layout."""
     gpus = result.run.provenance.gpus
     hourly = price * gpus if price and gpus else None
-    measured = {point.offered_rps: _priced(point, hourly) for point in result.points if point.offered_rps is not None}
+    priced = tuple(_priced(point, hourly) for point in result.points)
+    measured = {point.offered_rps: point for point in priced if point.offered_rps is not None}
     table = {line.rate_rps: line for line in beside}
     stated = result.run.workload.get("output_tokens")
     output_tokens = stated if isinstance(stated, int) and 0 < stated < 1 << 53 else None
-    return tuple(
-        _row(rate, measured.get(rate), table.get(rate), load_tok_s=output_tokens and rate * output_tokens, terms=terms)
+    rated = (
+        _row(
+            measured.get(rate),
+            table.get(rate),
+            rate_rps=rate,
+            load_tok_s=output_tokens and rate * output_tokens,
+            terms=terms,
+        )
         for rate in sorted({*measured, *table})
     )
+    closed = (_row(point, None, rate_rps=None, load_tok_s=None, terms=terms) for point in priced if point.concurrency)
+    return (*rated, *closed)
 
 
 def _priced(point: Point, usd_per_hour: float | None) -> Point:
@@ -266,7 +286,12 @@ def _priced(point: Point, usd_per_hour: float | None) -> Point:
 
 
 def _row(
-    rate: float, point: Point | None, line: PublishedRate | None, *, load_tok_s: float | None, terms: ComparisonTerms
+    point: Point | None,
+    line: PublishedRate | None,
+    *,
+    rate_rps: float | None,
+    load_tok_s: float | None,
+    terms: ComparisonTerms,
 ) -> RateRow:
     published = line.model_dump() if line else {}
     found = {
@@ -276,11 +301,12 @@ def _row(
             higher_is_better=figure.higher_is_better,
             exact=figure.exact,
         )
-        for figure in figures.BY_RATE
+        for figure in figures.FIGURES
     }
     found[figures.OUTPUT.key] = _against_load(found[figures.OUTPUT.key], load_tok_s, terms.tolerance)
     return RateRow(
-        rate_rps=rate,
+        rate_rps=rate_rps,
+        concurrency=point.concurrency if point else None,
         load_tok_s=load_tok_s,
         figures=found,
         sustained=point.sustained if point else None,
@@ -309,5 +335,5 @@ def _single_stream(result: BenchResult, published: Published | None, terms: Comp
     return allowed.compare(measured, target.output_tok_s, note=target.caveat)
 
 
-def _same_rate(rate: float, other: float | None) -> bool:
-    return other is not None and math.isclose(rate, other, rel_tol=1e-6)
+def _same_rate(rate: float | None, other: float | None) -> bool:
+    return rate is not None and other is not None and math.isclose(rate, other, rel_tol=1e-6)

@@ -6,7 +6,7 @@ by a label at the height where they end, as well as by colour.
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from markupsafe import Markup
 
@@ -14,16 +14,24 @@ WIDTH: Final = 440
 HEIGHT: Final = 300
 _LEFT, _TOP, _BOTTOM = 46, 16, 46
 _LABEL_GAP: Final = 14.0
+_LONGEST: Final = 22  # characters of a label at the edge
+_DESCRIBED: Final = 12  # points of a series in the description
 _MARKERS: Final = ("circle", "square", "triangle", "diamond")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One series of at least one point. `colour` counts from 0; None is published: grey, dashed, hollow markers."""
+    """One series of at least one point. `colour` counts from 0; None is published: grey, dashed, hollow markers.
+
+    Dots are told nothing of what lies between them; steps keep each value until the next. `tags` stand at the points.
+    """
 
     label: str
     points: tuple[tuple[float, float], ...]
     colour: int | None
+    style: Literal["line", "dots", "steps"] = "line"
+    tags: tuple[str, ...] = ()
+    failed: bool = False  # in the colour of an alarm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +44,10 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """What a line chart shows; `id` must be unique on the page, axis names carry the unit. No lines, no drawing."""
+    """What a chart shows, and says in a sentence; `id` must be unique on the page, axis names carry the unit.
+
+    No lines, no drawing.
+    """
 
     id: str
     title: str
@@ -45,6 +56,7 @@ class Chart:
     lines: tuple[Line, ...]
     limits: tuple[Limit, ...] = ()
     log: bool = False  # the vertical axis; then every value must be above 0
+    says: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +121,7 @@ def line_chart(chart: Chart) -> Markup:
     ys = [y for line in chart.lines for _, y in line.points] + [limit.value for limit in chart.limits]
     x_ticks = nice_ticks(max(xs))
     y_ticks = log_ticks(min(ys), max(ys)) if chart.log else nice_ticks(max(ys))
-    edge = WIDTH - 28 - 7.3 * max(len(line.label) for line in chart.lines)
+    edge = WIDTH - 28 - 7.3 * max(len(_short(line.label)) for line in chart.lines)
     across = _Scale(low=x_ticks[0], high=x_ticks[-1], start=_LEFT, end=edge)
     upward = _Scale(low=y_ticks[0], high=y_ticks[-1], start=HEIGHT - _BOTTOM, end=_TOP, log=chart.log)
     parts = [*_axes(chart, across, upward, x_ticks, y_ticks)]
@@ -117,6 +129,14 @@ def line_chart(chart: Chart) -> Markup:
     parts += [_series(line, across, upward) for line in chart.lines]
     parts += _end_labels(chart.lines, upward, edge)
     return _svg(chart.id, chart.title, _describe(chart), parts, HEIGHT)
+
+
+def legend_mark(colour: int) -> Markup:
+    """The marker of a result, to stand before its name."""
+    drawn = _marker(_MARKERS[colour % len(_MARKERS)], 7, 7)
+    return Markup('<svg class="plot mark" viewBox="0 0 14 14" aria-hidden="true"><g class="{}">{}</g></svg>').format(
+        _colour(colour), drawn
+    )
 
 
 def bar_chart(chart_id: str, title: str, bars: tuple[Bar, ...]) -> Markup:
@@ -145,8 +165,19 @@ def _svg(chart_id: str, title: str, description: str, parts: list[Markup], heigh
 
 
 def _describe(chart: Chart) -> str:
-    series = (f"{line.label}: " + ", ".join(f"{number(x)} → {y:.4g}" for x, y in line.points) for line in chart.lines)
+    series = (f"{line.label}: {_values(line)}" for line in chart.lines)
     return f"{chart.y_label} against {chart.x_label}. " + "; ".join(series)
+
+
+def _values(line: Line) -> str:
+    """Its points; of more than can be read out, how many they are and how high the highest."""
+    if len(line.points) > _DESCRIBED:
+        return f"{len(line.points)} points, at most {max(y for _, y in line.points):.4g}"
+    return ", ".join(f"{number(x)} → {y:.4g}" for x, y in line.points)
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}…"
 
 
 def _text(x: float, y: float, text: str, css: str) -> Markup:
@@ -182,16 +213,30 @@ def _shape(line: Line) -> str:
     return _MARKERS[0 if line.colour is None else line.colour % len(_MARKERS)]
 
 
+def _css(line: Line) -> str:
+    return "failed" if line.failed else _colour(line.colour)
+
+
 def _series(line: Line, across: _Scale, upward: _Scale) -> Markup:
     spots = [(across.at(x), upward.at(y)) for x, y in line.points]
-    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in spots)
-    marks = Markup("").join(_marker(_shape(line), x, y) for x, y in spots)
-    return Markup('<g class="series {}"><path class="line" d="{}"/>{}</g>').format(_colour(line.colour), path, marks)
+    drawn = Markup("") if line.style == "dots" else Markup('<path class="line" d="{}"/>').format(_path(line, spots))
+    if line.style != "steps":
+        drawn += Markup("").join(_marker("dot" if line.style == "dots" else _shape(line), x, y) for x, y in spots)
+    drawn += Markup("").join(_text(x + 8, y + 4, tag, "tag") for (x, y), tag in zip(spots, line.tags, strict=False))
+    return Markup('<g class="series {}">{}</g>').format(_css(line), drawn)
+
+
+def _path(line: Line, spots: list[tuple[float, float]]) -> str:
+    if line.style == "line":
+        return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in spots)
+    begin = f"M{spots[0][0]:.1f} {spots[0][1]:.1f}"
+    return begin + "".join(f"H{x:.1f}V{y:.1f}" for x, y in spots[1:])
 
 
 def _marker(shape: str, x: float, y: float) -> Markup:
-    if shape == "circle":
-        return Markup('<circle class="mark" cx="{:.1f}" cy="{:.1f}" r="4"/>').format(x, y)
+    if shape in {"circle", "dot"}:
+        css, radius = ("mark", 4) if shape == "circle" else ("mark dot", 2.5)
+        return Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}"/>').format(css, x, y, radius)
     outlines = {
         "square": ((-3.6, -3.6), (3.6, -3.6), (3.6, 3.6), (-3.6, 3.6)),
         "triangle": ((0, -4.8), (4.6, 3.4), (-4.6, 3.4)),
@@ -208,8 +253,8 @@ def _end_labels(lines: tuple[Line, ...], upward: _Scale, edge: float) -> list[Ma
     parts = []
     for height, (_, line) in zip(heights, ends, strict=True):
         key = _marker(_shape(line), edge + 14, height)
-        parts.append(Markup('<g class="key {}">{}</g>').format(_colour(line.colour), key))
-        parts.append(_text(edge + 24, height + 4, line.label, f"label {_colour(line.colour)}"))
+        parts.append(Markup('<g class="key {}">{}</g>').format(_css(line), key))
+        parts.append(_text(edge + 24, height + 4, _short(line.label), f"label {_css(line)}"))
     return parts
 
 

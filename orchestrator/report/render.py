@@ -5,6 +5,7 @@ The HTML stands alone: style and plots are inline, nothing is fetched and no scr
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -12,10 +13,12 @@ from markupsafe import Markup
 from pydantic import TypeAdapter
 
 from orchestrator.core.text import printable_json
-from orchestrator.report.charts import layout_bars, line_charts
-from orchestrator.report.compare import Agreement, ComparedFigure, Comparison
+from orchestrator.report.charts import layout_bars, line_charts, over_time_charts
+from orchestrator.report.compare import Agreement, ComparedFigure, Comparison, RateRow
+from orchestrator.report.configuration import load
 from orchestrator.report.document import Report
-from orchestrator.report.plot import bar_chart, line_chart
+from orchestrator.report.plot import Chart, bar_chart, legend_mark, line_chart
+from orchestrator.report.sides import change_text, estimate_text, signed
 from orchestrator.results import Figure, figures
 
 # Wherever it stands; and what makes a heading, a list or a line of a text at whose beginning it stands.
@@ -26,10 +29,14 @@ _REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 def render_html(report: Report) -> str:
     """One self-contained page."""
     template = _environment().get_template("report.html.j2")
-    shown = [chart for chart in line_charts(report) if chart.lines or report.published]
-    charts = [(chart, line_chart(chart) if chart.lines else None) for chart in shown]
+    charts = _drawn([chart for chart in line_charts(report) if chart.lines or report.published])
+    times = [(each, _drawn(over_time_charts(each))) for each in report.over_time]
     bars = bar_chart("layouts", "Best output throughput by layout", layout_bars(report)) if report.layouts else ""
-    return template.render(report=report, charts=charts, bars=bars, **_columns(report))
+    return template.render(report=report, charts=charts, times=times, bars=bars, **_shown(report))
+
+
+def _drawn(charts: Iterable[Chart]) -> list[tuple[Chart, Markup | None]]:
+    return [(chart, line_chart(chart) if chart.lines else None) for chart in charts]
 
 
 def render_markdown(report: Report) -> str:
@@ -37,17 +44,27 @@ def render_markdown(report: Report) -> str:
     environment = _environment()
     environment.finalize = escaped
     environment.filters["code"] = code
-    return environment.get_template("report.md.j2").render(report=report, **_columns(report))
+    return environment.get_template("report.md.j2").render(report=report, **_shown(report))
 
 
-def _columns(report: Report) -> dict[str, list[Figure]]:
-    """The figures of the two tables; without anything published those that no result has are left out."""
+def _shown(report: Report) -> dict[str, object]:
+    """The first run of each configuration, and the figures of each place.
+
+    Without anything published the figures that no result has are left out.
+    """
     rows = [row for comparison in report.comparisons for row in comparison.rows]
-    known = {figure.key for figure in figures.BY_RATE if any(row.of(figure).measured is not None for row in rows)}
-    return {
-        "by_rate": [figure for figure in figures.BY_RATE if report.published or figure.key in known],
-        "by_layout": [figure for figure in figures.BY_LAYOUT if report.published or figure.key in known],
+    known = {each.key for each in figures.FIGURES if any(row.of(each).measured is not None for row in rows)}
+    places = {
+        "by_rate": figures.Shown.RATE,
+        "by_wait": figures.Shown.WAIT,
+        "by_layout": figures.Shown.LAYOUT,
+        "cards": figures.Shown.CARD,
     }
+    shown: dict[str, object] = {
+        name: [figure for figure in figures.shown_in(place) if report.published or figure.key in known]
+        for name, place in places.items()
+    }
+    return {**shown, "firsts": [report.comparisons[side.runs[0]] for side in report.together.sides]}
 
 
 def render_json(report: Report) -> str:
@@ -66,17 +83,16 @@ def _environment() -> Environment:
     )
     environment.globals |= {
         "OUTPUT": figures.OUTPUT,
-        "TTFT_P95": figures.TTFT_P95,
-        "USD": figures.USD,
-        "JOULES": figures.JOULES,
         "absent": figures.ABSENT,
         "plain": figures.plain,
-        "sustained": {True: "yes", False: "no", None: figures.ABSENT},
+        "zip": zip,
+        "figure_of": {figure.key: figure for figure in figures.FIGURES},
+        "legend_mark": legend_mark,
+        "sustained": {True: "yes", False: "no", None: "not judged"},
     }
     environment.filters |= {
         "count": figures.count,
         "share": figures.share,
-        "usd": figures.usd,
         "plain": figures.plain,
         "change": change,
         "pretty": pretty,
@@ -85,6 +101,11 @@ def _environment() -> Environment:
         "agreement_class": agreement_class,
         "signed": signed,
         "remarks": remarks,
+        "beside": beside,
+        "errors": errors,
+        "known_in": known_in,
+        "change_text": change_text,
+        "estimate_text": estimate_text,
     }
     return environment
 
@@ -94,32 +115,43 @@ def change(figure: ComparedFigure) -> str:
     return "" if figure.change is None else signed(figure.change)
 
 
-def signed(value: float) -> str:
-    """A relative change as a percentage with its sign."""
-    return f"{value * 100:+.0f} %".replace("-", "−")
+def known_in(columns: list[Figure], comparison: Comparison, published: object) -> list[Figure]:
+    """The figures that this result has; beside published ones all, as there an empty place says something."""
+    rows = comparison.rows
+    return [each for each in columns if published or any(row.of(each).measured is not None for row in rows)]
+
+
+def beside(row: RateRow, figure: Figure, comparison: Comparison) -> str:
+    """What stands below a figure at the head of the page: what it is measured by, where there is such a thing."""
+    if figure is figures.OUTPUT and row.load_tok_s is not None:
+        return f"{figures.count(row.load_tok_s)} is the load offered"
+    if figure is figures.TTFT_P95 and comparison.ttft_limit_s is not None:
+        return f"limit {figures.plain(comparison.ttft_limit_s)} s"
+    if figure is figures.USD:
+        price = comparison.usd_per_gpu_hour
+        return "no price known" if price is None else f"{figures.usd(price)} per GPU-hour, {comparison.price_source}"
+    return ""
+
+
+def errors(comparison: Comparison) -> list[tuple[str, dict[str, int], str]]:
+    """What failed, by kind: how often at each load, and an example."""
+    found: dict[str, tuple[dict[str, int], str]] = {}
+    for point in comparison.result.points:
+        for failure in point.failures:
+            counts, _ = found.setdefault(failure.kind, ({}, failure.example))
+            counts[point.label] = failure.count
+    return [(kind, counts, example) for kind, (counts, example) in found.items()]
 
 
 def remarks(comparison: Comparison) -> list[str]:
     """What has to be said of single rows: published figures that cannot be, and why a rate was not sustained."""
     found = []
     for row in comparison.rows:
-        found += [f"{row.rate_rps:g} rps: {figure.note}" for figure in row.figures.values() if figure.note]
+        found += [f"{row.load}: {figure.note}" for figure in row.figures.values() if figure.note]
         verdict = "was not sustained" if row.sustained is False else "was not judged"
-        found += [f"{row.rate_rps:g} rps {verdict}: {reason}" for reason in row.not_sustained_because]
-        found += [f"{row.rate_rps:g} rps: {row.capped}"] if row.capped else []
+        found += [f"{row.load} {verdict}: {reason}" for reason in row.not_sustained_because]
+        found += [f"{row.load}: {row.capped}"] if row.capped else []
     return found
-
-
-def load(comparison: Comparison) -> str:
-    """What was sent, from the result's own workload, as far as it says so."""
-    workload = comparison.result.run.workload
-    tokens_in, tokens_out, cached = (workload.get(key) for key in ("input_tokens", "output_tokens", "cached_share"))
-    if not (isinstance(tokens_in, int) and isinstance(tokens_out, int)):
-        return ""
-    shared = (
-        f", {figures.share(cached)} of each prompt shared with others" if isinstance(cached, float) and cached else ""
-    )
-    return f"{tokens_in:,} tokens in, {tokens_out:,} out{shared}"
 
 
 def cost(value: float | None, unit: str) -> str:

@@ -1,96 +1,120 @@
 """Results side by side as plain text, for a terminal. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from itertools import groupby
 from typing import Final
 
 from orchestrator.core.console import table
-from orchestrator.report.compare import Comparison, RateRow
-from orchestrator.report.document import LayoutRow, Report
-from orchestrator.results import Figure, figures
+from orchestrator.report.compare import Comparison
+from orchestrator.report.document import Report
+from orchestrator.report.layouts import LayoutRow
+from orchestrator.report.sides import Side, SideRow, change_text, estimate_text
+from orchestrator.results import figures
 
 _WIDEST: Final = 40  # characters of a value that differs
+_FIGURES: Final = {figure.key: figure for figure in figures.FIGURES}
 
 
 def comparison_text(report: Report) -> str:
-    """What is compared, each figure against the offered rate, the layouts, then what each evaluation can tell."""
+    """What is compared, what differs between it, each figure against the load, then what each evaluation can tell."""
     known = report.published
     parts = [f"published: {known.title} ({known.source}, {known.date})", ""] if known else []
-    parts += [_header(index, comparison) for index, comparison in enumerate(report.comparisons)]
-    parts += ["", *_rates(report), *([_layouts(report.layouts)] if report.layouts else []), *_differences(report)]
+    parts += [_header(index, side, report) for index, side in enumerate(report.together.sides)]
+    parts += ["", *_differences(report), *_figures(report)]
+    parts += [f"{report.together.noise}\n"] if report.together.noise else []
+    parts += [_layouts(report)] if report.layouts and known else []
     parts += [
         f"{row.name}: {row.figure} {row.without:.4g} without, {row.whole:.4g} with, {row.ratio:.2f} times ({row.claim})"
         for row in report.ablations
     ]
     measured = [row for row in report.evals if row.measured and row.judgement is not None]
     parts += [f"{row.title}: {row.judgement.sentence}" for row in measured if row.judgement is not None]
-    return "\n".join(parts) + "\n"
+    return "\n".join(parts).rstrip("\n") + "\n"
 
 
 def _letter(index: int) -> str:
     return chr(ord("A") + index) if index < 26 else f"#{index + 1}"
 
 
-def _header(index: int, comparison: Comparison) -> str:
-    lines = [f"{_letter(index)}: {comparison.label}, {comparison.result.run.workload_name}"]
-    if not comparison.comparable:
+def _header(index: int, side: Side, report: Report) -> str:
+    lines = [f"{_letter(index)}: {side.label}, {side.workload}"]
+    members = [report.comparisons[run] for run in side.runs]
+    if not side.comparable:
         lines.append("   NOT COMPARABLE:")
-    lines += [f"   - {r.kind}{f' at {r.point}' if r.point else ''}: {r.detail}" for r in comparison.reasons]
-    lines += [f"   {caveat}" for caveat in comparison.caveats]
-    if (single := comparison.single_stream_tok_s) is not None:
-        measured, published = figures.OUTPUT.text(single.measured), figures.OUTPUT.text(single.published)
-        beside = f", {published} published" if single.published is not None else ""
-        lines.append(f"   {measured} tok/s in a single stream{beside}")
-    if (knee := comparison.knee_rps) is not None and knee.measured is not None:
-        least = "" if comparison.knee_reached else "at least "
-        lines.append(f"   knee: {least}{figures.plain(knee.measured)} rps")
+    reasons = (r for each in members for r in each.reasons)
+    lines += dict.fromkeys(f"   - {r.kind}{f' at {r.point}' if r.point else ''}: {r.detail}" for r in reasons)
+    lines += dict.fromkeys(f"   {caveat}" for each in members for caveat in each.caveats)
+    lines += [line for each in members for line in _knee(each)]
     return "\n".join(lines)
 
 
-def _rates(report: Report) -> Iterator[str]:
-    """A table for each figure that was measured: a line a rate, a column a result."""
-    sides = {
-        _letter(index): {row.rate_rps: row for row in comparison.rows}
-        for index, comparison in enumerate(report.comparisons)
-        if comparison.rows
+def _knee(comparison: Comparison) -> Iterator[str]:
+    if (single := comparison.single_stream_tok_s) is not None:
+        measured, published = figures.OUTPUT.text(single.measured), figures.OUTPUT.text(single.published)
+        beside = f", {published} published" if single.published is not None else ""
+        yield f"   {measured} tok/s in a single stream{beside}"
+    if (knee := comparison.knee_rps) is not None:
+        least = "" if comparison.knee_reached else "at least "
+        yield f"   knee: {'none found' if knee.measured is None else f'{least}{figures.plain(knee.measured)} rps'}"
+
+
+def _figures(report: Report) -> Iterator[str]:
+    """A table for each figure that was measured: a line a load, a column a configuration, and how far it changed."""
+    for key, rows in groupby(report.together.rows, key=lambda row: row.figure):
+        yield _figure_table(key, tuple(rows), report) + "\n"
+
+
+def _figure_table(key: str, rows: tuple[SideRow, ...], report: Report) -> str:
+    """One figure against the load; what was published stands in it where a result may be set beside it."""
+    figure, sides = _FIGURES[key], range(len(report.together.sides))
+    said = {
+        row.load: row.of(figure).published
+        for each in report.comparisons
+        for row in each.rows
+        if row.of(figure).published is not None
     }
-    for figure in figures.BY_RATE:
-        if any(row.of(figure).measured is not None for rows in sides.values() for row in rows.values()):
-            yield _rate_table(figure, sides) + "\n"
+    changed = [place for place in sides if any(row.changes[place] is not None for row in rows)]
+    header = (
+        figure.title,
+        *(["published"] if said else []),
+        *map(_letter, sides),
+        *(f"{_letter(place)} against A" for place in changed),
+    )
+    lines = [
+        (
+            row.load,
+            *([figure.text(said.get(row.load), "-")] if said else []),
+            *(estimate_text(figure, each) for each in row.estimates),
+            *("-" if (found := row.changes[place]) is None else change_text(found) for place in changed),
+        )
+        for row in rows
+    ]
+    return table(header, lines)
 
 
 def _differences(report: Report) -> Iterator[str]:
-    """What the results do not have in common, but for digests and names that follow from it."""
-    if report.differences:
-        letters = [_letter(index) for index in range(len(report.comparisons))]
-        yield "\n" + table(
-            ("differs", *letters), [(each.key, *map(_short, each.values)) for each in report.differences]
-        )
+    """What the configurations do not have in common, but for digests and names that follow from it."""
+    firsts = [side.runs[0] for side in report.together.sides]
+    rows = [(each.key, *(each.values[first] for first in firsts)) for each in report.differences]
+    told = [row for row in rows if len({*row[1:]}) > 1]
+    if told:
+        header = ("differs", *(_letter(place) for place in range(len(firsts))))
+        yield table(header, [(key, *map(_short, values)) for key, *values in told]) + "\n"
 
 
 def _short(value: str) -> str:
     return value if len(value) <= _WIDEST else f"{value[: _WIDEST - 1]}…"
 
 
-def _rate_table(figure: Figure, sides: Mapping[str, Mapping[float, RateRow]]) -> str:
-    """One figure against the rate; what was published stands in it where a result may be set beside it."""
-    rows_by_rate = [pair for rows in sides.values() for pair in rows.items()]
-    published = {rate: value for rate, row in rows_by_rate if (value := row.of(figure).published) is not None}
-    columns: dict[str, Mapping[float, float | None]] = {"published": published} if published else {}
-    columns |= {letter: {rate: row.of(figure).measured for rate, row in rows.items()} for letter, rows in sides.items()}
-    lines = [
-        (f"{figures.plain(rate)} rps", *(figure.text(column.get(rate), "-") for column in columns.values()))
-        for rate in sorted({rate for rate, _ in rows_by_rate})
-    ]
-    return table((figure.title, *columns), lines)
-
-
-def _layouts(rows: tuple[LayoutRow, ...]) -> str:
-    known = [figure for figure in figures.BY_LAYOUT if any(row.figures[figure.key] is not None for row in rows)]
+def _layouts(report: Report) -> str:
+    rows = report.layouts
+    shown = figures.shown_in(figures.Shown.LAYOUT)
+    known = [figure for figure in shown if any(row.figures[figure.key] is not None for row in rows)]
     lines = [
         (
             row.system,
             row.layout,
-            "published" if row.comparison is None else _letter(row.comparison),
+            "published" if row.comparison is None else _whose(row, report),
             figures.count(row.tok_s),
             figures.plain(row.rate_rps) if row.rate_rps is not None else "-",
             *(figure.text(row.figures[figure.key], "-") for figure in known),
@@ -99,3 +123,7 @@ def _layouts(rows: tuple[LayoutRow, ...]) -> str:
     ]
     header = ("system", "layout", "whose", figures.OUTPUT.title, "at rps", *(figure.title for figure in known))
     return table(header, lines)
+
+
+def _whose(row: LayoutRow, report: Report) -> str:
+    return next(_letter(at) for at, side in enumerate(report.together.sides) if row.comparison in side.runs)

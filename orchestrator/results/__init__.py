@@ -5,6 +5,8 @@
 
 from orchestrator.results import figures
 from orchestrator.results.figures import Figure, result_text
+from orchestrator.results.noise import Change, Estimate, change, estimate
+from orchestrator.results.requests import RequestTimes, read_requests, requests_file
 from orchestrator.results.result import (
     RESULT_FILE,
     RESULT_SCHEMA,
@@ -44,8 +46,10 @@ __all__ = [
     "BenchEnding",
     "BenchResult",
     "CacheHits",
+    "Change",
     "EndpointFacts",
     "Energy",
+    "Estimate",
     "FailureCount",
     "Figure",
     "Item",
@@ -56,16 +60,21 @@ __all__ = [
     "Outcome",
     "Point",
     "Price",
+    "RequestTimes",
     "Run",
     "ServerCounts",
     "ServerProvenance",
     "Spread",
     "Throughput",
+    "change",
+    "estimate",
     "figures",
     "judge_independent",
     "judge_outcomes",
     "outcome_file",
     "outcome_from_json",
     "outcome_to_json",
+    "read_requests",
+    "requests_file",
     "result_text",
 ]

@@ -5,23 +5,27 @@ A new figure is a field of `Point`, or a function of one, and a row of `FIGURES`
 
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
-from enum import IntEnum
-from typing import Final
+from enum import Flag, auto
+from typing import Final, Literal
 
 from orchestrator.core.console import table
-from orchestrator.results.result import BenchResult, Energy, Point, Spread, Throughput
+from orchestrator.results.result import BenchResult, Energy, Latency, Point, Spread, Throughput
 
 _LEAST: Final = 1e-9  # tokens a second: below it nothing was put out
+_TIMES: Final = frozenset({"s", "ms"})
 ABSENT: Final = "not measured"
 _SUSTAINED: Final = {True: "yes", False: "no", None: "-"}
 
 
-class Shown(IntEnum):
-    """How far a figure is carried; what is carried further is shown before that too."""
+class Shown(Flag):
+    """Where a figure is shown, apart from `report.json`, which holds all of them."""
 
-    BY_BENCH = 1  # a row for each point in the table of `deploy bench`
-    BY_RATE = 2  # beside what was published for that rate, in `deploy compare` and in the report
-    BY_LAYOUT = 3  # at the best rate of each layout and system
+    BENCH = auto()  # in the table of `deploy bench`
+    COMPARE = auto()  # side by side: in `deploy compare`, and in a report of several results
+    RATE = auto()  # in the report's table of what each rate gave
+    WAIT = auto()  # in the report's table of how long requests took
+    LAYOUT = auto()  # at the best rate of each layout and system
+    CARD = auto()  # at the head of the report, at the knee
 
 
 def count(value: float) -> str:
@@ -63,7 +67,7 @@ class Figure:
     show: Callable[[float], str]
     of: Callable[[Point], float | None]
     _: KW_ONLY
-    shown: Shown = Shown.BY_LAYOUT
+    shown: Shown
     higher_is_better: bool = True
     exact: bool = False  # no tolerance beside a published figure, and no relative change shown
     unpublished: str = "not published"  # in place of the figure of a published layout
@@ -72,6 +76,17 @@ class Figure:
     def title(self) -> str:
         """Name and unit on one line."""
         return f"{self.name} {self.unit}".rstrip()
+
+    @property
+    def heading(self) -> str:
+        """The name as it begins a line; its unit where that is no more than one of time."""
+        name = f"{self.name[0].upper()}{self.name[1:]}"
+        return name if self.unit in _TIMES else f"{name} {self.unit}".rstrip()
+
+    def with_unit(self, value: float | None) -> str:
+        """`value` as it stands by itself, with its unit of time."""
+        unit = f" {self.unit}" if self.unit in _TIMES and value is not None else ""
+        return f"{self.text(value)}{unit}"
 
     def text(self, value: float | None, absent: str = ABSENT) -> str:
         """`value` as it is shown, `absent` where there is none."""
@@ -92,24 +107,47 @@ def usd_per_million_tokens(usd_per_hour: float | None, tok_per_s: float | None) 
     return usd_per_hour / 3600 / tok_per_s * 1e6
 
 
+def steady(point: Point) -> Throughput | None:
+    """Of an open load the steady window; a closed load keeps its level by itself, so that all of its run counts."""
+    return point.window if point.concurrency is None else point.full_run
+
+
 def _output(throughput: Throughput | None) -> float | None:
     return throughput.output_tok_per_s if throughput else None
 
 
-def _ttft(point: Point) -> Spread | None:
-    return point.latency.ttft_from_schedule_s if point.latency else None
+def _per_gpu(point: Point) -> float | None:
+    return throughput.output_tok_per_s_per_gpu if (throughput := steady(point)) else None
 
 
-def _ttft_p50(point: Point) -> float | None:
-    return spread.p50 if (spread := _ttft(point)) else None
+def _ttft(latency: Latency) -> Spread:
+    return latency.ttft_from_schedule_s
 
 
-def _ttft_p95(point: Point) -> float | None:
-    return spread.p95 if (spread := _ttft(point)) else None
+def _tpot(latency: Latency) -> Spread | None:
+    return latency.tpot_s
 
 
-def _tpot_ms(point: Point) -> float | None:
-    return point.latency.tpot_s.p50 * 1e3 if point.latency and point.latency.tpot_s else None
+def _e2e(latency: Latency) -> Spread:
+    return latency.e2e_from_schedule_s
+
+
+def _at(
+    percentile: Literal["p50", "p95", "p99"], of: Callable[[Latency], Spread | None], scale: float = 1.0
+) -> Callable[[Point], float | None]:
+    """That percentile of one of the latencies."""
+
+    def found(point: Point) -> float | None:
+        spread = of(point.latency) if point.latency else None
+        return getattr(spread, percentile) * scale if spread else None
+
+    return found
+
+
+def _per_user(point: Point) -> float | None:
+    """What one user sees: the inverse of the median TPOT."""
+    tpot = point.latency.tpot_s if point.latency else None
+    return 1 / tpot.p50 if tpot and tpot.p50 > _LEAST else None
 
 
 def accept_length(point: Point) -> float | None:
@@ -133,29 +171,61 @@ def _per_watt(point: Point) -> float | None:
     return energy.output_tok_per_s_per_watt if (energy := _energy(point)) else None
 
 
+def _wait(
+    key: str,
+    name: str,
+    unit: str,
+    show: Callable[[float], str],
+    of: Callable[[Point], float | None],
+    *,
+    also: Shown = Shown.WAIT,
+) -> Figure:
+    """A time that a request took: the shorter the better."""
+    return Figure(key, name, unit, show, of, shown=Shown.WAIT | also, higher_is_better=False)
+
+
+_TABLES: Final = Shown.BENCH | Shown.COMPARE | Shown.RATE
+_ALL: Final = _TABLES | Shown.LAYOUT | Shown.CARD
+
 # key, name, unit, how it is shown, where it is found
 FIGURES: Final = (
-    Figure("achieved_rps", "achieved", "rps", plain, lambda point: point.achieved_rps, shown=Shown.BY_BENCH),
-    Figure("output_tok_s", "output tok/s", "per node", count, lambda point: _output(point.window), shown=Shown.BY_RATE),
-    Figure("full_run_tok_s", "full run", "tok/s", count, lambda point: _output(point.full_run), shown=Shown.BY_BENCH),
-    Figure("ttft_p50_s", "TTFT p50", "s", seconds, _ttft_p50, shown=Shown.BY_RATE, higher_is_better=False),
-    Figure("ttft_p95_s", "TTFT p95", "s", seconds, _ttft_p95, higher_is_better=False),
-    Figure("tpot_p50_ms", "TPOT p50", "ms", plain, _tpot_ms, shown=Shown.BY_BENCH, higher_is_better=False),
-    Figure("success_share", "success", "", share, lambda point: point.success_share, shown=Shown.BY_RATE, exact=True),
-    Figure("cached_share", "from cache", "", share, cached_share, shown=Shown.BY_RATE),
-    Figure("accept_length", "accepted", "tokens a step", plain, accept_length, shown=Shown.BY_RATE),
-    Figure("usd_per_million", "$/M", "output tok", usd, _usd, higher_is_better=False, unpublished="no price"),
-    Figure("joules_per_output_token", "J", "per output tok", plain, _joules, higher_is_better=False),
-    Figure("output_tok_per_s_per_watt", "output tok/s", "per watt", plain, _per_watt),
+    Figure("achieved_rps", "achieved", "rps", plain, lambda point: point.achieved_rps, shown=Shown.BENCH),
+    Figure("output_tok_s", "output tok/s", "per node", count, lambda p: _output(steady(p)), shown=_TABLES | Shown.CARD),
+    Figure("output_tok_s_gpu", "output tok/s", "per GPU", count, _per_gpu, shown=Shown.COMPARE | Shown.RATE),
+    Figure("user_tok_s", "tok/s", "per user", count, _per_user, shown=Shown.COMPARE | Shown.RATE | Shown.CARD),
+    Figure("full_run_tok_s", "full run", "tok/s", count, lambda point: _output(point.full_run), shown=Shown.BENCH),
+    _wait("ttft_p50_s", "TTFT p50", "s", seconds, _at("p50", _ttft), also=Shown.BENCH | Shown.COMPARE),
+    _wait("ttft_p95_s", "TTFT p95", "s", seconds, _at("p95", _ttft), also=_ALL ^ Shown.RATE),
+    _wait("ttft_p99_s", "TTFT p99", "s", seconds, _at("p99", _ttft)),
+    _wait("tpot_p50_ms", "TPOT p50", "ms", plain, _at("p50", _tpot, 1e3), also=_TABLES ^ Shown.RATE),
+    _wait("tpot_p95_ms", "TPOT p95", "ms", plain, _at("p95", _tpot, 1e3)),
+    _wait("tpot_p99_ms", "TPOT p99", "ms", plain, _at("p99", _tpot, 1e3)),
+    _wait("e2e_p50_s", "E2E p50", "s", seconds, _at("p50", _e2e), also=Shown.COMPARE),
+    _wait("e2e_p95_s", "E2E p95", "s", seconds, _at("p95", _e2e), also=Shown.CARD),
+    _wait("e2e_p99_s", "E2E p99", "s", seconds, _at("p99", _e2e)),
+    Figure("success_share", "success", "", share, lambda point: point.success_share, shown=_TABLES, exact=True),
+    Figure("cached_share", "from cache", "", share, cached_share, shown=_TABLES | Shown.CARD),
+    Figure("accept_length", "accepted", "tokens a step", plain, accept_length, shown=_TABLES | Shown.CARD),
+    Figure(
+        "usd_per_million", "$/M", "output tok", usd, _usd, shown=_ALL, higher_is_better=False, unpublished="no price"
+    ),
+    Figure("joules_per_output_token", "J", "per output tok", plain, _joules, shown=_ALL, higher_is_better=False),
+    Figure("output_tok_per_s_per_watt", "output tok/s", "per watt", plain, _per_watt, shown=_TABLES | Shown.LAYOUT),
 )
 
-BY_RATE: Final = tuple(figure for figure in FIGURES if figure.shown >= Shown.BY_RATE)
-BY_LAYOUT: Final = tuple(figure for figure in FIGURES if figure.shown >= Shown.BY_LAYOUT)
+
+def shown_in(place: Shown) -> tuple[Figure, ...]:
+    """The figures that are shown in one of these places, in order."""
+    return tuple(figure for figure in FIGURES if place & figure.shown)
+
 
 _BY_KEY: Final = {figure.key: figure for figure in FIGURES}
 OUTPUT: Final = _BY_KEY["output_tok_s"]
+OUTPUT_PER_GPU: Final = _BY_KEY["output_tok_s_gpu"]
+PER_USER: Final = _BY_KEY["user_tok_s"]
 TTFT_P50: Final = _BY_KEY["ttft_p50_s"]
 TTFT_P95: Final = _BY_KEY["ttft_p95_s"]
+TPOT_P50: Final = _BY_KEY["tpot_p50_ms"]
 USD: Final = _BY_KEY["usd_per_million"]
 JOULES: Final = _BY_KEY["joules_per_output_token"]
 
@@ -165,7 +235,8 @@ def result_text(result: BenchResult) -> str:
 
     A figure that no point has is left out of the table.
     """
-    measured = [figure for figure in FIGURES if any(figure.of(point) is not None for point in result.points)]
+    bench = shown_in(Shown.BENCH)
+    measured = [figure for figure in bench if any(figure.of(point) is not None for point in result.points)]
     units = ("", *(figure.unit for figure in measured), "")
     rows = [
         (point.label, *(figure.text(figure.of(point), "-") for figure in measured), _SUSTAINED[point.sustained])

@@ -236,6 +236,7 @@ class Run:
     endpoint: EndpointFacts
     provenance: ServerProvenance
     price: Price | None = None
+    label: str | None = None  # what the user calls it
     text_sha256: str | None = None  # of the text that prompts were cut from
 
 

@@ -61,7 +61,9 @@ def point(rate: float, p50: float, p95: float, *, joules: float | None = None, s
         offered_rps=rate,
         sent_rps=rate,
         achieved_rps=rate,
-        window=Throughput(seconds=180.0, output_tok_per_s=tok_s, total_tok_per_s=tok_s * 21),
+        window=Throughput(
+            seconds=180.0, output_tok_per_s=tok_s, total_tok_per_s=tok_s * 21, output_tok_per_s_per_gpu=tok_s / 8
+        ),
         full_run=Throughput(seconds=240.0, output_tok_per_s=tok_s * 0.8, total_tok_per_s=tok_s * 16),
         latency=Latency(
             ttft_from_schedule_s=spread(p50, p95),

@@ -9,16 +9,18 @@ from measured_samples import save, single_stream, tp4dp2
 from orchestrator.cli.report import report as report_command
 from orchestrator.commands.report import make_report
 from orchestrator.core.errors import UsageError
-from orchestrator.report import NodePower, render_html, render_json, render_markdown
+from orchestrator.report import Details, NodePower, render_html, render_json, render_markdown
 from orchestrator.report.economics import CostRow, Costs
 from orchestrator.results import BenchResult, figures
 
+NOTHING = NodePower()
 
-def costs(tmp_path: Path, *results: BenchResult, prices: tuple[str, ...] = (), power: NodePower | None = None) -> Costs:
+
+def costs(tmp_path: Path, *results: BenchResult, prices: tuple[str, ...] = (), power: NodePower = NOTHING) -> Costs:
     for place, result in enumerate(results):
         save(result, tmp_path / str(place))
     files = [tmp_path / str(place) / "result.json" for place in range(len(results))]
-    found = make_report(files, published=None, prices=prices, power=power).costs
+    found = make_report(files, published=None, prices=prices, details=Details(power=power)).costs
     assert found is not None
     return found
 
@@ -90,7 +92,8 @@ def test_a_single_stream_has_no_knee_and_no_cost(tmp_path: Path) -> None:
 def test_the_table_is_in_every_rendering(tmp_path: Path) -> None:
     save(tp4dp2(), tmp_path / "one")
     report_command(tmp_path, node_watts=10_000.0, kwh="0.2", pue=1.3)
-    made = make_report([tmp_path / "one" / "result.json"], published=None, prices=(), power=NodePower(watts=10_000))
+    details = Details(power=NodePower(watts=10_000))
+    made = make_report([tmp_path / "one" / "result.json"], published=None, prices=(), details=details)
 
     assert "| electricity alone, USD per million output tokens | $0.31 |" in (tmp_path / "report.md").read_text()
     assert "<th>output tok/s per watt of the node</th><td>0.236</td>" in render_html(made)

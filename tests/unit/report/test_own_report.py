@@ -9,7 +9,7 @@ from measured_samples import marked, point, save, single_stream, tp4dp2, tp8
 
 from orchestrator.cli.report import report as report_command
 from orchestrator.commands.report import make_report
-from orchestrator.report import Report, comparison_text, render_html, render_json, render_markdown
+from orchestrator.report import Details, Report, comparison_text, render_html, render_json, render_markdown
 from orchestrator.report.charts import line_charts
 from orchestrator.results import BenchResult, MarkKind, result_text
 
@@ -35,7 +35,7 @@ def made(tmp_path: Path, *results: BenchResult, published: str | None = None, ti
     for place, result in enumerate(results):
         save(result, tmp_path / str(place))
     files = [tmp_path / str(place) / "result.json" for place in range(len(results))]
-    return make_report(files, published=published, prices=(), title=title)
+    return make_report(files, published=published, prices=(), details=Details(title=title))
 
 
 def texts(report: Report) -> tuple[str, str, str]:
@@ -59,7 +59,7 @@ def test_it_is_about_what_was_measured(tmp_path: Path) -> None:
 def test_the_limit_is_that_of_its_own_workload(tmp_path: Path) -> None:
     report = made(tmp_path, own(1.0))
 
-    assert [limit.value for limit in line_charts(report)[0].limits] == [1.0]
+    assert [limit.value for chart in line_charts(report) for limit in chart.limits] == [1.0]
     assert "limit 1 s" in render_html(report)
     assert "limit 5 s" not in render_html(report)
 

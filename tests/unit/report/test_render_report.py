@@ -9,6 +9,7 @@ import pytest
 from measured_samples import b200, marked, single_stream, tp4dp2, tp8
 
 from orchestrator.report import (
+    Details,
     PriceBook,
     Prices,
     Report,
@@ -22,6 +23,7 @@ from orchestrator.report import (
     render_markdown,
 )
 from orchestrator.report.charts import line_charts
+from orchestrator.report.plot import Chart
 from orchestrator.results import BenchResult, Item, MarkKind, Outcome, figures, result_text
 
 
@@ -29,8 +31,16 @@ def report(*results: BenchResult, evals: tuple[tuple[Outcome | None, Outcome], .
     everything = load_all_published()
     book = PriceBook(given={}, published=of_kind(everything, Prices))
     return build_report(
-        results, published=load_published("wafer-glm52"), everything=everything, prices=book, evals=evals
+        results,
+        published=load_published("wafer-glm52"),
+        everything=everything,
+        prices=book,
+        details=Details(evals=evals),
     )
+
+
+def chart(made: Report, name: str) -> Chart:
+    return next(chart for chart in line_charts(made) if chart.id == name)
 
 
 class _Links(HTMLParser):
@@ -113,7 +123,8 @@ def test_what_was_not_measured_is_said_and_never_zero() -> None:
     bare = replace(result, points=(replace(result.points[0], window=None, energy=None, latency=None),), knee_rps=None)
     page, text = render_html(report(bare)), render_markdown(report(bare))
     assert "no figure was measured" in page  # the plot of energy
-    assert "| 0.5 | not measured / 449 | not measured / 0.59 |" in text
+    assert "| 0.5 | not measured / 449 | not measured | not measured | 100 % / 100 % |" in text
+    assert "| 0.5 | not measured / 0.59 | not measured / 0.60 | not measured |" in text
     assert not re.search(r"[| ]0(\.0+)? /", text)
     found = json.loads(render_json(report(bare)))["comparisons"][0]["rows"][0]["figures"]
     assert "measured" not in found["output_tok_s"]
@@ -124,17 +135,18 @@ def test_every_figure_of_the_table_is_in_every_rendering() -> None:
     made = report(tp4dp2())
     terminal, text, page, data = comparison_text(made), render_markdown(made), render_html(made), render_json(made)
     row = json.loads(data)["comparisons"][0]["rows"][0]
-    for figure in figures.BY_RATE:
+    for figure in figures.shown_in(figures.Shown.COMPARE):
         assert f"\n{figure.title}  " in terminal
+    for figure in figures.shown_in(figures.Shown.RATE | figures.Shown.WAIT):
         assert f" {figure.title} |" in text
         assert f"{figure.name[1:]}{f'<small>{figure.unit}</small>' if figure.unit else ''}</th>" in page
         assert "measured" in row["figures"][figure.key]
-    for figure in figures.BY_LAYOUT:
+    for figure in figures.shown_in(figures.Shown.LAYOUT):
         assert f"  {figure.title}" in terminal.split("whose")[1]
         assert f" {figure.title} |" in text.split("against published")[1]
     paid = tuple(replace(point, usd_per_million_output_tokens=1.25) for point in tp4dp2().points)
     measured = result_text(replace(tp4dp2(), points=paid))
-    assert all(f"  {figure.name}" in measured for figure in figures.FIGURES)
+    assert all(f"  {figure.name}" in measured for figure in figures.shown_in(figures.Shown.BENCH))
 
 
 def test_tokens_a_second_and_watt_are_shown() -> None:
@@ -149,8 +161,8 @@ def test_tokens_a_second_and_watt_are_shown() -> None:
 def test_another_workload_is_not_drawn_beside_the_published_one() -> None:
     result = tp8()
     other = replace(result, run=replace(result.run, workload_name="smoke-tiny"))
-    assert [line.label for line in line_charts(report(other))[0].lines] == ["TP8 †"]
-    assert [line.label for line in line_charts(report(other, tp4dp2()))[0].lines] == ["published", "TP4×DP2"]
+    assert [line.label for line in chart(report(other), "ttft-p95").lines] == ["TP8 †"]
+    assert [line.label for line in chart(report(other, tp4dp2()), "ttft-p95").lines] == ["published", "TP4×DP2"]
 
 
 def test_layouts_and_systems_stand_beside_each_other() -> None:

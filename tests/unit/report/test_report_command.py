@@ -21,7 +21,7 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_compare_sets_results_side_by_side(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    compare([results])
+    compare([results], published="wafer-glm52")
     shown = capsys.readouterr()
     assert "2.4 rps                2,626      2,364" in shown.out
     assert "warning: NOT COMPARABLE: TP8 on 8×MI355X, wafer-20k-1k: kernel-miss" in shown.err

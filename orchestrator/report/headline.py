@@ -1,0 +1,109 @@
+"""The outcome of a report in sentences, and what it is called. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from orchestrator.report.accepted import accepted_text
+from orchestrator.report.compare import Comparison
+from orchestrator.report.published import Reference
+from orchestrator.report.sides import Side, SideBySide, change_text, estimate_text
+from orchestrator.results import figures
+
+_OF_A_CHANGE = (figures.OUTPUT, figures.TTFT_P95, figures.TPOT_P50)
+
+
+def own_title(comparisons: tuple[Comparison, ...]) -> str:
+    """Which models were measured on which systems."""
+    models = dict.fromkeys(comparison.result.run.endpoint.served_model for comparison in comparisons)
+    systems = dict.fromkeys(comparison.system for comparison in comparisons)
+    return f"{', '.join(models)} on {', '.join(systems)}"
+
+
+def named(comparisons: tuple[Comparison, ...], directories: tuple[str, ...]) -> tuple[Comparison, ...]:
+    """Each by the user's label, else by its directory where several are told apart by theirs, else by its layout.
+
+    `directories` is empty where they say nothing. Two of one name and workload are numbered.
+    """
+    seen: dict[tuple[str, str], int] = {}
+    found = []
+    for index, comparison in enumerate(comparisons):
+        given = comparison.result.run.label or (directories[index] if directories else "")
+        each = replace(comparison, name=given or comparison.name)
+        key = (each.label, each.result.run.workload_name)
+        seen[key] = seen.get(key, 0) + 1
+        found.append(replace(each, name=f"{each.name} ({seen[key]})") if seen[key] > 1 else each)
+    return tuple(found)
+
+
+def headline(
+    comparisons: tuple[Comparison, ...], together: SideBySide, references: tuple[Reference, ...], *, published: bool
+) -> tuple[str, ...]:
+    """The outcome, a sentence a result, or a configuration; beside published figures, how many must not be compared.
+
+    `references` are what others measured: how many drafts they had accepted is said beside ours.
+    """
+    if not published:
+        return (*(_own_side(side, comparisons, together) for side in together.sides), *_changes(together))
+    judged = [comparison for comparison in comparisons if comparison.comparable]
+    sentences = tuple(_sentence(comparison, references) for comparison in judged)
+    if not (forbidden := len(comparisons) - len(judged)):
+        return sentences
+    return (f"{forbidden} of {len(comparisons)} results must not be compared with what was published.", *sentences)
+
+
+def _sentence(comparison: Comparison, references: tuple[Reference, ...]) -> str:
+    figure, unit = comparison.knee_rps, "rps at the knee"
+    if comparison.single_stream_tok_s is not None:
+        figure, unit = comparison.single_stream_tok_s, "tok/s in a single stream"
+    if figure is None or figure.measured is None:
+        return f"{comparison.label}: no sustained rate was found."
+    beside = f" beside {figure.published:.4g} published: {figure.agreement}" if figure.published is not None else ""
+    return f"{comparison.label}: {figure.measured:.4g} {unit}{beside}{accepted_text(comparison, references)}."
+
+
+def _own_side(side: Side, comparisons: tuple[Comparison, ...], together: SideBySide) -> str:
+    """What was found of one configuration, without anything beside it."""
+    members = [comparisons[index] for index in side.runs]
+    if len(members) == 1:
+        return f"{side.label}, {side.workload}: {_found(members[0])}{accepted_text(members[0], ())}."
+    of = f"{side.label}, {side.workload}"
+    knees = sorted({each.result.knee_rps for each in members if each.result.knee_rps is not None})
+    if not knees:
+        return f"{of}: no sustained rate was found in any of them."
+    least = "" if all(each.knee_reached for each in members) else "at least "
+    between = f"{knees[0]:g}" if len(knees) == 1 else f"{knees[0]:g} to {knees[-1]:g}"
+    place, load = together.sides.index(side), f"{figures.plain(knees[0])} rps"
+    at = {row.figure: row.estimates[place] for row in together.rows if row.load == load}
+    ttft, tok_s = (estimate_text(figure, at.get(figure.key)) for figure in (figures.TTFT_P95, figures.OUTPUT))
+    there = "there" if len(knees) == 1 else f"at {load}"
+    return (
+        f"{of}: sustains {least}{between} requests a second; {there} {tok_s} output tok/s per node, TTFT p95 {ttft} s."
+    )
+
+
+def _found(comparison: Comparison) -> str:
+    best = comparison.best
+    if (single := comparison.single_stream_tok_s) is not None:
+        return f"{figures.OUTPUT.text(single.measured)} tok/s in a single stream"
+    if comparison.rows and comparison.rows[-1].concurrency is not None:
+        row = comparison.rows[-1]
+        return f"{figures.OUTPUT.text(row.of(figures.OUTPUT).measured)} output tok/s per node, {row.load}"
+    if best is None:
+        return "no sustained rate was found"
+    rate = f"{best.rate_rps:g} requests a second"
+    sustained = f"sustains {rate}" if comparison.knee_reached else f"sustains at least {rate}, the highest measured"
+    limit = f", with a limit of {comparison.ttft_limit_s:g} s" if comparison.ttft_limit_s is not None else ""
+    ttft, tok_s = (figure.text(best.of(figure).measured) for figure in (figures.TTFT_P95, figures.OUTPUT))
+    return f"{sustained}; there {tok_s} output tok/s per node, TTFT p95 {ttft} s{limit}"
+
+
+def _changes(together: SideBySide) -> Iterator[str]:
+    """What each further configuration changes at the highest load that it shares with the first."""
+    base = together.sides[0]
+    for place, side in enumerate(together.sides):
+        loads = [row.load for row in together.rows if row.changes[place] and row.figure == figures.OUTPUT.key]
+        if not (loads and base.comparable and side.comparable):
+            continue
+        at = {row.figure: row.changes[place] for row in together.rows if row.load == loads[-1]}
+        said = [f"{figure.title} {change_text(found)}" for figure in _OF_A_CHANGE if (found := at.get(figure.key))]
+        yield f"{side.name} against {base.name} at {loads[-1]}: {', '.join(said)}."

@@ -1,0 +1,102 @@
+"""The best of each layout and system, measured and published. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from orchestrator.report.compare import Comparison
+from orchestrator.report.published import PriceBook, Published, PublishedLayout
+from orchestrator.results import figures
+
+_FIGURES = figures.shown_in(figures.Shown.LAYOUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutRow:
+    """The best of one layout on one system, published or measured; `tok_s` is output tok/s per node."""
+
+    system: str
+    layout: str
+    comparison: int | None  # which result was measured, counted from 0; None for a published line
+    comparable: bool
+    rate_rps: float | None
+    tok_s: float
+    change: float | None  # measured over the published best of the same system and layout, minus 1
+    figures: Mapping[str, float | None]  # the others at that rate, by the key of `results.figures`
+    note: str
+
+
+def layouts_of(
+    published: Published | None, comparisons: tuple[Comparison, ...], prices: PriceBook
+) -> tuple[LayoutRow, ...]:
+    """Published layouts in their own order, each followed by what was measured on it; then what nobody published."""
+    candidates = (_measured_layout(index, comparison, published) for index, comparison in enumerate(comparisons))
+    measured = [row for row in candidates if row is not None]
+    if published is None:
+        return tuple(measured)
+    rows: list[LayoutRow] = []
+    last = {(line.system, line.layout): index for index, line in enumerate(published.layouts)}
+    for index, line in enumerate(published.layouts):
+        rows.append(_published_layout(line, published, prices))
+        here = [row for row in measured if last.get(_match(row, published)) == index]
+        rows += here
+        measured = [row for row in measured if row not in here]
+    return (*rows, *measured)
+
+
+def _match(row: LayoutRow, published: Published) -> tuple[str, str]:
+    """The published line that a measured one stands under: the same layout, or the one of an unpublished layout."""
+    known = {(line.system, line.layout) for line in published.layouts}
+    unnamed = (row.system, "not published")
+    return unnamed if (row.system, row.layout) not in known and unnamed in known else (row.system, row.layout)
+
+
+def _published_layout(line: PublishedLayout, published: Published, prices: PriceBook) -> LayoutRow:
+    at_rate = (row for row in published.rates if row.rate_rps == line.rate_rps)
+    is_table = (line.system, line.layout) == (published.rates_system, published.rates_layout)
+    row = next(at_rate, None) if is_table else None
+    return LayoutRow(
+        system=line.system,
+        layout=f"{line.layout}, {line.variant}" if line.variant else line.layout,
+        comparison=None,
+        comparable=True,
+        rate_rps=line.rate_rps,
+        tok_s=line.output_tok_s,
+        change=None,
+        figures=dict.fromkeys(figure.key for figure in _FIGURES)
+        | {
+            figures.TTFT_P95.key: row.ttft_p95_s if row and row.output_tok_s == line.output_tok_s else None,
+            figures.USD.key: figures.usd_per_million_tokens(hourly(line.system, prices), line.output_tok_s),
+        },
+        note=line.caveat,
+    )
+
+
+def hourly(system: str, prices: PriceBook) -> float | None:
+    """USD per hour of a system written `8×MI355X`."""
+    count, _, gpu = system.partition("×")
+    price, _ = prices.of(gpu)
+    return price * int(count) if price else None
+
+
+def _measured_layout(index: int, comparison: Comparison, published: Published | None) -> LayoutRow | None:
+    best = comparison.best
+    tok_s = best.of(figures.OUTPUT).measured if best is not None else None
+    if best is None or tok_s is None:
+        return None
+    row = LayoutRow(
+        system=comparison.system,
+        layout=comparison.layout,
+        comparison=index,
+        comparable=comparison.comparable,
+        rate_rps=best.rate_rps,
+        tok_s=tok_s,
+        change=None,
+        figures={figure.key: best.of(figure).measured for figure in _FIGURES},
+        note="" if comparison.comparable else "not comparable",
+    )
+    if published is None:
+        return row
+    key = _match(row, published)
+    beside = [line.output_tok_s for line in published.layouts if (line.system, line.layout) == key]
+    change = tok_s / max(beside) - 1 if beside and comparison.comparable else None
+    return replace(row, change=change)

@@ -1,0 +1,124 @@
+"""Configurations side by side: several runs of one make a mean with its interval, two make a change. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+
+from orchestrator.report.compare import Comparison, RateRow
+from orchestrator.report.configuration import same_configuration, same_load
+from orchestrator.results import Change, Estimate, Figure, change, estimate, figures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One configuration; `runs` says which results are of it, counted from 0."""
+
+    name: str
+    label: str
+    workload: str
+    runs: tuple[int, ...]
+    comparable: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideRow:
+    """One figure at one load: of each configuration its own, and how far it lies from that of the first."""
+
+    figure: str  # a key of `results.figures`
+    load: str
+    estimates: tuple[Estimate | None, ...]
+    changes: tuple[Change | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideBySide:
+    """All configurations of a report, and every figure that is shown side by side."""
+
+    sides: tuple[Side, ...]
+    rows: tuple[SideRow, ...]
+
+    @property
+    def noise(self) -> str:
+        """What the figures say of their own noise, in a sentence."""
+        if any(len(side.runs) > 1 for side in self.sides):
+            return "± and the ranges behind changes are 95 % intervals, from several runs of one configuration."
+        if any(each is not None for row in self.rows for each in row.changes):
+            return "One run each: whether a change is more than noise is not known. Measure each several times."
+        return ""
+
+
+def side_by_side(comparisons: tuple[Comparison, ...]) -> SideBySide:
+    """The results by configuration, in the order in which each first stands."""
+    groups: dict[object, list[int]] = {}
+    for index, comparison in enumerate(comparisons):
+        key = same_configuration(comparison)
+        groups.setdefault(index if key is None else key, []).append(index)
+    members = [[comparisons[index] for index in group] for group in groups.values()]
+    sides = tuple(_side(tuple(group), each) for group, each in zip(groups.values(), members, strict=True))
+    return SideBySide(sides=sides, rows=tuple(_rows(members)))
+
+
+def _side(runs: tuple[int, ...], members: list[Comparison]) -> Side:
+    first = members[0]
+    shared = _beginning([each.name for each in members]).rstrip(" -_./(0123456789")
+    return Side(
+        name=shared or first.name,
+        label=first.label if len(members) == 1 else f"{shared or first.name}, {len(members)} runs",
+        workload=first.result.run.workload_name,
+        runs=runs,
+        comparable=all(each.comparable for each in members),
+    )
+
+
+def _beginning(names: list[str]) -> str:
+    """What all of the names begin with."""
+    return "".join(letters[0] for letters in takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False)))
+
+
+def _rows(members: list[list[Comparison]]) -> Iterator[SideRow]:
+    at = [[{row.load: row for row in each.rows} for each in group] for group in members]
+    order = {
+        row.load: (row.rate_rps or 0.0, row.concurrency or 0) for group in members for c in group for row in c.rows
+    }
+    loads = sorted(order, key=lambda load: order[load])
+    for figure in figures.shown_in(figures.Shown.COMPARE):
+        for load in loads:
+            found = tuple(_estimate(runs, load, figure) for runs in at)
+            if any(each is not None for each in found):
+                changes = (None,) * len(found) if figure.exact else _changes(found, members)
+                yield SideRow(figure=figure.key, load=load, estimates=found, changes=changes)
+
+
+def _estimate(runs: list[dict[str, RateRow]], load: str, figure: Figure) -> Estimate | None:
+    values = [rows[load].of(figure).measured for rows in runs if load in rows]
+    return estimate([value for value in values if value is not None])
+
+
+def _changes(found: tuple[Estimate | None, ...], members: list[list[Comparison]]) -> tuple[Change | None, ...]:
+    """Of each against the first, where the same was sent to both; the first has none."""
+    base = found[0]
+    return tuple(
+        change(base, other) if place and base and other and same_load(members[0][0], group[0]) else None
+        for place, (other, group) in enumerate(zip(found, members, strict=True))
+    )
+
+
+def signed(value: float) -> str:
+    """A relative change as a percentage with its sign."""
+    text = f"{value * 100:+.0f} %".replace("-", "−")
+    return "0 %" if text[1:] == "0 %" else text
+
+
+def change_text(found: Change) -> str:
+    """A change with its range, where that is known."""
+    if found.low is None or found.high is None:
+        return signed(found.share)
+    noise = "" if found.told else ", noise"
+    return f"{signed(found.share)} ({signed(found.low).removesuffix(' %')} to {signed(found.high)}{noise})"
+
+
+def estimate_text(figure: Figure, found: Estimate | None, absent: str = "-") -> str:
+    """A figure with half of its interval, where it comes from several runs."""
+    if found is None or found.half is None:
+        return figure.text(found.mean if found else None, absent)
+    return f"{figure.show(found.mean)} ± {figure.show(found.half)}"
