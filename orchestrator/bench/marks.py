@@ -35,7 +35,8 @@ def _of_the_server(provenance: ServerProvenance) -> Iterator[Mark]:
             yield Mark(kind=MarkKind.SIMULATED_ACCEPTANCE, detail=detail)
     misses = (provenance.kernel_gate or {}).get("misses")
     if isinstance(misses, list | tuple) and misses:
-        detail = f"{len(misses)} MoE shapes have no tuned kernel: untuned ones were in use"
+        shapes = "1 MoE shape has" if len(misses) == 1 else f"{len(misses)} MoE shapes have"
+        detail = f"{shapes} no tuned kernel: untuned ones were in use"
         yield Mark(kind=MarkKind.KERNEL_MISS, detail=detail)
 
 

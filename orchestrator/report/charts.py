@@ -95,7 +95,7 @@ def _against_rate(report: Report, asked: _Against) -> Chart:
         lines=lines,
         limits=tuple(Limit(label=f"limit {limit:g} s", value=limit) for limit in limits) if asked.limited else (),
         log=asked.log,
-        says=_says(asked.says, lines, asked.figure),
+        says=_says(asked.says, lines, asked.figure) + (_limit(limits) if asked.limited and lines else ""),
     )
 
 
@@ -170,6 +170,10 @@ def _says(what: str, lines: tuple[Line, ...], figure: Figure) -> str:
     told = [_ends(line, figure, alone=len(lines) == 1) for line in lines[:_NAMED]]
     more = f"; {len(lines) - _NAMED} more in the plot" if len(lines) > _NAMED else ""
     return f"{what} {'; '.join(told)}{more}." if told else ""
+
+
+def _limit(limits: list[float]) -> str:
+    return f" The limit is {' or '.join(f'{limit:g}' for limit in limits)} s." if limits else ""
 
 
 def _ends(line: Line, figure: Figure, *, alone: bool) -> str:

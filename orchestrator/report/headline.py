@@ -43,7 +43,7 @@ def headline(
     `references` are what others measured: how many drafts they had accepted is said beside ours.
     """
     if not published:
-        return (*(_own_side(side, comparisons, together) for side in together.sides), *_changes(together))
+        return (*(_own_side(side, comparisons, together) for side in together.sides), *_changes(together, comparisons))
     judged = [comparison for comparison in comparisons if comparison.comparable]
     sentences = tuple(_sentence(comparison, references) for comparison in judged)
     if not (forbidden := len(comparisons) - len(judged)):
@@ -97,13 +97,18 @@ def _found(comparison: Comparison) -> str:
     return f"{sustained}; there {tok_s} output tok/s per node, TTFT p95 {ttft} s{limit}"
 
 
-def _changes(together: SideBySide) -> Iterator[str]:
-    """What each further configuration changes at the highest load that it shares with the first."""
+def _changes(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
+    """What each further configuration changes at the highest load that it shares with the first.
+
+    Nothing of two that stand under different marks: one of them is then no measure for the other.
+    """
+    kinds = [{reason.kind for run in side.runs for reason in comparisons[run].reasons} for side in together.sides]
     base = together.sides[0]
     for place, side in enumerate(together.sides):
         loads = [row.load for row in together.rows if row.changes[place] and row.figure == figures.OUTPUT.key]
-        if not (loads and base.comparable and side.comparable):
+        if not loads or kinds[place] != kinds[0]:
             continue
         at = {row.figure: row.changes[place] for row in together.rows if row.load == loads[-1]}
         said = [f"{figure.title} {change_text(found)}" for figure in _OF_A_CHANGE if (found := at.get(figure.key))]
-        yield f"{side.name} against {base.name} at {loads[-1]}: {', '.join(said)}."
+        once = ", noise not known" if 1 in {len(side.runs), len(base.runs)} else ""
+        yield f"{side.name} against {base.name} at {loads[-1]}{once}: {', '.join(said)}."

@@ -6,6 +6,7 @@ The HTML stands alone: style and plots are inline, nothing is fetched and no scr
 import json
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -14,7 +15,7 @@ from pydantic import TypeAdapter
 
 from orchestrator.core.text import printable_json
 from orchestrator.report.charts import layout_bars, line_charts, over_time_charts
-from orchestrator.report.compare import Agreement, ComparedFigure, Comparison, RateRow
+from orchestrator.report.compare import Agreement, ComparedFigure, Comparison, RateRow, Reason
 from orchestrator.report.configuration import load
 from orchestrator.report.document import Report
 from orchestrator.report.plot import Chart, bar_chart, legend_mark, line_chart
@@ -28,7 +29,7 @@ _REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 
 def render_html(report: Report) -> str:
     """One self-contained page."""
-    template = _environment().get_template("report.html.j2")
+    template = _environment(markdown=False).get_template("report.html.j2")
     charts = _drawn([chart for chart in line_charts(report) if chart.lines or report.published])
     times = [(each, _drawn(over_time_charts(each))) for each in report.over_time]
     bars = bar_chart("layouts", "Best output throughput by layout", layout_bars(report)) if report.layouts else ""
@@ -41,10 +42,7 @@ def _drawn(charts: Iterable[Chart]) -> list[tuple[Chart, Markup | None]]:
 
 def render_markdown(report: Report) -> str:
     """The same as Markdown."""
-    environment = _environment()
-    environment.finalize = escaped
-    environment.filters["code"] = code
-    return environment.get_template("report.md.j2").render(report=report, **_shown(report))
+    return _environment(markdown=True).get_template("report.md.j2").render(report=report, **_shown(report))
 
 
 def _shown(report: Report) -> dict[str, object]:
@@ -72,7 +70,8 @@ def render_json(report: Report) -> str:
     return printable_json(_REPORT.dump_json(report, indent=2, exclude_none=True).decode()) + "\n"
 
 
-def _environment() -> Environment:
+@cache
+def _environment(*, markdown: bool) -> Environment:
     environment = Environment(
         loader=PackageLoader("orchestrator.report"),
         autoescape=select_autoescape(enabled_extensions=("html.j2",)),
@@ -80,6 +79,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=escaped if markdown else None,
     )
     environment.globals |= {
         "OUTPUT": figures.OUTPUT,
@@ -91,6 +91,7 @@ def _environment() -> Environment:
         "sustained": {True: "yes", False: "no", None: "not judged"},
     }
     environment.filters |= {
+        "code": code,
         "count": figures.count,
         "share": figures.share,
         "plain": figures.plain,
@@ -104,6 +105,7 @@ def _environment() -> Environment:
         "beside": beside,
         "errors": errors,
         "known_in": known_in,
+        "alarms": alarms,
         "change_text": change_text,
         "estimate_text": estimate_text,
     }
@@ -113,6 +115,15 @@ def _environment() -> Environment:
 def change(figure: ComparedFigure) -> str:
     """How far the measured figure lies from the published one."""
     return "" if figure.change is None else signed(figure.change)
+
+
+def alarms(report: Report) -> list[tuple[list[str], tuple[Reason, ...]]]:
+    """What must not be compared, and why; results with the same reasons together."""
+    found: dict[tuple[Reason, ...], list[str]] = {}
+    for comparison in report.comparisons:
+        if comparison.reasons:
+            found.setdefault(comparison.reasons, []).append(comparison.label)
+    return [(labels, reasons) for reasons, labels in found.items()]
 
 
 def known_in(columns: list[Figure], comparison: Comparison, published: object) -> list[Figure]:

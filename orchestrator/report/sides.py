@@ -60,10 +60,13 @@ def side_by_side(comparisons: tuple[Comparison, ...]) -> SideBySide:
 
 def _side(runs: tuple[int, ...], members: list[Comparison]) -> Side:
     first = members[0]
-    shared = _beginning([each.name for each in members]).rstrip(" -_./(0123456789")
+    name, label = first.name, first.label
+    if len(members) > 1:
+        name = _beginning([each.name for each in members]).rstrip(" -_./(0123456789") or name
+        label = f"{name}, {len(members)} runs"
     return Side(
-        name=shared or first.name,
-        label=first.label if len(members) == 1 else f"{shared or first.name}, {len(members)} runs",
+        name=name,
+        label=label,
         workload=first.result.run.workload_name,
         runs=runs,
         comparable=all(each.comparable for each in members),
@@ -111,7 +114,7 @@ def signed(value: float) -> str:
 
 def change_text(found: Change) -> str:
     """A change with its range, where that is known."""
-    if found.low is None or found.high is None:
+    if found.low is None or found.high is None or found.low == found.high:
         return signed(found.share)
     noise = "" if found.told else ", noise"
     return f"{signed(found.share)} ({signed(found.low).removesuffix(' %')} to {signed(found.high)}{noise})"
@@ -119,6 +122,6 @@ def change_text(found: Change) -> str:
 
 def estimate_text(figure: Figure, found: Estimate | None, absent: str = "-") -> str:
     """A figure with half of its interval, where it comes from several runs."""
-    if found is None or found.half is None:
+    if found is None or not found.half:
         return figure.text(found.mean if found else None, absent)
     return f"{figure.show(found.mean)} ± {figure.show(found.half)}"

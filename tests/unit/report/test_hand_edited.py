@@ -136,14 +136,43 @@ HOSTILE = "<script>alert(1)</script> [a](javascript:b) ![c](d) `e` ``` | f *g* _
 TEXTS = [
     ("run", "endpoint", "served_model"), ("run", "endpoint", "url"), ("run", "workload_name"), ("run", "command"),
     ("run", "warmup"), ("run", "provenance", "profile"), ("run", "provenance", "name"), ("run", "provenance", "gpu"),
-    ("points", 0, "not_sustained_because"),
+    ("run", "label"), ("run", "provenance", "layout"), ("run", "endpoint", "engine"),
+    ("run", "endpoint", "speculative"), ("run", "provenance", "image_digest"),
+    ("points", 0, "not_sustained_because"), ("points", 0, "failures"), ("points", 0, "label"),
 ]  # fmt: skip
+
+
+def hostile(place: tuple[str | int, ...]) -> str:
+    odd = {
+        "not_sustained_because": [HOSTILE],
+        "failures": [{"kind": HOSTILE, "count": 1, "example": HOSTILE}],
+    }
+    return changed(place, odd.get(str(place[-1]), HOSTILE))
+
+
+@pytest.mark.parametrize("published", ["none", "wafer-glm52"])
+def test_a_text_of_others_is_text_on_the_page(published: str, tmp_path: Path) -> None:
+    """Each in a result of its own, all on one page, and two directories with such a name."""
+    places = [
+        *TEXTS,
+        ("run", "provenance", "plan", "flags", 0, "name"),
+        ("run", "provenance", "plan", "flags", 0, "value"),
+    ]
+    files = []
+    for index, place in enumerate(places):
+        files.append(tmp_path / f"<script>{index}" / "result.json")
+        files[-1].parent.mkdir()
+        files[-1].write_text(hostile(place))
+    page = render_html(make_report(files, published=published, prices=()))
+
+    assert "<script" not in page.lower()
+    assert page.lower().count("&lt;script&gt;") > len(places)
 
 
 @pytest.mark.parametrize("place", TEXTS, ids=lambda place: place[-1])
 def test_a_text_of_others_is_no_markup(place: tuple[str | int, ...], tmp_path: Path) -> None:
     plain = reported(tmp_path, json.dumps(DATA))
-    text = reported(tmp_path, changed(place, [HOSTILE] if place[-1] == "not_sustained_because" else HOSTILE))
+    text = reported(tmp_path, hostile(place))
     outside = [line for line in text.splitlines() if not line.startswith("- command: ")]
     for markup in ("<script>", "[a](", "![c]", " `e` ", "*g*", " _h_", "~~i", "&amp; \\ "):
         assert not any(markup in line for line in outside if line not in plain.splitlines()), markup

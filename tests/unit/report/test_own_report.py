@@ -1,6 +1,7 @@
 """A report about one's own server: nothing published in it that is not of the same kind, and its own limits."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from orchestrator.cli.report import report as report_command
 from orchestrator.commands.report import make_report
 from orchestrator.report import Details, Report, comparison_text, render_html, render_json, render_markdown
 from orchestrator.report.charts import line_charts
-from orchestrator.results import BenchResult, MarkKind, result_text
+from orchestrator.results import BenchResult, FailureCount, MarkKind, result_text
 
 WORKLOAD = {"input_tokens": 800, "output_tokens": 64, "cached_share": 0.5, "limits": {"ttft_p95_s": 1.0}}
 
@@ -151,3 +152,114 @@ def test_a_title_of_ones_own(tmp_path: Path) -> None:
 
 def test_it_is_whole_json(tmp_path: Path) -> None:
     assert "published" not in json.loads(render_json(made(tmp_path, own(1.0))))
+
+
+def test_whoever_decides_finds_every_percentile(tmp_path: Path) -> None:
+    """TTFT 0.2 / 0.4 s, E2E 9.2 / 11.4 s, TPOT 9 / 11 ms at p50 / p95; p99 is 1.1 times p95 in these samples."""
+    _, markdown, page = texts(made(tmp_path, own(1.0)))
+
+    wanted = ("TTFT", "0.20", "0.40", "0.44"), ("TPOT", "9", "11", "12.1"), ("E2E", "9.20", "11.40", "12.54")
+    for name, *values in wanted:
+        assert all(f"<th>{name} {which}<small>" in page for which in ("p50", "p95", "p99"))
+        assert f" {' | '.join(values)} |" in markdown
+    assert "| output tok/s per node | output tok/s per GPU | tok/s per user |" in markdown
+    assert "<dt>Tok/s per user</dt><dd>111</dd>" in page
+
+
+def test_a_card_stands_for_what_something_gave(tmp_path: Path) -> None:
+    """Neither drafts, nor energy, nor a price: no card says `not measured`."""
+    result = own(1.0)
+    bare = replace(result.points[0], server=None, energy=None)
+    page = render_html(made(tmp_path, replace(result, points=(bare,))))
+    head = page[page.index('<dl class="key"') : page.index("</dl>")]
+
+    assert [card.partition("</dt>")[0] for card in head.split("<dt>")[1:]] == [
+        "Knee, TP1 on 1×L40S", "Output tok/s per node", "Tok/s per user", "TTFT p95", "E2E p95", "From cache"
+    ]  # fmt: skip
+    assert ">not measured<" not in page
+    whole = render_html(made(tmp_path / "whole", replace(result, points=(point(1.0, 0.2, 0.4, joules=2.0),))))
+    assert "<dt>Accepted tokens a step</dt><dd>3.4</dd>" in whole
+    assert "<dt>J per output tok</dt><dd>2</dd>" in whole
+
+
+def test_throughput_stands_against_what_a_user_sees(tmp_path: Path) -> None:
+    chart = line_charts(made(tmp_path, own(1.0, 2.0)))[0]
+
+    assert (chart.id, chart.y_label) == ("frontier", "output tokens per second of a GPU")
+    assert [line.points for line in chart.lines] == [
+        (pytest.approx((1000 / 9, 985 / 8)), pytest.approx((1000 / 9, 1970 / 8)))
+    ]
+    assert chart.lines[0].tags == ("1 rps", "2 rps")
+
+
+def test_of_a_server_of_unknown_gpus_the_whole_is_drawn(tmp_path: Path) -> None:
+    result = own(1.0)
+    window = result.points[0].window
+    assert window is not None
+    bare = replace(result.points[0], window=replace(window, output_tok_per_s_per_gpu=None))
+    chart = line_charts(made(tmp_path, replace(result, points=(bare,))))[0]
+
+    assert chart.y_label == "output tokens per second of the node"
+    assert chart.lines[0].points[0][1] == pytest.approx(985)
+
+
+def test_every_plot_says_what_it_shows(tmp_path: Path) -> None:
+    report = made(tmp_path, own(1.0, 2.0))
+    page = render_html(report)
+    drawn = [chart for chart in line_charts(report) if chart.lines]
+
+    assert len(drawn) >= 5
+    assert page.count("<figcaption>") == len(drawn)
+    says = {chart.id: chart.says for chart in drawn}
+    assert says["ttft-p95"] == (
+        "How long 19 of 20 requests wait for their first token at most: 0.40 s at 1 rps, 0.40 s at 2 rps. "
+        "The limit is 1 s."
+    )
+
+
+def test_errors_stand_by_kind_and_rate(tmp_path: Path) -> None:
+    result = own(1.0, 2.0)
+    kinds = (
+        FailureCount(kind="timeout", count=3, example="no whole answer within 60 s"),
+        FailureCount(kind="http-503", count=1, example="<b>no room</b>"),
+    )
+    points = (result.points[0], replace(result.points[1], failures=kinds, succeeded=196))
+    _, markdown, page = texts(made(tmp_path, replace(result, points=points)))
+
+    table = page[page.index("Errors by kind") :]
+    assert re.search(r"<th>timeout</th><td>0</td><td>3</td><td[^>]*>no whole answer", table)
+    assert "&lt;b&gt;no room" in table
+    assert "- failed, timeout: 3 at 2; no whole answer within 60 s" in markdown
+    assert "No request failed, of 200." in render_html(made(tmp_path / "well", own(1.0)))
+
+
+def test_so_many_at_a_time_have_their_figures(tmp_path: Path) -> None:
+    """A closed load has no rate and no knee; it used to have no figure either."""
+    result = own(1.0)
+    closed = replace(
+        result.points[0],
+        label="closed-8",
+        arrivals="closed",
+        concurrency=8,
+        offered_rps=None,
+        window=None,
+        sustained=None,
+    )
+    report = made(tmp_path, replace(result, points=(closed,), knee_rps=None))
+    shown, markdown, page = texts(report)
+
+    assert re.search(r"output tok/s per node +A\n8 at a time +788\n", shown)
+    assert "| at a time | output tok/s per node |" in markdown
+    assert "<th>8</th>" in page
+    assert report.headline == ("TP1 on 1×L40S, owl-burst: 788 output tok/s per node, 8 at a time.",)
+
+
+def test_what_ran_stands_before_its_figures(tmp_path: Path) -> None:
+    result = own(1.0)
+    plan = {**(result.run.provenance.plan or {}), "flags": [{"name": "enable-metrics", "values": []}]}
+    where = replace(result.run.provenance, plan=plan)
+    page = render_html(made(tmp_path, replace(result, run=replace(result.run, provenance=where))))
+    ran = page[page.index('id="ran"') : page.index('id="plots"')]
+
+    for fact in ("owl", "sglang 0.5.14", "1×L40S", "enable-metrics", "800 tokens in, 64 out", "200 at 1"):
+        assert fact in ran

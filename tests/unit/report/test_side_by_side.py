@@ -1,0 +1,126 @@
+"""Several results in one report: what they are called, what differs, what changed, and how much of it is noise."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measured_samples import marked, point, save, tp4dp2, tp8
+
+from orchestrator.cli.report import compare
+from orchestrator.commands.report import make_report
+from orchestrator.report import Report, comparison_text, render_html, render_markdown
+from orchestrator.results import BenchResult, MarkKind
+
+
+def run(rate: float = 2.0, *, tpot_ms: float = 9.0, tok_s: float = 1970.0, plan: str = "one") -> BenchResult:
+    """One rate of the published workload on hardware of one's own; `plan` is the digest of what ran."""
+    base = tp4dp2()
+    only = point(rate, 0.5, 0.6)
+    assert only.latency is not None
+    assert only.latency.tpot_s is not None
+    assert only.window is not None
+    latency = replace(only.latency, tpot_s=replace(only.latency.tpot_s, p50=tpot_ms / 1000))
+    only = replace(only, latency=latency, window=replace(only.window, output_tok_per_s=tok_s))
+    layout: dict[str, object] = {"layout": {"tp": 1, "dp": 1}, "flags": [{"name": "page-size", "values": [plan]}]}
+    where = replace(base.run.provenance, gpu="l40s", gpus=1, plan=layout, plan_digest=plan)
+    return replace(base, run=replace(base.run, provenance=where, workload_name="own"), points=(only,), knee_rps=rate)
+
+
+def made(tmp_path: Path, **results: BenchResult) -> Report:
+    files = [save(result, tmp_path / name) for name, result in results.items()]
+    return make_report(files, published="none", prices=())
+
+
+def test_results_are_called_by_their_directories_and_by_their_labels(tmp_path: Path) -> None:
+    after = run(plan="two")
+    report = made(tmp_path, before=run(), after=replace(after, run=replace(after.run, label="page size two")))
+
+    assert [one.label for one in report.comparisons] == ["before (TP1 on 1×L40S)", "page size two (TP1 on 1×L40S)"]
+    shown = comparison_text(report)
+    assert "A: before (TP1 on 1×L40S), own\n" in shown
+    assert "B: page size two (TP1 on 1×L40S), own\n" in shown
+    assert "<small>own</small>" in render_html(report)
+    assert "| figure | load | before, own | page size two, own |" in render_markdown(report)
+
+
+def test_two_of_one_label_are_numbered(tmp_path: Path) -> None:
+    one, two = run(plan="one"), run(plan="two")
+    one, two = (replace(each, run=replace(each.run, label="mine")) for each in (one, two))
+
+    assert [each.name for each in made(tmp_path, a=one, b=two).comparisons] == ["mine", "mine (2)"]
+
+
+def test_what_differs_stands_before_the_figures_it_explains(tmp_path: Path) -> None:
+    shown = comparison_text(made(tmp_path, before=run(), after=run(plan="two", tpot_ms=4.5)))
+
+    assert re.search(r"differs +A +B\nflags.page-size +one +two", shown)
+    assert shown.index("differs") < shown.index("output tok/s per node")
+    assert re.search(r"TPOT p50 ms +A +B +B against A\n2 rps +9 +4.5 +−50 %\n", shown)
+    assert re.search(r"tok/s per user +A +B +B against A\n2 rps +111 +222 +\+100 %\n", shown)
+    assert shown.count("knee: at least 2 rps") == 2
+    assert "One run each: whether a change is more than noise is not known." in shown
+
+
+def test_several_runs_of_one_configuration_make_an_interval(tmp_path: Path) -> None:
+    """Mean 1000, deviation 10: half of the interval is 4.303 × 10 / √3 = 24.8; 20 % stand clear of it."""
+    runs = {f"old-{at}": run(tok_s=tok_s, plan="one") for at, tok_s in enumerate((990.0, 1000.0, 1010.0))}
+    runs |= {f"new-{at}": run(tok_s=tok_s, plan="two") for at, tok_s in enumerate((1190.0, 1200.0, 1210.0))}
+    report = made(tmp_path, **runs)
+    shown, page = comparison_text(report), render_html(report)
+
+    assert [(side.name, side.runs) for side in report.together.sides] == [("old", (0, 1, 2)), ("new", (3, 4, 5))]
+    assert re.search(r"output tok/s per node +A +B +B against A\n2 rps +1,000 ± 24.8 +1,200 ± 24.8 +\+20 %", shown)
+    assert "+20 % (+18 to +22 %)" in shown
+    assert "+20 % (+18 to +22 %)" in page
+    assert "TTFT p95 s" in shown
+    assert "(0 to 0 %, noise)" not in shown
+    assert report.headline[0].startswith("old, 3 runs, own: sustains at least 2 requests a second; there 1,000 ± 24.8")
+    assert report.headline[-1].startswith("new against old at 2 rps: output tok/s per node +20 % (+18 to +22 %), TTFT")
+
+
+def test_a_change_within_the_noise_says_so(tmp_path: Path) -> None:
+    runs = {f"old-{at}": run(tok_s=tok_s, plan="one") for at, tok_s in enumerate((900.0, 1000.0, 1100.0))}
+    runs |= {f"new-{at}": run(tok_s=tok_s, plan="two") for at, tok_s in enumerate((950.0, 1050.0, 1150.0))}
+
+    assert re.search(r"\+5 % \(−\d+ to \+\d+ %, noise\)", comparison_text(made(tmp_path, **runs)))
+
+
+def test_servers_behind_a_url_are_one_configuration_only_where_the_user_says_so(tmp_path: Path) -> None:
+    """The same address may serve something else by now; a label tells that it does not."""
+
+    def behind_a_url(label: str | None) -> BenchResult:
+        base = run()
+        where = replace(base.run.provenance, plan=None, plan_digest=None, name=None)
+        return replace(base, run=replace(base.run, provenance=where, label=label))
+
+    assert len(made(tmp_path / "x", a=behind_a_url(None), b=behind_a_url(None)).together.sides) == 2
+    assert len(made(tmp_path / "y", a=behind_a_url("it"), b=behind_a_url("it")).together.sides) == 1
+    assert len(made(tmp_path / "z", a=behind_a_url("it"), b=behind_a_url("that")).together.sides) == 2
+
+
+def test_another_load_makes_no_change(tmp_path: Path) -> None:
+    other = run(plan="two")
+    longer = replace(other, run=replace(other.run, workload={**other.run.workload, "output_tokens": 64}))
+    report = made(tmp_path, one=run(), two=longer)
+
+    assert all(found is None for row in report.together.rows for found in row.changes)
+    assert not any("against" in sentence for sentence in report.headline)
+
+
+@pytest.mark.parametrize(("kinds", "told"), [((MarkKind.KERNEL_MISS,), False), ((), True)])
+def test_the_headline_sets_nothing_marked_beside_what_is_not(
+    tmp_path: Path, kinds: tuple[MarkKind, ...], told: bool
+) -> None:
+    report = made(tmp_path, one=run(), two=marked(run(plan="two"), *kinds))
+
+    assert any("two against one" in sentence for sentence in report.headline) == told
+
+
+def test_compare_shows_published_figures_only_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tp4dp2(), tmp_path / "a")
+    save(tp8(), tmp_path / "b")
+    compare([tmp_path])
+    assert "published" not in capsys.readouterr().out
+    compare([tmp_path], published="wafer-glm52")
+    assert "output tok/s per node  published  A" in capsys.readouterr().out
