@@ -134,7 +134,7 @@ def line_chart(chart: Chart) -> Markup:
 def legend_mark(colour: int) -> Markup:
     """The marker of a result, to stand before its name."""
     drawn = _marker(_MARKERS[colour % len(_MARKERS)], 7, 7)
-    return Markup('<svg class="plot mark" viewBox="0 0 14 14" aria-hidden="true"><g class="{}">{}</g></svg>').format(
+    return Markup('<svg viewBox="0 0 14 14" aria-hidden="true"><g class="{}">{}</g></svg>').format(
         _colour(colour), drawn
     )
 

@@ -140,7 +140,7 @@ def beside(row: RateRow, figure: Figure, comparison: Comparison) -> str:
         return f"limit {figures.plain(comparison.ttft_limit_s)} s"
     if figure is figures.USD:
         price = comparison.usd_per_gpu_hour
-        return "no price known" if price is None else f"{figures.usd(price)} per GPU-hour, {comparison.price_source}"
+        return "no price known" if price is None else f"{figures.usd(price)} per GPU-hour"
     return ""
 
 

@@ -44,7 +44,7 @@ def _header(index: int, side: Side, report: Report) -> str:
     reasons = (r for each in members for r in each.reasons)
     lines += dict.fromkeys(f"   - {r.kind}{f' at {r.point}' if r.point else ''}: {r.detail}" for r in reasons)
     lines += dict.fromkeys(f"   {caveat}" for each in members for caveat in each.caveats)
-    lines += [line for each in members for line in _knee(each)]
+    lines += dict.fromkeys(line for each in members for line in _knee(each))
     return "\n".join(lines)
 
 

@@ -38,6 +38,11 @@ class SideBySide:
     rows: tuple[SideRow, ...]
 
     @property
+    def shared(self) -> tuple[SideRow, ...]:
+        """The rows that say more than those of each result by itself: of two configurations, or of several runs."""
+        return tuple(row for row in self.rows if sum(each.runs for each in row.estimates if each) > 1)
+
+    @property
     def noise(self) -> str:
         """What the figures say of their own noise, in a sentence."""
         if any(len(side.runs) > 1 for side in self.sides):

@@ -50,8 +50,8 @@ def usd(value: float) -> str:
 
 
 def plain(value: float) -> str:
-    """Any other figure, three digits."""
-    return f"{value:.3g}"
+    """Any other figure, three digits, or as many as stand before its point."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,15 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from measured_samples import b200, marked, save, single_stream, tp4dp2, tp8
 
-from orchestrator.commands.report import find_results, make_report, write_report
-from orchestrator.results import BenchResult, MarkKind
+from orchestrator.commands.report import find_requests, find_results, make_report, write_report
+from orchestrator.report import Details
+from orchestrator.results import BenchResult, FailureCount, MarkKind
 
 pytestmark = pytest.mark.browser
 
@@ -84,11 +86,46 @@ def test_it_fits_a_phone_and_its_plots_hold_data(chromium: str, tmp_path: Path) 
         plots = frame["plots"]
         assert isinstance(plots, list)
         marks = {plot["id"]: plot["marks"] for plot in plots}
-        assert marks == {"ttft-p95": 19, "ttft-p50": 19, "throughput": 19, "cost": 19, "energy": 6, "layouts": 7}
-        assert [plot["stray"] + plot["cut"] for plot in plots] == [0] * 6
+        assert marks == {"ttft-p95": 19, "ttft-p50": 19, "throughput": 19, "cost": 19, "energy": 6, "layouts": 7} | {
+            "frontier": 13,
+            "tpot": 13,
+        }
+        assert [plot["stray"] + plot["cut"] for plot in plots] == [0] * 8
         assert frame["alarms"] == 0
         assert isinstance(frame["text"], int)
         assert frame["text"] > 5000
+
+
+def test_a_report_of_ones_own_fits_too(chromium: str, tmp_path: Path) -> None:
+    """Long names of directories, requests over time, errors and changes: nothing is cut and nothing is too wide."""
+    failed = FailureCount(kind="stream-error", count=4, example="x" * 300)
+    for place in range(2):
+        result = tp4dp2()
+        points = tuple(replace(point, failures=(failed,)) for point in result.points)
+        plan = {"flags": [{"name": "a-setting-of-quite-some-length", "values": [f"/a/long/path/{place}" * 6]}]}
+        where = replace(result.run.provenance, plan=plan, plan_digest=str(place))
+        own = replace(result, run=replace(result.run, provenance=where), points=points)
+        folder = save(own, tmp_path / f"a-directory-with-a-rather-long-name-{place}").parent
+        lines = [
+            {
+                "scheduled_s": at / 4,
+                "started_s": at / 4,
+                "ended_s": at / 4 + 9,
+                "chunk_s": [at / 4 + 1],
+                "failure": None,
+            }
+            for at in range(40)
+        ]
+        (folder / "requests-2.4.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    results = find_results([tmp_path])
+    details = Details(requests=find_requests(results, None))
+    made = make_report(results, published="none", prices=(), details=details)
+    for frame in measured(chromium, write_report(made, tmp_path)[0]):
+        assert frame["needed"] == frame["width"], "the page is wider than the window"
+        plots = frame["plots"]
+        assert isinstance(plots, list)
+        assert {"frontier", "waits-0", "queue-0", "waits-1", "queue-1"} <= {plot["id"] for plot in plots}
+        assert [plot["stray"] + plot["cut"] for plot in plots] == [0] * len(plots)
 
 
 def test_an_alarm_is_seen(chromium: str, tmp_path: Path) -> None:
@@ -128,6 +165,6 @@ def test_it_prints_on_a4(chromium: str, tmp_path: Path) -> None:
     document = paper.read_bytes()
     assert document.startswith(b"%PDF")
     pages = len(re.findall(rb"/Type /Page\b(?!s)", document))
-    assert 3 <= pages <= 9
+    assert 3 <= pages <= 11
     width, height = (float(side) for side in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", document)[0])
     assert (round(width), round(height)) == (595, 842)
