@@ -1,5 +1,7 @@
 """`deploy bench`: measure a served model."""
 
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -77,8 +79,6 @@ def bench(
 ) -> None:
     """Measure a served model: throughput, latency and the knee."""
     import shlex
-    import sys
-    from contextlib import ExitStack
 
     from orchestrator.commands import bench as command
     from orchestrator.commands.servers import fleet

@@ -1,7 +1,7 @@
 """`deploy compare` and `deploy report`: what was measured beside what was published."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -12,15 +12,15 @@ from orchestrator.core.console import note, out, warn
 if TYPE_CHECKING:
     from orchestrator.report import Report
 
-PublishedOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--published",
-        metavar="NAME|FILE|none",
-        help="published figures to compare with; default: those of the same workload and machine",
-        autocompletion=names_of("PUBLISHED"),
-    ),
-]
+
+def _published(default: str) -> Any:  # noqa: ANN401 - typer declares its options so
+    help_text = f"published figures to compare with; default: {default}"
+    names = names_of("PUBLISHED")
+    return typer.Option("--published", metavar="NAME|FILE|none", help=help_text, autocompletion=names)
+
+
+PublishedOption: TypeAlias = Annotated[str | None, _published("those of the same workload and machine")]
+PublishedAskedOption: TypeAlias = Annotated[str | None, _published("none")]
 PriceOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--price", metavar="[GPU=]USD", help="the price of one GPU for an hour; default: published TCO"),
@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 def compare(
     results: Annotated[list[Path], typer.Argument(metavar="RESULT", help="result files, or directories of results")],
     *,
-    published: PublishedOption = None,
+    published: PublishedAskedOption = None,
     price: PriceOption = None,
     json: Json = False,
 ) -> None:
