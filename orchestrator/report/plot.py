@@ -15,6 +15,7 @@ HEIGHT: Final = 300
 _LEFT, _TOP, _BOTTOM = 46, 16, 46
 _LABEL_GAP: Final = 14.0
 _LONGEST: Final = 22  # characters of a label at the edge
+_TAG: Final = 48.0  # units that a tag may take beside its point
 _DESCRIBED: Final = 12  # points of a series in the description
 _MARKERS: Final = ("circle", "square", "triangle", "diamond")
 
@@ -222,8 +223,15 @@ def _series(line: Line, across: _Scale, upward: _Scale) -> Markup:
     drawn = Markup("") if line.style == "dots" else Markup('<path class="line" d="{}"/>').format(_path(line, spots))
     if line.style != "steps":
         drawn += Markup("").join(_marker("dot" if line.style == "dots" else _shape(line), x, y) for x, y in spots)
-    drawn += Markup("").join(_text(x + 8, y + 4, tag, "tag") for (x, y), tag in zip(spots, line.tags, strict=False))
+    drawn += Markup("").join(_tag(x, y, tag, across) for (x, y), tag in zip(spots, line.tags, strict=False))
     return Markup('<g class="series {}">{}</g>').format(_css(line), drawn)
+
+
+def _tag(x: float, y: float, tag: str, across: _Scale) -> Markup:
+    """Beside its point, and away from the names at the edge."""
+    if x > across.end - _TAG:
+        return _text(x - 8, y - 4, tag, "tag end")
+    return _text(x + 8, y + 4, tag, "tag")
 
 
 def _path(line: Line, spots: list[tuple[float, float]]) -> str:

@@ -39,12 +39,14 @@ def test_a_log_that_cannot_be_read_loses_no_point(tmp_path: Path) -> None:
             provenance=ServerProvenance(gpus=8),
             kernel_gate=unreadable,
             price=None,
+            label="with a log of wood",
             read_energy=None,
             directory=tmp_path,
             text="",
             earlier=None,
         )
         result = measure(request, lambda _text, _far: None)
+    assert result.run.label == "with a log of wood"
     assert on_disk[:2] == [1, 2]
     assert len(result.points) == 2
     assert load_result(tmp_path) == result

@@ -123,13 +123,14 @@ def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatc
             changes=changes(),
             api="native",
             usd_per_gpu_hour=None,
+            label="mine",
             directory=tmp_path,
             resume=False,
             command="deploy bench",
         )
         target = url_target("http://node:30000", gpus=8, api_key_env=None)
         bench(target, options, lambda _point, _text: None)
-        assert ordered[-1].workload_name == name
+        assert (ordered[-1].workload_name, ordered[-1].label) == (name, "mine")
 
 
 def test_other_rates_leave_the_workload_comparable_and_do_not_climb() -> None:

@@ -85,6 +85,20 @@ def test_it_names_and_describes_itself_and_escapes_what_it_is_given() -> None:
     assert "<p95>" not in drawing
 
 
+def test_a_tag_keeps_off_the_names_at_the_edge() -> None:
+    line = Line(label="A", points=((1, 1), (4, 2)), colour=0, tags=("1 rps", "4 rps"))
+    root = svg(line_chart(Chart(id="f", title="t", x_label="x", y_label="y", lines=(line,))))
+    left, right = [text for text in root.iter("text") if (text.get("class") or "").startswith("tag")]
+    spots = [
+        float(mark.get("cx", ""))
+        for group in root.iter("g")
+        if "series" in group.get("class", "")
+        for mark in group.iter("circle")
+    ]
+    assert (left.get("class"), float(left.get("x", "")) > spots[0]) == ("tag", True)
+    assert (right.get("class"), float(right.get("x", "")) < spots[1]) == ("tag end", True)
+
+
 def test_series_differ_by_more_than_colour() -> None:
     root = svg(line_chart(chart()))
     keys = [group for group in root.iter("g") if group.get("class", "").startswith("key")]
