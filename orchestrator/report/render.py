@@ -62,7 +62,13 @@ def _shown(report: Report) -> dict[str, object]:
         name: [figure for figure in figures.shown_in(place) if report.published or figure.key in known]
         for name, place in places.items()
     }
-    return {**shown, "firsts": [report.comparisons[side.runs[0]] for side in report.together.sides]}
+    firsts = [side.runs[0] for side in report.together.sides]
+    differing = [(each.key, [each.values[first] for first in firsts]) for each in report.differences]
+    return {
+        **shown,
+        "sides": [(side, report.comparisons[side.runs[0]], side.runs[0]) for side in report.together.sides],
+        "differing": [(key, values) for key, values in differing if len({*values}) > 1],
+    }
 
 
 def render_json(report: Report) -> str:
@@ -85,7 +91,6 @@ def _environment(*, markdown: bool) -> Environment:
         "OUTPUT": figures.OUTPUT,
         "absent": figures.ABSENT,
         "plain": figures.plain,
-        "zip": zip,
         "figure_of": {figure.key: figure for figure in figures.FIGURES},
         "legend_mark": legend_mark,
         "sustained": {True: "yes", False: "no", None: "not judged"},

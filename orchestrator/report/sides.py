@@ -67,7 +67,7 @@ def _side(runs: tuple[int, ...], members: list[Comparison]) -> Side:
     first = members[0]
     name, label = first.name, first.label
     if len(members) > 1:
-        name = _beginning([each.name for each in members]).rstrip(" -_./(0123456789") or name
+        name = _beginning([each.name for each in members]) or name
         label = f"{name}, {len(members)} runs"
     return Side(
         name=name,
@@ -79,8 +79,12 @@ def _side(runs: tuple[int, ...], members: list[Comparison]) -> Side:
 
 
 def _beginning(names: list[str]) -> str:
-    """What all of the names begin with."""
-    return "".join(letters[0] for letters in takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False)))
+    """What all of the names begin with, but for the numbers that tell them apart."""
+    alike = takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))
+    shared = "".join(letters[0] for letters in alike)
+    if any(name[len(shared) :][:1].isdigit() for name in names):
+        shared = shared.rstrip("0123456789")
+    return shared.rstrip(" -_./(")
 
 
 def _rows(members: list[list[Comparison]]) -> Iterator[SideRow]:
@@ -119,7 +123,7 @@ def signed(value: float) -> str:
 
 def change_text(found: Change) -> str:
     """A change with its range, where that is known."""
-    if found.low is None or found.high is None or found.low == found.high:
+    if found.low is None or found.high is None or signed(found.low) == signed(found.high):
         return signed(found.share)
     noise = "" if found.told else ", noise"
     return f"{signed(found.share)} ({signed(found.low).removesuffix(' %')} to {signed(found.high)}{noise})"
@@ -127,6 +131,6 @@ def change_text(found: Change) -> str:
 
 def estimate_text(figure: Figure, found: Estimate | None, absent: str = "-") -> str:
     """A figure with half of its interval, where it comes from several runs."""
-    if found is None or not found.half:
+    if found is None or found.half is None or figure.show(found.half) == figure.show(0.0):
         return figure.text(found.mean if found else None, absent)
     return f"{figure.show(found.mean)} ± {figure.show(found.half)}"

@@ -68,7 +68,7 @@ def change(base: Estimate, other: Estimate) -> Change | None:
     parts = [each.deviation**2 / each.runs for each in (base, other) if each.deviation is not None]
     degrees = sum(parts) ** 2 / weight if (weight := _weight(parts, (base.runs, other.runs))) else 1.0
     half = _t(math.floor(degrees)) * math.sqrt(sum(parts)) / abs(base.mean)
-    return Change(share=share, low=share - half, high=share + half)
+    return Change(share=share, low=max(share - half, -1.0), high=share + half)  # nothing here is less than nothing
 
 
 def _weight(parts: Sequence[float], runs: Sequence[int]) -> float:

@@ -79,6 +79,19 @@ def test_several_runs_of_one_configuration_make_an_interval(tmp_path: Path) -> N
     assert report.headline[-1].startswith("new against old at 2 rps: output tok/s per node +20 % (+18 to +22 %), TTFT")
 
 
+def test_runs_are_called_by_what_their_names_share_but_for_their_numbers(tmp_path: Path) -> None:
+    """`of-2048-1` to `of-2048-3` are `of-2048`, and `of10`, `of11` are `of`; a card would tell of one run alone."""
+    runs = {f"of-2048-{at}": run(plan="one") for at in (1, 2, 3)} | {f"of{at}": run(plan="two") for at in (10, 11)}
+    report = made(tmp_path, **runs)
+    page, markdown = render_html(report), render_markdown(report)
+
+    assert [side.name for side in report.together.sides] == ["of-2048", "of"]
+    assert "| value | of-2048, own | of, own |" in markdown
+    assert '<dl class="key"' not in page
+    assert "111</td>" in page  # and no ± 0
+    assert "± 0" not in page
+
+
 def test_a_change_within_the_noise_says_so(tmp_path: Path) -> None:
     runs = {f"old-{at}": run(tok_s=tok_s, plan="one") for at, tok_s in enumerate((900.0, 1000.0, 1100.0))}
     runs |= {f"new-{at}": run(tok_s=tok_s, plan="two") for at, tok_s in enumerate((950.0, 1050.0, 1150.0))}
