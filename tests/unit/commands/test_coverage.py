@@ -81,7 +81,7 @@ def test_a_load_without_kernels_is_refused_with_the_engine_that_has_them(tmp_pat
         require_covered(plan_of("mi355x-tp4dp2-july"), Home(tmp_path))
     ways_out = (
         "`--set engine=sglang-0.5.16-rocm`",
-        "`deploy kernels tune --profile mi355x-tp4dp2-july` on a node of this kind: hours, 12 at most",
+        "`deploy kernels tune PROFILE` on a node of this kind: hours, 12 at most",
         "11.84 USD each, up to 142 USD (InferenceX total cost of ownership",
         "`--accept-untuned`",
     )
