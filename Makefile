@@ -21,7 +21,7 @@ check: $(VENV)/ready ## format, lint, types: seconds
 	$(VENV)/bin/mypy
 
 unit golden integration: $(VENV)/ready ## one kind of tests
-	$(VENV)/bin/python -m pytest tests/$@
+	$(VENV)/bin/python -m pytest tests/$@ $(WORKERS)
 
 gpu: $(VENV)/ready ## the whole line on this machine's NVIDIA GPUs; skipped, with the reason, where there are none
 	$(VENV)/bin/python -m pytest tests/gpu -v -s

@@ -138,6 +138,9 @@ def test_two_settings_that_contradict_each_other_are_told() -> None:
     for off in ("false", "False", "0"):
         assert "fusion-without-aiter" in told("mi355x-tp8", f"env.SGLANG_USE_AITER_AR={off}")
     assert "fusion-without-aiter" not in told("mi355x-tp8", "env.SGLANG_USE_AITER_AR=true")
+    two = ("flags.enable-pdmux=true", "flags.disable-custom-all-reduce=true")
+    assert "custom-all-reduce-two-streams" in told("mi355x-tp8", two[0])
+    assert "custom-all-reduce-two-streams" not in told("mi355x-tp8", *two)
     both = ("flags.disable-custom-all-reduce=true", "flags.enable-aiter-allreduce-fusion=null")
     assert told("mi355x-tp8", *both) == {"speculation-is-greedy"}
 
