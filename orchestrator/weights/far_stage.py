@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from orchestrator.core.errors import ChangedWeightsError, HostError, NoWeightsError, WeightsError
+from orchestrator.core.errors import ChangedWeightsError, FactsError, HostError, NoWeightsError, WeightsError
 from orchestrator.core.shell import Program
 from orchestrator.plan import Model
 from orchestrator.weights import fetch_there
@@ -119,11 +119,13 @@ class FarStage:
             return examine(mirror, self.model, layer=self.layer, revision=revision, sizes=sizes)
         except WeightsError as error:
             place, known = f"{self.machine}: {there}", read_receipt(mirror)
-            kind = ChangedWeightsError if self.hub is None and known else WeightsError
+            kind, hint = ChangedWeightsError if self.hub is None and known else WeightsError, self._hint
+            if isinstance(error, FactsError):  # nothing that is fetched changes what the profile says
+                kind, hint = FactsError, error.hint
             raise kind(
                 error.message,
                 where=error.where.replace(str(mirror), place),
-                hint=self._hint,
+                hint=hint,
                 problems=tuple(
                     replace(problem, where=problem.where.replace(str(mirror), place)) for problem in error.problems
                 ),

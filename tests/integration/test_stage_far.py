@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from checkpoint_samples import write_checkpoint
 from command_line import processes_with
-from kernel_samples import CONFIG
+from kernel_samples import WHOLE_CONFIG
 from loopback_hub import COMMIT, Hub, serve
 from loopback_ssh import needs_sshd, ssh_server
 from patience import PATIENCE, wait_for
@@ -153,7 +153,7 @@ def test_an_up_fetches_what_is_missing_over_there_and_only_that(
     with pytest.raises(NoWeightsError, match="there is no checkpoint") as refused:
         bring(far, tmp_path, allowed=False)
     assert (refused.value.where, hub.sent) == (f"{far}: {there}", {})
-    assert "`deploy stage --host ssh://" in refused.value.hint
+    assert "`deploy stage PROFILE --host ssh://" in refused.value.hint
     assert bring(far, tmp_path).shards == 3
     hub.down = True  # from here on nobody is asked
     assert bring(far, tmp_path, allowed=False).from_receipt
@@ -171,7 +171,7 @@ def test_the_command_stages_there_before_it_makes_anything(
 ) -> None:
     """No registry answers for the image, and so it ends there."""
     assert docker_daemon.version
-    (hub.directory / "config.json").write_text(json.dumps(CONFIG))
+    (hub.directory / "config.json").write_text(json.dumps(WHOLE_CONFIG))
     home, ssh = tmp_path / "there", tmp_path / "ssh"
     ssh.mkdir()
     image = ("--set", "engine.image=127.0.0.1:9/none:1", "--profile", "mi355x-tp8")
@@ -184,6 +184,15 @@ def test_the_command_stages_there_before_it_makes_anything(
     assert done.stderr.index("checkpoint ssh://") < done.stderr.index("base image `127.0.0.1:9/none:1`")
     assert (home / "models/glm-5.2-mxfp4" / SECOND).is_file()
     assert not (tmp_path / "here/models").exists()
+
+
+def test_a_checkpoint_that_is_another_one_is_not_called_incomplete(hub: Hub, far: str, tmp_path: Path) -> None:
+    (hub.directory / "config.json").write_text(json.dumps(WHOLE_CONFIG | {"num_hidden_layers": 61}))
+    done = stage(hub, tmp_path, far)
+    assert done.returncode == 4
+    assert "`model.layers` is `78`, the checkpoint's `num_hidden_layers` is `61`" in done.stderr
+    assert f"--> {far}: {tmp_path}/glm/config.json" in done.stderr
+    assert "fetches what is missing" not in done.stderr
 
 
 def test_ctrl_c_ends_it_on_both_machines(hub: Hub, far: str, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ CONFIG = {
     "num_nextn_predict_layers": 1,
     "quantization_config": {"quant_method": "quark", "exclude": ["lm_head"]},
 }
+WHOLE_CONFIG = CONFIG | {"num_hidden_layers": 78, "index_topk": 2048}  # and what a profile of it says
 FUSED_TP8 = Shape(model_dim=6144, inter_dim=256, expert=257, topk=9)
 UNFUSED_TP8 = Shape(model_dim=6144, inter_dim=256, expert=256, topk=8)
 STAGE1 = "flydsl_moe1_afp4_wfp4_bf16_t32x64x256_w4"
