@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 DEPLOY := $(VENV)/bin/deploy
-WORKERS ?= --numprocesses 3 --dist loadfile --no-loadscope-reorder
+WORKERS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE # container images set it: each `deploy` would compile all of the tool anew, 0.3 s
 
 .PHONY: demo test check unit integration golden attack gpu down clean
