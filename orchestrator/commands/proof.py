@@ -110,6 +110,8 @@ def prove_url(url: str, *, plan: Plan | None, key: Secret | None) -> SmokeReport
             target = target_as_told(server, url=url, api_key=key)
     except (NoAnswerError, OddAnswerError) as error:
         hint = "is a key needed? `--api-key-env VARIABLE` names the variable that holds it" if key is None else ""
+        if isinstance(error, NoAnswerError):
+            hint = "`deploy status` lists the URLs of your own servers"
         raise SmokeError(f"no sglang server describes itself at `{url}`: {error}", hint=hint) from error
     return smoke_test(target, faults=None)
 

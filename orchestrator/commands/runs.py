@@ -84,6 +84,8 @@ def require_name(name: str) -> None:
     """Raises UsageError for what cannot be a server's name, a path above all."""
     if not NAME.match(name):
         hint = "lower-case letters and digits, with single `.`, `_` or `-` between them, at most 63 characters"
+        if ":" in name:
+            hint = f"the URL of a server begins with its scheme: `http://{name}`"
         raise UsageError(f"a server cannot be called `{name}`", hint=hint)
 
 

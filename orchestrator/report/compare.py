@@ -95,6 +95,12 @@ class Comparison:
     price_source: str
 
     @property
+    def without_knee(self) -> str:
+        """Why there is none: a rate that was too high, or none that could be judged."""
+        judged = any(row.sustained is not None for row in self.rows)
+        return "no sustained rate was found" if judged else "too few requests to judge a rate"
+
+    @property
     def label(self) -> str:
         """What was measured, in a few words."""
         if self.name.startswith(self.layout):

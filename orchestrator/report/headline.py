@@ -56,7 +56,7 @@ def _sentence(comparison: Comparison, references: tuple[Reference, ...]) -> str:
     if comparison.single_stream_tok_s is not None:
         figure, unit = comparison.single_stream_tok_s, "tok/s in a single stream"
     if figure is None or figure.measured is None:
-        return f"{comparison.label}: no sustained rate was found."
+        return f"{comparison.label}: {comparison.without_knee}."
     beside = f" beside {figure.published:.4g} published: {figure.agreement}" if figure.published is not None else ""
     return f"{comparison.label}: {figure.measured:.4g} {unit}{beside}{accepted_text(comparison, references)}."
 
@@ -89,7 +89,7 @@ def _found(comparison: Comparison) -> str:
         row = comparison.rows[-1]
         return f"{figures.OUTPUT.text(row.of(figures.OUTPUT).measured)} output tok/s per node, {row.load}"
     if best is None:
-        return "no sustained rate was found"
+        return comparison.without_knee
     rate = f"{best.rate_rps:g} requests a second"
     sustained = f"sustains {rate}" if comparison.knee_reached else f"sustains at least {rate}, the highest measured"
     limit = f", with a limit of {comparison.ttft_limit_s:g} s" if comparison.ttft_limit_s is not None else ""

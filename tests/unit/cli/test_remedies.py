@@ -104,3 +104,8 @@ def test_preflight_says_so_to_programs_too(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     shown = CliRunner().invoke(app, ["preflight", "./own.yaml", "--json"])
     assert json.loads(shown.stdout)["findings"][0]["hint"] == "`deploy stage ./own.yaml`"
+
+
+def test_a_url_without_its_scheme_is_told_from_a_name() -> None:
+    shown = CliRunner().invoke(app, ["status", "127.0.0.1:30000"])
+    assert "`http://127.0.0.1:30000`" in str(getattr(shown.exception, "hint", "")) + shown.output

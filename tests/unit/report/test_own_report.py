@@ -90,9 +90,14 @@ def test_a_rate_with_too_few_requests_was_not_judged(tmp_path: Path) -> None:
     result = own(1.0)
     few = replace(result.points[0], sustained=None, not_sustained_because=("too few requests between ramp and drain",))
 
-    assert "1 rps was not judged: too few requests" in render_markdown(
-        made(tmp_path, replace(result, points=(few,), knee_rps=None))
-    )
+    report = made(tmp_path, replace(result, points=(few,), knee_rps=None))
+    _, markdown, page = texts(report)
+
+    assert "1 rps was not judged: too few requests" in markdown
+    assert report.headline == ("TP1 on 1×L40S, owl-burst: too few requests to judge a rate.",)
+    assert "; too few requests to judge a rate." in markdown
+    assert "no rate was too high" not in markdown
+    assert "<small>too few requests to judge a rate</small>" in page
 
 
 def test_published_figures_stand_beside_the_same_kind_only(tmp_path: Path) -> None:
