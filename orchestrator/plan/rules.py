@@ -212,10 +212,9 @@ def speculation_has_a_draft(case: Case) -> Iterator[Problem]:
 
     sglang 0.5.14, arg_groups/speculative_hook.py:304; n-grams are drafts without a model.
     """
-    flags = case.profile.flags
-    if "speculative-algorithm" not in flags or "speculative-draft-model-path" in flags:
+    algorithm, place = case.arguments.text("speculative-algorithm"), case.place("flags", "speculative-algorithm")
+    if algorithm is None or case.arguments.has("speculative-draft-model-path"):
         return
-    algorithm, place = flags["speculative-algorithm"].value, case.place("flags", "speculative-algorithm")
     if algorithm in {"EAGLE3", "STANDALONE", "DFLASH"}:
         yield Problem(
             f"`{algorithm}` drafts with a model of its own, and none is named",

@@ -38,6 +38,7 @@ def problems(*settings: str, profile: str = "mi355x-tp8") -> tuple[Problem, ...]
         ("speculative-eagle-topk=null", "which sglang does not complete", "set all three"),
         ("speculative-algorithm=NGRAM", "only flashinfer verifies", "`EAGLE`"),
         ("speculative-algorithm=STANDALONE", "drafts with a model of its own", "is `EAGLE`"),
+        ("speculative-algorithm=[a,b]", "of sglang 0.5.16 takes one value, found `['a', 'b']`", ""),
         ("quantization=awq", "does not read as `awq`", "leave it out"),
         ("attn-cp-size=2", "and `--enable-aiter-allreduce-fusion` exclude each other", "leave one"),
         ("moe-dp-size=3", "divides tp 8, found `3`", ""),
