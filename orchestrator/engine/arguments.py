@@ -5,7 +5,6 @@ refused before it can; where it goes on with something else than what is written
 profile says what runs. tests/integration/test_server_args.py asks the real `ServerArgs` of three versions.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ _BUCKETS: Final = ("bucket-time-to-first-token", "bucket-inter-token-latency", "
 _DEFAULT_SPECULATION: Final = (3, 1, 4)  # steps, top-k, drafts; arg_groups/speculative_hook.py:512-542
 _GRPC_OFFSET: Final = 10_000  # server_args.py:2762: a second port, checked even where nobody listens on it
 _LAST_PORT: Final = 65535
+_LARGEST: Final = 2**63
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +45,12 @@ class Arguments:
     quantisation: str  # of the checkpoint, as a model file calls it
 
     def number(self, name: str) -> float | None:
-        """The value of a numeric option, None where it is not set, or is no number: neither is `nan` or `inf`."""
+        """The value of a numeric option, None where it is not set, or is no number that one can reckon with.
+
+        `nan` is none, nor is what does not fit into 64 bits.
+        """
         number = _number(self.text(name) or "")
-        return number if number is not None and math.isfinite(number) else None
+        return number if number is not None and abs(number) < _LARGEST else None
 
     def text(self, name: str) -> str | None:
         """The first value of an option, under whichever of its names, `""` for a switch; None where it is not set."""

@@ -48,6 +48,7 @@ def problems(*settings: str, profile: str = "mi355x-tp8") -> tuple[Problem, ...]
         ("dist-init-addr=nowhere", "is HOST:PORT", ""),
         ("bucket-time-to-first-token=[5,1]", "ascend", ""),
         ("disaggregation-mode=prefill", "answers nobody", "leave it out"),
+        ("cuda-graph-max-bs-decode=1e308", "takes a whole number, found `1e308`", ""),
         ("random-seed=-1", "takes a number of at least 0", ""),
         ("nccl-port=30000", "is the server's own port", "leave it out"),
         ("numa-node=[0,1]", "the nodes of 2 GPUs, the server takes 8", "one for each"),
