@@ -8,18 +8,22 @@
 
 from orchestrator.bench.benchmark import BenchRequest, UnwrittenError, measure
 from orchestrator.bench.connection import Address
-from orchestrator.bench.energy import EnergyReader, read_energy
+from orchestrator.bench.counters import server_counts
+from orchestrator.bench.energy import EnergyReader, EnergyReading, EnergyUnavailableError, read_energy
 from orchestrator.bench.workload import Workload, load_workload, read_text, workload_name
 
 __all__ = [
     "Address",
     "BenchRequest",
     "EnergyReader",
+    "EnergyReading",
+    "EnergyUnavailableError",
     "UnwrittenError",
     "Workload",
     "load_workload",
     "measure",
     "read_energy",
     "read_text",
+    "server_counts",
     "workload_name",
 ]

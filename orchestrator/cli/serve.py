@@ -1,6 +1,7 @@
 """`deploy up`, `status`, `logs`, `smoke`, `down`: the life of a server."""
 
 import sys
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -28,7 +29,7 @@ StrictKernels: TypeAlias = Annotated[bool, typer.Option("--strict-kernels", help
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    add(app, up, restart, status, ask, logs, smoke, down, section=SERVE)
+    add(app, up, restart, status, top, ask, logs, smoke, down, section=SERVE)
 
 
 def up(
@@ -129,6 +130,42 @@ def status(
             if server.status == Status.UNKNOWN or (server.health == "unhealthy" and server.detail):
                 note(f"`{server.name}`: {server.detail}")
         require_well(servers, found, named=name is not None)
+
+
+def top(
+    name: NameArgument,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="print one frame, and stop")] = False,
+    interval: Annotated[float, typer.Option(min=0.5, max=60, metavar="SECONDS", help="between two looks")] = 2.0,
+    host: HostOption = None,
+    json: Json = False,
+) -> None:
+    """Watch what a server does: load, latencies, cache, kernels, GPUs. Ctrl-C ends it."""
+    from time import sleep
+
+    from orchestrator.commands.servers import fleet
+    from orchestrator.commands.top import Frame, View
+    from orchestrator.core.console import screen
+    from orchestrator.core.paths import Home
+
+    def show(frame: Frame) -> None:
+        if json:
+            out_json(frame.to_dict(), one_line=True)
+        else:
+            draw(frame.to_text(width=terminal_width()))
+
+    with (
+        fleet(Home.from_environment(), host) as servers,
+        closing(View(servers, name, host=host)) as view,
+        nullcontext(out) if once or json else screen() as draw,
+    ):
+        frame = view.look()
+        while not once:
+            show(frame)
+            sleep(interval)
+            frame = view.look()
+        sleep(interval)  # a rate takes two looks
+        show(view.look())
 
 
 def ask(

@@ -2,6 +2,6 @@
 
 - profiles: `listing`, `planning`, `explain`, `capacity`, `flag_tables`, `environment`
 - before a server: `machine`, `staging`, `prepare`, `coverage`, `kernels`, `tuning`, `caches`
-- a server: `up`, `restart`, `status`, `ask`, `logs`, `proof`, `down`; all of them: `servers`, `runs`
+- a server: `up`, `restart`, `status`, `top`, `ask`, `logs`, `proof`, `down`; all of them: `servers`, `runs`
 - figures: `bench`, `evals`, `report`, `reproduce`, `bill`
 """

@@ -5,7 +5,8 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import TextIO
 
@@ -38,9 +39,9 @@ def out(text: str, *, colours: bool = False, end: str = "\n") -> None:
     sys.stdout.flush()
 
 
-def out_json(data: object) -> None:
+def out_json(data: object, *, one_line: bool = False) -> None:
     """A JSON document for programs, secrets removed from its texts."""
-    out(printable_json(json.dumps(redact_data(data), indent=2, ensure_ascii=False)))
+    out(printable_json(json.dumps(redact_data(data), indent=None if one_line else 2, ensure_ascii=False)))
 
 
 def note(text: str) -> None:
@@ -122,6 +123,19 @@ def terminal_width(stream: TextIO | None = None) -> int | None:
     """Columns of the terminal that is written to, by default standard output's; None for a file or a pipe."""
     stream = stream or sys.stdout
     return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+@contextmanager
+def screen() -> Iterator[Callable[[str], None]]:
+    """A function that shows a text in place of the one before it; lines below each other where there is no terminal."""
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        yield lambda text: out(f"{text}\n")
+        return
+    from rich.live import Live  # noqa: PLC0415 - 0.1 s that a live view alone pays
+    from rich.text import Text  # noqa: PLC0415
+
+    with Live(screen=True, auto_refresh=False) as live:
+        yield lambda text: live.update(Text(printable(redact(text))), refresh=True)
 
 
 class Progress:

@@ -31,7 +31,15 @@ from orchestrator.engine.endpoints import authorization, read_key
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words, parse_flags, read_flags
 from orchestrator.engine.launch import Delivery, Launch, delivery, launch_argv, parts
 from orchestrator.engine.log import StageReader, quotes_a_user, written_since
-from orchestrator.engine.metrics import MOST_METRICS_BYTES, Metric, Metrics, read_metrics
+from orchestrator.engine.metrics import (
+    MOST_METRICS_BYTES,
+    Buckets,
+    Metric,
+    Metrics,
+    quantile,
+    read_buckets,
+    read_metrics,
+)
 from orchestrator.engine.requests import (
     RANK_FIELD,
     Api,
@@ -62,6 +70,7 @@ __all__ = [
     "Api",
     "Arguments",
     "Body",
+    "Buckets",
     "Chat",
     "Delivery",
     "EventReader",
@@ -97,7 +106,9 @@ __all__ = [
     "parse_flags",
     "parts",
     "port_problem",
+    "quantile",
     "quotes_a_user",
+    "read_buckets",
     "read_chat",
     "read_chat_events",
     "read_completion_event",

@@ -81,6 +81,10 @@ class EngineClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ask nothing more."""
         self._client.close()
 
     def health(self, *, tries: int = 1, within: float = inf) -> int:
@@ -110,9 +114,13 @@ class EngineClient:
 
     def metrics(self) -> Metrics:
         """The server's counters by name; none where it does not export them."""
+        return read_metrics(self.exported())
+
+    def exported(self) -> bytearray:
+        """Its counters as Prometheus reads them; nothing where it does not export them."""
         with self._open("GET", METRICS) as response:
             exported = response.status_code == httpx.codes.OK
-            return read_metrics(_whole(response, MOST_METRICS_BYTES)) if exported else {}
+            return _whole(response, MOST_METRICS_BYTES) if exported else bytearray()
 
     def get(self, path: str) -> Json:
         """The JSON object at `path`."""

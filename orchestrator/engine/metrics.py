@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -14,6 +14,7 @@ _LINE: Final = re.compile(
     r'^(sglang:\w+)(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*+")*+)\})?[ \t]+([-+.\w]+)(?:[ \t]+-?\d+)?[ \t\r]*$', re.MULTILINE
 )
 _OTHER_RANK: Final = re.compile(r'\btp_rank="(?!0")')
+_UPPER_END: Final = re.compile(r'\ble="([^"]+)"')
 
 
 class Metric(StrEnum):
@@ -27,8 +28,11 @@ class Metric(StrEnum):
     RETRACTIONS = "sglang:num_retracted_requests_total"
     QUEUED = "sglang:num_queue_reqs"
     RUNNING = "sglang:num_running_reqs"
+    USED_TOKENS = "sglang:num_used_tokens"  # of the KV cache, those that may be evicted not counted
+    ALL_TOKENS = "sglang:max_total_num_tokens"
     TTFT = "sglang:time_to_first_token_seconds"  # a histogram: `_sum` and `_count`
-    E2E = "sglang:e2e_request_latency_seconds"  # a histogram as well
+    ITL = "sglang:inter_token_latency_seconds"  # histograms as well
+    E2E = "sglang:e2e_request_latency_seconds"
 
 
 _READ: Final = frozenset(f"{each}{part}" for each in Metric for part in ("", "_sum", "_count"))
@@ -42,11 +46,50 @@ def read_metrics(content: bytes | bytearray) -> Metrics:
     counts.
     """
     totals: dict[str, float] = {}
+    for name, _, value in _samples(content, _READ):
+        totals[name] = totals.get(name, 0.0) + value
+    return {name: total if abs(total) <= MOST_COUNT else None for name, total in totals.items()}
+
+
+Buckets = Mapping[float, float]  # of a histogram: how many took at most so many seconds; the last end is infinite
+
+
+def read_buckets(content: bytes | bytearray, metric: Metric) -> Buckets:
+    """A histogram that is exported, by ascending ends, summed over its labels as `read_metrics` sums; {} for none."""
+    counts: dict[float, float] = {}
+    for _, labels, value in _samples(content, {f"{metric}_bucket"}):
+        if end := _UPPER_END.search(labels):
+            seconds = _float(end[1])
+            if not math.isnan(seconds) and abs(value) <= MOST_COUNT:
+                counts[seconds] = counts.get(seconds, 0.0) + value
+    return dict(sorted(counts.items()))
+
+
+def quantile(before: Buckets, after: Buckets, share: float) -> float | None:
+    """Seconds within which that share of what was counted between two readings was done.
+
+    It is interpolated in its bucket, as Prometheus does it (promql/quantile.go); of the last one, which has no end, it
+    is where that begins. None where nothing was counted, and where the counts went back.
+    """
+    counted = [(end, count - before.get(end, 0.0)) for end, count in after.items()]
+    total = counted[-1][1] if counted else 0.0
+    if total <= 0 or any(count < 0 for _, count in counted):
+        return None
+    begin, below = 0.0, 0.0
+    for end, count in counted:
+        if count >= share * total:
+            within = (share * total - below) / (count - below) if count > below else 0.0
+            return begin if math.isinf(end) else begin + (end - begin) * within
+        begin, below = end, count
+    return None
+
+
+def _samples(content: bytes | bytearray, names: Collection[str]) -> Iterator[tuple[str, str, float]]:
+    """Name, labels and value of each sample of these that counts."""
     for line in _LINE.finditer(content.decode(errors="replace")):
         name, labels, value = line.groups(default="")
-        if name in _READ and not _OTHER_RANK.search(labels):
-            totals[name] = totals.get(name, 0.0) + _float(value)
-    return {name: total if abs(total) <= MOST_COUNT else None for name, total in totals.items()}
+        if name in names and not _OTHER_RANK.search(labels):
+            yield name, labels, _float(value)
 
 
 def _float(value: str) -> float:

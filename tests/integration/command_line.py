@@ -65,6 +65,11 @@ class Running:
             assert time.monotonic() < deadline, f"no line with {pattern!r} in time"
         raise AssertionError(f"ended without a line with {pattern!r}:\n{''.join(seen)}")
 
+    def line(self) -> str:
+        """The next line of stdout."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
     def end(self, number: signal.Signals) -> tuple[int, str]:
         """Send a signal; the exit code and what was said from here on."""
         self.process.send_signal(number)

@@ -51,18 +51,36 @@ def test_while_it_runs(deploy: CommandLine, run_dir: Path) -> None:
     assert young.stdout == (run_dir / "server.log").read_text()
 
 
+@pytest.mark.usefixtures("run_dir")
+def test_what_it_does_now(deploy: CommandLine) -> None:
+    with deploy.running("top", NAME, "--json", "--interval", "0.5") as watching:
+        first = json.loads(watching.line())
+        assert deploy.run("ask", NAME, "hello", "--tokens", "9").returncode == 0
+        wait_for(lambda: json.loads(watching.line())["activity"]["output_tokens_per_s"] > 0)
+        assert watching.end(signal.SIGINT)[0] == 130
+    screen = deploy.run("top", NAME, "--once", "--interval", "0.5")
+
+    assert (first["name"], first["trouble"], first["activity"]["window_s"]) == (NAME, "", 0)
+    assert screen.returncode == 0, screen.stderr
+    assert screen.stdout.startswith(f"{NAME}  up for ")
+    assert "requests" in screen.stdout
+    assert "0 running, 0 queued" in screen.stdout
+
+
 def test_when_it_was_killed_and_started_again(deploy: CommandLine, run_dir: Path, port: int) -> None:
     record = json.loads((run_dir / "process.json").read_text())
     os.kill(int(record["server"].split("/")[1]), signal.SIGKILL)
     wait_for(lambda: json.loads(deploy.run("status", "--json").stdout)[0]["status"] == "exited")
 
-    status = deploy.run("status", NAME)
+    status, top = deploy.run("status", NAME), deploy.run("top", NAME)
     changed = deploy.run(*up(port, "--set", "flags.max-total-tokens=32768"))
     again = deploy.run("restart", NAME, "--json")
 
     assert status.returncode == 6
     assert f"`{NAME}` does not run: killed by SIGKILL, " in status.stderr
     assert f"`deploy restart {NAME}`" in status.stderr
+    assert top.returncode == 6
+    assert f"`{NAME}` does not run: killed by SIGKILL, " in top.stderr
     assert changed.returncode == 6
     assert f"`{NAME}` has another plan, and does not run: killed by SIGKILL" in changed.stderr
     assert "+ flags.max-total-tokens: 32768" in changed.stderr

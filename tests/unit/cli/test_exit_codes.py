@@ -12,7 +12,10 @@ from orchestrator.host import PreflightReport, fail
 
 USAGE, PROFILE, HOST, START, KERNELS, BENCH = 2, 3, 4, 6, 9, 10
 PROFILED = ("up", "render", "show", "preflight", "stage", "build", "kernels coverage", "kernels table", "kernels tune")
-OF_A_SERVER = ("ask {} hi", "logs {}", "smoke {}", "down {}", "status {}", "restart {}", "bench {} -w smoke-tiny")
+OF_A_SERVER = (
+    *("ask {} hi", "logs {}", "smoke {}", "down {}", "status {}", "top {}", "restart {}"),
+    "bench {} -w smoke-tiny",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,64 @@
+"""Histograms as Prometheus exports them: read, and asked for a quantile between two readings."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.engine import Metric, quantile, read_buckets
+
+TTFT = Metric.TTFT
+EXPORTED = b"""# TYPE sglang:time_to_first_token_seconds histogram
+sglang:time_to_first_token_seconds_bucket{le="0.2",dp_rank="0",tp_rank="0"} 6.0
+sglang:time_to_first_token_seconds_bucket{le="0.1",dp_rank="0",tp_rank="0"} 2.0
+sglang:time_to_first_token_seconds_bucket{le="+Inf",dp_rank="0",tp_rank="0"} 8.0
+sglang:time_to_first_token_seconds_bucket{le="0.1",dp_rank="1",tp_rank="0"} 1.0
+sglang:time_to_first_token_seconds_bucket{le="0.2",dp_rank="1",tp_rank="0"} 1.0
+sglang:time_to_first_token_seconds_bucket{le="+Inf",dp_rank="1",tp_rank="0"} 1.0
+sglang:time_to_first_token_seconds_bucket{le="0.1",dp_rank="0",tp_rank="1"} 99.0
+sglang:time_to_first_token_seconds_bucket{le="NaN",dp_rank="0",tp_rank="0"} 99.0
+sglang:time_to_first_token_seconds_bucket{le="much",dp_rank="0",tp_rank="0"} 99.0
+sglang:time_to_first_token_seconds_bucket{le="0.3",dp_rank="0",tp_rank="0"} NaN
+sglang:time_to_first_token_seconds_sum{dp_rank="0",tp_rank="0"} 7.0
+"""
+
+
+def test_buckets_ascend_and_are_summed_over_replicas() -> None:
+    assert list(read_buckets(EXPORTED, TTFT).items()) == [(0.1, 3.0), (0.2, 7.0), (math.inf, 9.0)]
+    assert read_buckets(EXPORTED, Metric.ITL) == {}
+
+
+@pytest.mark.parametrize(
+    ("share", "seconds"),
+    [(0.2, 0.05), (0.4, 0.1), (0.5, 0.12), (0.7, 0.16), (0.9, 0.2), (0.95, 0.2)],  # beyond the last end: where it is
+)
+def test_a_quantile_is_interpolated_in_its_bucket(share: float, seconds: float) -> None:
+    before = {0.1: 1.0, 0.2: 2.0, math.inf: 2.0}
+    after = {0.1: 5.0, 0.2: 11.0, math.inf: 12.0}  # of ten more, four within 0.1 s and nine within 0.2 s
+    assert quantile(before, after, share) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {}),
+        ({0.1: 3.0, math.inf: 3.0}, {0.1: 3.0, math.inf: 3.0}),
+        ({0.1: 3.0, math.inf: 3.0}, {0.1: 1.0, math.inf: 1.0}),
+    ],
+    ids=["no histogram", "nothing counted", "started again"],
+)
+def test_nothing_is_said_of_what_was_not_counted(before: dict[float, float], after: dict[float, float]) -> None:
+    assert quantile(before, after, 0.5) is None
+
+
+@given(st.lists(st.floats(0, 2), min_size=1, max_size=60), st.sampled_from([0.0, 0.5, 0.9, 0.95, 1.0]))
+def test_it_lies_in_the_bucket_of_the_exact_quantile(seen: list[float], share: float) -> None:
+    ends = (0.1, 0.3, 0.7, 1.5, math.inf)
+    after = {end: float(sum(each <= end for each in seen)) for end in ends}
+    found = quantile({}, after, share)
+    exact = sorted(seen)[max(0, math.ceil(share * len(seen)) - 1)]
+    bucket = next(place for place, end in enumerate(ends) if exact <= end)
+    begin, end = (0.0, *ends)[bucket], ends[bucket]
+    assert found is not None
+    assert share == 0.0 or begin <= found <= (begin if math.isinf(end) else end)
