@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from statistics import median
 from subprocess import PIPE
@@ -17,7 +18,7 @@ from quiet import Quietness
 from orchestrator.bench import BenchRequest, Workload, load_workload, measure, read_text
 from orchestrator.bench.prompts import prompts
 from orchestrator.commands.runs import load_result
-from orchestrator.engine import endpoints, tokenize_body
+from orchestrator.engine import Metric, endpoints, quantile, read_buckets, read_metrics, tokenize_body
 from orchestrator.engine.client import EngineClient
 from orchestrator.environments import Environment
 from orchestrator.results import Latency, MarkKind, Point, ServerProvenance
@@ -90,8 +91,15 @@ def test_prompts_of_text_have_exactly_the_tokens_that_were_asked_for(server: Cpu
 @pytest.mark.parametrize("api", ["completions", "generate"])
 def test_our_figures_are_the_servers_own(server: CpuServer, tmp_path: Path, api: str) -> None:
     quietness = Quietness()
-    with quietness.watched():
-        point = bench(server, tmp_path, api=api)
+    with EngineClient(server.url, key=None) as client:
+        before = client.exported()
+        with quietness.watched():
+            point = bench(server, tmp_path, api=api)
+        after = client.exported()
+    first, last = (read_buckets(each, Metric.TTFT) for each in (before, after))
+    assert last[inf] - first.get(inf, 0) >= REQUESTS  # and those that warm up
+    assert last[inf] == read_metrics(after)[f"{Metric.TTFT}_count"]
+    assert quantile(first, last, 0.5) is not None
     counted, cache, latency = point.server, point.cache, point.latency
     assert counted is not None
     assert cache is not None
