@@ -10,6 +10,7 @@ from orchestrator.bench.benchmark import BenchRequest, UnwrittenError, measure
 from orchestrator.bench.connection import Address
 from orchestrator.bench.counters import server_counts
 from orchestrator.bench.energy import EnergyReader, EnergyReading, EnergyUnavailableError, read_energy
+from orchestrator.bench.steady import unjudged
 from orchestrator.bench.workload import Workload, load_workload, read_text, workload_name
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "read_energy",
     "read_text",
     "server_counts",
+    "unjudged",
     "workload_name",
 ]

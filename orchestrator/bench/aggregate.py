@@ -50,7 +50,7 @@ def open_point(observed: Observation, workload: Workload, *, rate_rps: float, pr
         window=steady,
     )
     point = replace(point, usd_per_million_output_tokens=_usd(steady or point.full_run, price, observed.gpus))
-    sustained, reasons = judge_sustained(point, workload.limits)
+    sustained, reasons = judge_sustained(point, samples, workload.limits)
     return replace(point, sustained=sustained, not_sustained_because=reasons)
 
 

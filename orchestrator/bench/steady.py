@@ -22,7 +22,7 @@ from statistics import median
 from typing import Final
 
 from orchestrator.bench.drive import Sample
-from orchestrator.bench.workload import SustainedLimits
+from orchestrator.bench.workload import SustainedLimits, Workload
 from orchestrator.results import Point
 
 REALISED_AT_LEAST: Final = 0.97
@@ -44,20 +44,30 @@ def steady_window(samples: Sequence[Sample]) -> tuple[float, float] | None:
 def realised_share(samples: Sequence[Sample], window: tuple[float, float]) -> float | None:
     """Completions in the window over the arrivals one median latency earlier; None where they are too few to tell."""
     begin, end = window
-    shift = begin / 2
-    due = sum(begin - shift <= sample.scheduled_s < end - shift for sample in samples)
+    due = _due(samples, window)
     completed = sum(sample.ok and begin <= sample.ended_s < end for sample in samples)
     return completed / due if due >= _FEWEST else None
 
 
+def _due(samples: Sequence[Sample], window: tuple[float, float]) -> int:
+    """The arrivals whose completions are due in the window."""
+    begin, end = window
+    return sum(begin / 2 <= sample.scheduled_s < end - begin / 2 for sample in samples)
+
+
 def ttft_growth(samples: Sequence[Sample]) -> float | None:
     """Seconds of TTFT gained per second of load over the second half of the arrivals; None below 20 requests there."""
-    later = sorted(samples, key=lambda sample: sample.scheduled_s)[len(samples) // 2 :]
-    points = [(sample.scheduled_s, sample.chunk_s[0] - sample.scheduled_s) for sample in later if sample.chunk_s]
+    points = _later(samples)
     if len(points) < _FEWEST:
         return None
     size = math.ceil(len(points) / _MOST_GROUPS)
     return _theil_sen([_middle(points[first : first + size]) for first in range(0, len(points), size)])
+
+
+def _later(samples: Sequence[Sample]) -> list[tuple[float, float]]:
+    """When each answered request of the second half was due, and its TTFT."""
+    later = sorted(samples, key=lambda sample: sample.scheduled_s)[len(samples) // 2 :]
+    return [(sample.scheduled_s, sample.chunk_s[0] - sample.scheduled_s) for sample in later if sample.chunk_s]
 
 
 def _middle(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -71,7 +81,9 @@ def _theil_sen(points: Sequence[tuple[float, float]]) -> float | None:
     return median(slopes) if slopes else None
 
 
-def judge_sustained(point: Point, limits: SustainedLimits) -> tuple[bool | None, tuple[str, ...]]:
+def judge_sustained(
+    point: Point, samples: Sequence[Sample], limits: SustainedLimits
+) -> tuple[bool | None, tuple[str, ...]]:
     """Whether an open-loop point is sustained, and every reason why not (or why it cannot be told)."""
     reasons = []
     ttft = point.latency.ttft_from_schedule_s.p95 if point.latency else math.inf
@@ -86,10 +98,40 @@ def judge_sustained(point: Point, limits: SustainedLimits) -> tuple[bool | None,
     if reasons:
         return False, tuple(reasons)
     if point.realised_share is None or point.ttft_growth_s_per_s is None:
-        return None, (f"too few requests between ramp and drain to tell: at least {_FEWEST}",)
+        window = steady_window(samples)
+        counted = min(_due(samples, window) if window else 0, len(_later(samples)))
+        return None, (_too_few(counted, len(samples)),)
     if point.window is None or point.window.seconds < _SHORTEST:
-        return None, (f"too few seconds between ramp and drain to tell: at least {_SHORTEST:g}",)
+        seconds = point.window.seconds if point.window else 0.0
+        return None, (_too_short(seconds),)
     return True, ()
+
+
+def unjudged(workload: Workload) -> tuple[tuple[str, ...], str]:
+    """Why rates of a workload will not be judged, as far as that is known before it is sent, and what would do.
+
+    Of the requests the second half is counted at most, of the seconds those between the first and the last arrival.
+    """
+    found: dict[str, list[str]] = {}
+    hint = f"`--requests {2 * _FEWEST}`"
+    for rate in workload.rates_rps:
+        requests = workload.requests_at(rate)
+        short = (requests - 1) / rate < _SHORTEST
+        if (counted := requests - requests // 2) < _FEWEST:
+            found.setdefault(_too_few(counted, requests), []).append(f"{rate:g}")
+        elif short:
+            found.setdefault(_too_short((requests - 1) / rate), []).append(f"{rate:g}")
+        if short or workload.duration_s is not None:
+            hint = f"`--duration {max(2 * _SHORTEST, math.ceil(2 * _FEWEST / min(workload.rates_rps))):g}`"
+    return tuple(f"{', '.join(rates)} rps will not be judged: {reason}" for reason, rates in found.items()), hint
+
+
+def _too_few(counted: int, requests: int) -> str:
+    return f"{counted} of {requests} requests counted, {_FEWEST} needed"
+
+
+def _too_short(seconds: float) -> str:
+    return f"{seconds:.1f} s counted, {_SHORTEST:g} s needed"
 
 
 def knee(points: Sequence[Point]) -> float | None:

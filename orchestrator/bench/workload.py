@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.files import read_file
+from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.shell import quote
 from orchestrator.core.validation import StrictModel, Text, read_model
 
@@ -113,8 +114,8 @@ def load_workload(name_or_file: str, *, catalogue: Catalogue | None = None) -> W
     catalogue = catalogue or Catalogue.from_environment()
     path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalogue.find(Kind.WORKLOAD, name_or_file)
     if path is None or not path.is_file():
-        known = ", ".join(f"`{name}`" for name in catalogue.names(Kind.WORKLOAD))
-        raise UsageError(f"there is no workload `{name_or_file}`", hint=f"known workloads: {known}, or a .yaml file")
+        known = did_you_mean(name_or_file, catalogue.names(Kind.WORKLOAD))
+        raise UsageError(f"there is no workload `{name_or_file}`", hint=f"{known}; or name a .yaml file")
     return read_model(path, Workload, catalogue.shown(path), fault=ProfileError)
 
 

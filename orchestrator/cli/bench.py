@@ -87,7 +87,8 @@ def bench(
     _check(api, arrivals)
     options = command.BenchOptions(
         workload=workload,
-        tokens=_tokens(tokens_in, tokens_out),
+        tokens_in=tokens_in,
+        tokens_out=tokens_out,
         changes=command.WorkloadChanges(
             rates_rps=_rates(rates), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed
         ),
@@ -114,14 +115,6 @@ def _named(gpu: str | None, gpus: int | None, layout: str | None) -> "NamedHardw
     from orchestrator.commands.bench import NamedHardware
 
     return NamedHardware.parse(gpu=gpu, gpus=gpus, layout=layout)
-
-
-def _tokens(tokens_in: int | None, tokens_out: int | None) -> tuple[int, int] | None:
-    if tokens_in is None and tokens_out is None:
-        return None
-    if tokens_in is None or tokens_out is None:
-        raise UsageError("`--in` and `--out` go together", hint="the tokens of each prompt, and of each answer")
-    return tokens_in, tokens_out
 
 
 def _require_url(target: str, gpu: str | None, layout: str | None) -> None:

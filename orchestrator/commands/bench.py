@@ -22,17 +22,20 @@ from orchestrator.bench import (
     measure,
     read_energy,
     read_text,
+    unjudged,
     workload_name,
 )
 from orchestrator.commands.kernels import kernel_report
 from orchestrator.commands.runs import RunDir, load_result, read_plan
 from orchestrator.commands.servers import Fleet, api_key
 from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.console import warn
 from orchestrator.core.errors import UsageError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.secret import Secret
 from orchestrator.core.validation import faults_in
 from orchestrator.plan import Hazard
+from orchestrator.report import published_workloads
 from orchestrator.results import RESULT_FILE, BenchResult, Price, ServerProvenance
 
 _LAYOUT: Final = re.compile(r"tp(?P<tp>[1-9]\d?)[x×]?(?:dp(?P<dp>[1-9]\d?))?", re.IGNORECASE)
@@ -65,8 +68,9 @@ class MeasuredTarget:
 class BenchOptions:
     """What the command line says of a measurement, but for what is measured."""
 
-    workload: str | None  # None: that of the `tokens`
-    tokens: tuple[int, int] | None  # in and out, of a workload without a file
+    workload: str | None  # None: one of so many tokens in and out
+    tokens_in: int | None
+    tokens_out: int | None
     changes: WorkloadChanges
     api: str
     usd_per_gpu_hour: float | None
@@ -157,6 +161,9 @@ def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str
     """Measure, and return the result with the directory it was written to. See `bench.benchmark.measure` for errors."""
     name, workload = _workload(options)
     workload, overridden = change(workload, options.changes)
+    reasons, remedy = unjudged(workload)
+    if reasons:
+        warn("; ".join(reasons), hint=remedy)
     directory = options.directory or _default_directory(name)
     request = BenchRequest(
         url=target.url,
@@ -164,7 +171,7 @@ def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str
         key=target.key,
         workload_name=name,
         workload=workload,
-        overridden=overridden if options.tokens is None else (),
+        overridden=overridden if name in published_workloads() else (),
         command=options.command,
         provenance=target.provenance,
         kernel_gate=target.kernel_gate,
@@ -180,16 +187,22 @@ def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str
 
 def _workload(options: BenchOptions) -> tuple[str, Workload]:
     """The workload of a name or a file, or one of so many tokens in and out. Raises UsageError for both and neither."""
-    if options.workload is not None and options.tokens is None:
+    sent, answered = options.tokens_in, options.tokens_out
+    if options.workload is not None:
+        if sent is not None or answered is not None:
+            raise UsageError("`--in` and `--out` are for a load without a workload", hint="leave them out, or `-w`")
         return workload_name(options.workload), load_workload(options.workload)
-    if options.tokens is None or options.workload is not None:
+    if sent is None and answered is None:
         raise UsageError(
             "what is to be sent?", hint="name a workload with `-w`, or say `--in TOKENS --out TOKENS --rates RPS`"
         )
-    if options.changes.rates_rps is None:
-        raise UsageError("at which rates?", hint="`--rates 1,2,4`")
-    sent, answered = options.tokens
-    data = {"input_tokens": sent, "output_tokens": answered, "rates_rps": options.changes.rates_rps}
+    rates = options.changes.rates_rps
+    needed = {"--in 800": sent, "--out 64": answered, "--rates 1,2,4": rates}
+    if missing := [f"`{option}`" for option, value in needed.items() if value is None]:
+        raise UsageError(
+            "a load without a workload needs `--in`, `--out` and `--rates`", hint=f"add {' and '.join(missing)}"
+        )
+    data = {"input_tokens": sent, "output_tokens": answered, "rates_rps": rates}
     return f"{sent}-in-{answered}-out", _valid(data)
 
 

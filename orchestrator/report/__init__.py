@@ -19,6 +19,7 @@ from orchestrator.report.published import (
     load_published,
     of_kind,
     parse_prices,
+    published_workloads,
     split_currency,
 )
 from orchestrator.report.render import render_html, render_json, render_markdown
@@ -41,6 +42,7 @@ __all__ = [
     "of_kind",
     "parse_prices",
     "point_to_draw",
+    "published_workloads",
     "render_html",
     "render_json",
     "render_markdown",

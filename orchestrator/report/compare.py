@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from orchestrator.report.published import PriceBook, Published, PublishedRate
-from orchestrator.results import BenchResult, Figure, Point, figures
+from orchestrator.results import BenchResult, Figure, MarkKind, Point, figures
 
 
 class Agreement(StrEnum):
@@ -97,8 +97,16 @@ class Comparison:
     @property
     def without_knee(self) -> str:
         """Why there is none: a rate that was too high, or none that could be judged."""
+        if (row := self.unjudged) is None:
+            return "no sustained rate was found"
+        return ": ".join(["not judged", *row.not_sustained_because[:1]])
+
+    @property
+    def unjudged(self) -> RateRow | None:
+        """The highest rate that was measured, where none could be judged."""
+        measured = [row for row in self.rows if row.rate_rps and row.of(figures.OUTPUT).measured is not None]
         judged = any(row.sustained is not None for row in self.rows)
-        return "no sustained rate was found" if judged else "too few requests to judge a rate"
+        return measured[-1] if measured and not judged else None
 
     @property
     def label(self) -> str:
@@ -158,8 +166,12 @@ def _price(result: BenchResult, prices: PriceBook) -> tuple[float | None, str]:
 
 
 def find_reasons(result: BenchResult, published: Published | None) -> tuple[Reason, ...]:
-    """Everything that forbids the comparison: the marks of the measurement, another workload, another machine."""
-    marks = (Reason(kind=mark.kind.value, detail=mark.detail, point=mark.point) for mark in result.marks)
+    """Everything that forbids the comparison: the marks of the measurement, another workload, another machine.
+
+    A workload that was changed is another one than the published, and no fault by itself.
+    """
+    told = (mark for mark in result.marks if published or mark.kind is not MarkKind.CHANGED_WORKLOAD)
+    marks = (Reason(kind=mark.kind.value, detail=mark.detail, point=mark.point) for mark in told)
     return (*marks, *(foreign(result, published) if published else ()))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from orchestrator.report.accepted import accepted_text
-from orchestrator.report.compare import Comparison
+from orchestrator.report.compare import Comparison, RateRow
 from orchestrator.report.published import Reference
 from orchestrator.report.sides import Side, SideBySide, change_text, estimate_text
 from orchestrator.results import figures
@@ -88,13 +88,19 @@ def _found(comparison: Comparison) -> str:
     if comparison.rows and comparison.rows[-1].concurrency is not None:
         row = comparison.rows[-1]
         return f"{figures.OUTPUT.text(row.of(figures.OUTPUT).measured)} output tok/s per node, {row.load}"
+    if (row := comparison.unjudged) is not None:
+        return f"{comparison.without_knee}; at {row.load} {_two_figures(row)}"
     if best is None:
         return comparison.without_knee
     rate = f"{best.rate_rps:g} requests a second"
     sustained = f"sustains {rate}" if comparison.knee_reached else f"sustains at least {rate}, the highest measured"
     limit = f", with a limit of {comparison.ttft_limit_s:g} s" if comparison.ttft_limit_s is not None else ""
-    ttft, tok_s = (figure.text(best.of(figure).measured) for figure in (figures.TTFT_P95, figures.OUTPUT))
-    return f"{sustained}; there {tok_s} output tok/s per node, TTFT p95 {ttft} s{limit}"
+    return f"{sustained}; there {_two_figures(best)}{limit}"
+
+
+def _two_figures(row: RateRow) -> str:
+    ttft, tok_s = (figure.text(row.of(figure).measured) for figure in (figures.TTFT_P95, figures.OUTPUT))
+    return f"{tok_s} output tok/s per node, TTFT p95 {ttft} s"
 
 
 def _changes(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:

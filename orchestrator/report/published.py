@@ -246,6 +246,12 @@ def of_kind(everything: tuple[AnyPublished, ...], kind: type[_Kind]) -> tuple[_K
     return tuple(entry for entry in everything if isinstance(entry, kind))
 
 
+def published_workloads() -> frozenset[str]:
+    """The workloads that figures were published for: of another shape a result cannot be compared with those."""
+    known = of_kind(load_all_published(), Published)
+    return frozenset(name for each in known for name in (each.workload.name, each.single_stream.workload))
+
+
 def load_published(name: str, catalogue: Catalogue | None = None) -> Published:
     """The published measurement of that name, or in that file. Raises UsageError with the names that exist."""
     if name.endswith((".yaml", ".yml")):

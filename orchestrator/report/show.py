@@ -55,7 +55,8 @@ def _knee(comparison: Comparison) -> Iterator[str]:
         yield f"   {measured} tok/s in a single stream{beside}"
     if (knee := comparison.knee_rps) is not None:
         least = "" if comparison.knee_reached else "at least "
-        yield f"   knee: {'none found' if knee.measured is None else f'{least}{figures.plain(knee.measured)} rps'}"
+        found = f"{least}{figures.plain(knee.measured)} rps" if knee.measured is not None else None
+        yield f"   knee: {found or (comparison.without_knee if comparison.unjudged else 'none found')}"
 
 
 def _figures(report: Report) -> Iterator[str]:

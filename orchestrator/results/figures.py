@@ -249,6 +249,9 @@ def result_text(result: BenchResult) -> str:
 
 def _knee(result: BenchResult) -> str:
     if result.knee_rps is None:
+        open_points = [point for point in result.points if point.offered_rps is not None]
+        if open_points and all(point.sustained is None for point in open_points):
+            return "knee: not judged; measure longer with --requests or --duration"
         return "knee: none found"
     if result.knee_reached:
         return f"knee: {result.knee_rps:g} rps"

@@ -10,7 +10,7 @@ from orchestrator.bench.aggregate import Observation, closed_point, open_point, 
 from orchestrator.bench.counters import server_counts
 from orchestrator.bench.drive import Drive, Sample
 from orchestrator.bench.marks import marks
-from orchestrator.bench.steady import knee, ttft_growth
+from orchestrator.bench.steady import knee, ttft_growth, unjudged
 from orchestrator.engine import read_metrics
 from orchestrator.results import BenchEnding, Mark, MarkKind, Point, Price, ServerCounts, ServerProvenance
 
@@ -160,13 +160,35 @@ def test_too_few_requests_cannot_be_told() -> None:
     measured = point(steady(10))
     assert measured.sustained is None
     assert measured.realised_share is None
+    assert measured.not_sustained_because == ("5 of 10 requests counted, 20 needed",)
+
+
+def test_that_too_few_requests_are_sent_is_known_before() -> None:
+    few = load_workload("smoke-tiny").model_copy(update={"requests": 24})
+    (reason,), remedy = unjudged(few)
+    assert reason == "1, 2, 4 rps will not be judged: 12 of 24 requests counted, 20 needed"
+    assert remedy == "`--requests 40`"
+    assert not unjudged(few.model_copy(update={"requests": 40}))[0]
+
+
+def test_that_arrivals_end_too_soon_is_known_before() -> None:
+    timed = load_workload("smoke-tiny").model_copy(update={"duration_s": 12.0})
+    reasons, remedy = unjudged(timed)
+    assert reasons == (
+        "1 rps will not be judged: 6 of 12 requests counted, 20 needed",
+        "2 rps will not be judged: 12 of 24 requests counted, 20 needed",
+    )
+    assert remedy == "`--duration 40`"
+    assert not unjudged(timed.model_copy(update={"duration_s": 40.0}))[0]
+    burst = load_workload("smoke-tiny").model_copy(update={"rates_rps": (50.0,)})
+    assert unjudged(burst) == (("50 rps will not be judged: 0.8 s counted, 5 s needed",), "`--duration 10`")
 
 
 def test_too_few_seconds_cannot_be_told() -> None:
     """60 requests at 24 a second have all come after 2.5 s: whether a server could go on like that is not known."""
     burst = point([request(index, at=index / 24, wait=0.02, itl=0.001) for index in range(60)], rate=24)
     assert burst.sustained is None
-    assert burst.not_sustained_because == ("too few seconds between ramp and drain to tell: at least 5",)
+    assert burst.not_sustained_because == ("2.4 s counted, 5 s needed",)
     longer = point([request(index, at=index / 24, wait=0.02, itl=0.001) for index in range(240)], rate=24)
     assert longer.sustained is True
 

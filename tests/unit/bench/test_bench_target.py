@@ -118,7 +118,8 @@ def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatc
     published = load_published("wafer-glm52")
     for name in (published.single_stream.workload, published.workload.name):
         options = BenchOptions(
-            tokens=None,
+            tokens_in=None,
+            tokens_out=None,
             workload=name,
             changes=changes(),
             api="native",
@@ -196,12 +197,16 @@ def test_a_number_of_requests_given_is_the_number_sent_whatever_the_file_says() 
 
 
 def options(
-    *, workload: str | None = None, tokens: tuple[int, int] | None = None, rates: tuple[float, ...] | None = None
+    *,
+    workload: str | None = None,
+    tokens: tuple[int | None, int | None] = (None, None),
+    rates: tuple[float, ...] | None = None,
 ) -> BenchOptions:
     changes = WorkloadChanges(rates_rps=rates, requests=None, duration_s=None, arrivals=None, seed=None)
     return BenchOptions(
         workload=workload,
-        tokens=tokens,
+        tokens_in=tokens[0],
+        tokens_out=tokens[1],
         changes=changes,
         api="completions",
         usd_per_gpu_hour=None,
@@ -222,8 +227,11 @@ def test_a_load_without_a_file() -> None:
     ("asked", "hint"),
     [
         (options(), "--in TOKENS --out TOKENS --rates RPS"),
-        (options(workload="smoke-tiny", tokens=(800, 64), rates=(1.0,)), "--in TOKENS"),
-        (options(tokens=(800, 64)), "--rates 1,2,4"),
+        (options(workload="smoke-tiny", tokens=(800, 64), rates=(1.0,)), "leave them out, or `-w`"),
+        (options(workload="smoke-tiny", tokens=(None, 64)), "leave them out, or `-w`"),
+        (options(tokens=(800, 64)), "add `--rates 1,2,4`"),
+        (options(tokens=(800, None)), "add `--out 64` and `--rates 1,2,4`"),
+        (options(workload="smoke-tinny"), "did you mean `smoke-tiny`?"),
     ],
 )
 def test_a_load_that_is_not_said_is_asked_for(asked: BenchOptions, hint: str) -> None:
@@ -231,6 +239,30 @@ def test_a_load_that_is_not_said_is_asked_for(asked: BenchOptions, hint: str) ->
         command._workload(asked)
 
     assert hint in raised.value.hint
+
+
+@pytest.mark.parametrize(("workload", "marked"), [("wafer-20k-1k", ("requests",)), ("smoke-tiny", ())])
+def test_only_a_workload_that_was_published_is_marked_as_changed(
+    workload: str, marked: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[BenchRequest] = []
+    monkeypatch.setattr(command, "measure", lambda request, _say: seen.append(request))
+    asked = dataclasses.replace(options(workload=workload), changes=changes(requests=50), directory=tmp_path)
+    command.bench(url_target("http://127.0.0.1:9", gpus=None, api_key_env=None), asked, lambda *_: None)
+
+    assert seen[0].overridden == marked
+
+
+def test_what_will_not_be_judged_is_said_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "measure", lambda _request, _say: None)
+    asked = dataclasses.replace(options(workload="smoke-tiny"), changes=changes(requests=24), directory=tmp_path)
+    command.bench(url_target("http://127.0.0.1:9", gpus=None, api_key_env=None), asked, lambda *_: None)
+
+    said = capsys.readouterr().err
+    assert "1, 2, 4 rps will not be judged: 12 of 24 requests counted, 20 needed" in said
+    assert "`--requests 40`" in said
 
 
 def test_a_load_without_a_file_is_changed_by_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -88,16 +88,30 @@ def test_nothing_sustained_is_said(tmp_path: Path) -> None:
 
 def test_a_rate_with_too_few_requests_was_not_judged(tmp_path: Path) -> None:
     result = own(1.0)
-    few = replace(result.points[0], sustained=None, not_sustained_because=("too few requests between ramp and drain",))
+    few = replace(result.points[0], sustained=None, not_sustained_because=("14 of 24 requests counted, 20 needed",))
 
     report = made(tmp_path, replace(result, points=(few,), knee_rps=None))
-    _, markdown, page = texts(report)
+    shown, markdown, page = texts(report)
 
-    assert "1 rps was not judged: too few requests" in markdown
-    assert report.headline == ("TP1 on 1×L40S, owl-burst: too few requests to judge a rate.",)
-    assert "; too few requests to judge a rate." in markdown
+    why = "14 of 24 requests counted, 20 needed"
+    assert f"1 rps was not judged: {why}" in markdown
+    assert report.headline == (
+        f"TP1 on 1×L40S, owl-burst: not judged: {why}; at 1 rps 985 output tok/s per node, TTFT p95 0.40 s.",
+    )
+    assert f"Knee: not judged: {why}." in markdown
+    assert f"knee: not judged: {why}" in shown
     assert "no rate was too high" not in markdown
-    assert "<small>too few requests to judge a rate</small>" in page
+    first = page.partition('<section id="ran">')[0]
+    assert f'<span class="absent">not judged</span><small>{why}; the figures are those at 1 rps</small>' in first
+    assert "<dt>TTFT p95</dt><dd>0.40 s" in first
+    assert "knee: not judged; measure longer" in result_text(replace(result, points=(few,), knee_rps=None))
+
+
+def test_a_changed_workload_is_no_fault_where_nothing_published_is_compared(tmp_path: Path) -> None:
+    changed = marked(own(1.0), MarkKind.CHANGED_WORKLOAD)
+    assert "NOT COMPARABLE" not in comparison_text(made(tmp_path, changed))
+    beside = made(tmp_path / "beside", changed, published="wafer-glm52")
+    assert "changed-workload" in {reason.kind for reason in beside.comparisons[0].reasons}
 
 
 def test_published_figures_stand_beside_the_same_kind_only(tmp_path: Path) -> None:
