@@ -87,8 +87,7 @@ def bench(
     _check(api, arrivals)
     options = command.BenchOptions(
         workload=workload,
-        tokens_in=tokens_in,
-        tokens_out=tokens_out,
+        tokens=(tokens_in, tokens_out),
         changes=command.WorkloadChanges(
             rates_rps=_rates(rates), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed
         ),

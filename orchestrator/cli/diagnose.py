@@ -9,7 +9,7 @@ import typer
 from orchestrator.cli.grammar import SERVE, add
 from orchestrator.cli.options import HostOption, Json
 from orchestrator.core.asked import as_asked
-from orchestrator.core.console import note, out, out_json
+from orchestrator.core.console import out, out_json
 from orchestrator.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,20 +38,20 @@ def diagnose(
     home = Home.from_environment()
     subject = subject or _last_started(home)
     try:
-        with _log_of(subject, home, host) as lines:
+        with _log_of(subject, home, host) as (lines, ended):
             diagnosis = diagnose(lines)
     except OSError as error:
         raise UsageError(f"cannot read the log of `{subject}`: {error.strerror}") from error
     if (run := latest_run(home, subject)) is not None:
         note_request(run)
     diagnosis = diagnosis.reworded(as_asked)
-    well = not diagnosis.matches and _is_well(subject, home, host)
+    well = not diagnosis.matches and not ended and _is_well(subject, home, host)
     if json:
-        out_json({**diagnosis.to_dict(), "well": well})
+        out_json({**diagnosis.to_dict(), "well": well, "ended": ended})
     elif well:
         out(f"`{subject}` runs, answers, and its log of {diagnosis.lines} lines shows no known fault")
     else:
-        out(diagnosis.to_text())
+        out("\n\n".join(filter(None, [ended, diagnosis.to_text()])))
 
 
 def _is_well(subject: str, home: "Home", host: str | None) -> bool:
@@ -67,8 +67,11 @@ def _is_well(subject: str, home: "Home", host: str | None) -> bool:
 
 
 @contextmanager
-def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[Iterator[str]]:
-    """The lines of a file, of stdin, of a server that exists, or of the last start under that name."""
+def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[tuple[Iterator[str], str]]:
+    """The lines of a file, of stdin, of a server that exists, or of the last start under that name.
+
+    With them how a server has ended that does not run: the log of what was killed says nothing of it.
+    """
     import sys
     from itertools import chain
     from pathlib import Path
@@ -81,20 +84,21 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[Iterator[s
     from orchestrator.plan import NAME
 
     if subject == "-":
-        yield split_lines(whole_lines(iter(lambda: sys.stdin.buffer.read(1 << 16), b"")))
+        yield split_lines(whole_lines(iter(lambda: sys.stdin.buffer.read(1 << 16), b""))), ""
     elif Path(subject).is_file():
-        yield LogTail(Path(subject)).to_end()
+        yield LogTail(Path(subject)).to_end(), ""
     else:
+        from orchestrator.commands.proof import not_running
+
         with fleet(home, host) as servers:
             found = servers.find(subject) if NAME.match(subject) else ()
             if found:
                 runtime = servers.runtime(found[0])
-                if detail := runtime.state(found[0]).detail:
-                    note(f"`{subject}`: {detail}")  # the log of what was killed says nothing of it
+                ended = not_running(runtime, found[0])
                 seen = filter(None, [lost_parts(runtime, found[0])])
-                yield chain(runtime.logs(found[0], follow=False), seen)
+                yield chain(runtime.logs(found[0], follow=False), seen), ended.message if ended else ""
             elif (kept := kept_log(servers, subject)) is not None:
-                yield kept
+                yield kept, ""
             else:
                 raise UsageError(
                     f"`{subject}` is neither a log file nor a server that was started from here",

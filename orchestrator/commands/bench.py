@@ -69,8 +69,7 @@ class BenchOptions:
     """What the command line says of a measurement, but for what is measured."""
 
     workload: str | None  # None: one of so many tokens in and out
-    tokens_in: int | None
-    tokens_out: int | None
+    tokens: tuple[int | None, int | None]
     changes: WorkloadChanges
     api: str
     usd_per_gpu_hour: float | None
@@ -187,7 +186,7 @@ def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str
 
 def _workload(options: BenchOptions) -> tuple[str, Workload]:
     """The workload of a name or a file, or one of so many tokens in and out. Raises UsageError for both and neither."""
-    sent, answered = options.tokens_in, options.tokens_out
+    sent, answered = options.tokens
     if options.workload is not None:
         if sent is not None or answered is not None:
             raise UsageError("`--in` and `--out` are for a load without a workload", hint="leave them out, or `-w`")

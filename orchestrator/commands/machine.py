@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
+from orchestrator.commands.servers import fleet
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
@@ -24,7 +25,7 @@ from orchestrator.host import (
 )
 from orchestrator.host.gpus import read_gpus
 from orchestrator.plan import Plan
-from orchestrator.runtimes import Place, runtime_kind
+from orchestrator.runtimes import Place, Status, runtime_kind
 from orchestrator.weights import bytes_here, checkpoint_directory, needs_mtp, verify_checkpoint
 
 _PORT_LIMIT, _PORT_PAUSE = 30.0, 0.2  # seconds a stopped server's port may stay taken, and between two looks
@@ -61,8 +62,18 @@ def inspect_host(plan: Plan, place: Place, environ: Mapping[str, str] = os.envir
         checkpoint=None if place.far else _checkpoint(plan, place.home),
         contained=kind.contained,
         interpreter=None if kind.contained else built_interpreter(plan.engine, place.home),
+        server_on=partial(_server_on, place),
     )
     return preflight(plan, access, kind.checks)
+
+
+def _server_on(place: Place, port: int) -> str | None:
+    """The server of ours that listens there, on a port that somebody holds."""
+    with fleet(place.home, place.far) as servers:
+        for handle in servers.find():
+            if handle.url.endswith(f":{port}") and servers.runtime(handle).state(handle).status is Status.RUNNING:
+                return handle.name
+    return None
 
 
 def wait_until_drained(plan: Plan, place: Place) -> None:

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from orchestrator.commands.machine import place_of
 from orchestrator.commands.planning import planned
 from orchestrator.commands.ready import ready_preview
-from orchestrator.commands.runs import RunDir, known_names, read_plan, require_name, runs_of
+from orchestrator.commands.runs import RunDir, known_names, read_plan, require_name, that_came_up
 from orchestrator.commands.up import Up, UpRequest, up
 from orchestrator.core.errors import NameTakenError, StartError
 from orchestrator.core.nearest import did_you_mean
@@ -36,14 +36,13 @@ def restart(name: str, home: Home) -> Up:
             details=changes(before.to_dict(), now.to_dict()),
             hint=f"`{request.command(name)} --replace` starts what it says now",
         )
-    return up(replace(request, replace=True), home)
+    return up(replace(request, replace=True), home, again=f"`deploy restart {name}`")
 
 
 def _that_came_up(home: Home, name: str) -> Iterator[tuple[RunDir, UpRequest]]:
     """The runs that were asked to prove themselves, newest first, with what was asked for."""
-    for run in runs_of(home, name):
-        asked = run.read("up.json").get("request")
-        if run.read("smoke.json") and (request := _request(asked)) is not None:
+    for run in that_came_up(home, name):
+        if (request := _request(run.read("up.json").get("request"))) is not None:
             yield run, replace(request, name=name)
 
 

@@ -156,6 +156,11 @@ def runs_of(home: Home, name: str) -> tuple[RunDir, ...]:
     return tuple(map(RunDir, sorted((path for path in (home.runs / name).glob("*-*") if path.is_dir()), reverse=True)))
 
 
+def that_came_up(home: Home, name: str) -> Iterator[RunDir]:
+    """Those of them that were asked to prove themselves."""
+    return (run for run in runs_of(home, name) if run.read("smoke.json"))
+
+
 def known_names(home: Home) -> tuple[str, ...]:
     """Every name that has a run directory."""
     return tuple(sorted(path.name for path in home.runs.glob("*") if path.is_dir()))

@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from orchestrator.commands.runs import RunDir, known_names, latest_run, note_request, read_plan, require_name
+from orchestrator.commands.runs import (
+    RunDir,
+    known_names,
+    latest_run,
+    note_request,
+    read_plan,
+    require_name,
+    that_came_up,
+)
 from orchestrator.core.console import warn
 from orchestrator.core.errors import HostError, StartError, UsageError
 from orchestrator.core.known_secrets import SHORT
@@ -53,6 +61,8 @@ class Fleet:
         if self.silent:
             unasked = "; ".join(f"{kind} could not be asked: {why}" for kind, why in self.silent.items())
             raise HostError(f"no server `{name}` was found, and {unasked}", hint=near)
+        if any(that_came_up(self.home, name)):
+            near = f"`deploy restart {name}` starts it as it last came up"
         raise StartError(
             f"there is no server `{name}`",
             hint=near or "`deploy status` lists what runs, `deploy profiles` what `deploy up` can start",

@@ -131,8 +131,11 @@ def _tell_hazards(plan: Plan) -> None:
         warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
 
 
-def up(request: UpRequest, home: Home) -> Up:
-    """Bring the profile's server up and prove it. Raises a DeployError after everything it started is down again."""
+def up(request: UpRequest, home: Home, *, again: str = "") -> Up:
+    """Bring the profile's server up and prove it. Raises a DeployError after everything it started is down again.
+
+    `again` is the command that brings back what this stops, by default the one that started it.
+    """
     plan, inputs = planned(request.profile, request.overrides, home)
     name = request.name or plan.profile
     place = place_of(plan, home, request.host)
@@ -157,7 +160,7 @@ def up(request: UpRequest, home: Home) -> Up:
             warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
         if servers.find(name):
             _require_writable(home, name, prepared.artifacts)
-        with _way_back(servers, name):
+        with _way_back(servers, name, again):
             _make_room(servers, name)
             machine = require_machine(prepared.artifacts.plan, place)
             records = {
@@ -230,15 +233,15 @@ def _require_writable(home: Home, name: str, artifacts: Artifacts) -> None:
 
 
 @contextmanager
-def _way_back(servers: Fleet, name: str) -> Iterator[None]:
+def _way_back(servers: Fleet, name: str, again: str = "") -> Iterator[None]:
     """Where the block fails, or is interrupted, name the command that brings back what runs under that name now."""
     runs = any(servers.runtime(handle).state(handle).status is Status.RUNNING for handle in servers.find(name))
-    command = _recorded_command(servers.home, name) if runs else None
+    command = again or (_recorded_command(servers.home, name) if runs else None)
     try:
         yield
     except (DeployError, KeyboardInterrupt) as error:
         failure = error if isinstance(error, DeployError) else Interrupted("interrupted")
-        if command is not None:
+        if command:
             hints = (failure.hint, f"the old server is down, this brings it back: {command}")
             failure.hint = "; ".join(filter(None, hints))
         if failure is error:

@@ -109,13 +109,20 @@ def ports(subject: Subject) -> Iterator[Finding]:
         if port not in subject.machine.listening:
             yield info(f"port {port}", "free", purpose)
             continue
+        hint = _another_port(subject, purpose, port)
+        if name := subject.access.server_on(port):
+            yield fail(f"port {port}", f"held by your server `{name}`", purpose, f"`deploy down {name}`, or {hint}")
+            continue
         holder = port_holder(port, subject.access.runner)
-        others = (*range(port + 1, 1 << 16), *range(1024, port))
-        free = next(other for other in others if other not in subject.machine.listening)
-        hint = f"`--set server.port={free}`" if purpose == "server" else f"change `{purpose}`"
         if holder and holder.pid:
             hint = f"`kill {holder.pid}`, or {hint}"
         yield fail(f"port {port}", f"held by {holder}" if holder else "held", purpose, hint)
+
+
+def _another_port(subject: Subject, purpose: str, port: int) -> str:
+    others = (*range(port + 1, 1 << 16), *range(1024, port))
+    free = next(other for other in others if other not in subject.machine.listening)
+    return f"`--set server.port={free}`" if purpose == "server" else f"change `{purpose}`"
 
 
 def checkpoint(subject: Subject) -> Iterator[Finding]:

@@ -2,11 +2,14 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePath
+from textwrap import shorten
 
 from orchestrator.host.survey import Runner, local
 from orchestrator.plan import Plan
 
 _PORT_FLAGS = ("nccl-port", "dist-init-addr", "disaggregation-bootstrap-port")  # a port, or host:port
+_SHOWN = 60  # characters of a command line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +23,13 @@ class PortHolder:
     def __str__(self) -> str:
         if self.pid is None:
             return "a process of another user"
-        return f"{self.command or 'a process'} (pid {self.pid})"
+        return f"{_short(self.command) if self.command else 'a process'} (pid {self.pid})"
+
+
+def _short(command: str) -> str:
+    """A command line by its beginning: the program without its folder, and what fits of the rest."""
+    program, _, rest = command.partition(" ")
+    return shorten(f"{PurePath(program).name} {rest}".rstrip(), _SHOWN, placeholder=" …")
 
 
 def plan_ports(plan: Plan) -> tuple[tuple[str, int], ...]:

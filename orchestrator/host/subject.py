@@ -25,7 +25,8 @@ class Access:
 
     `checkpoint` verifies the plan's checkpoint and describes it, with its size in bytes, or raises WeightsError; None
     where there is nothing to look at. `contained` says that the server will have limits of its own, not those of this
-    shell. `interpreter` has the engine; None where it is made on the way up, or comes with an image.
+    shell. `interpreter` has the engine; None where it is made on the way up, or comes with an image. `server_on` names
+    the server of ours that has a port.
     """
 
     runner: Runner
@@ -34,6 +35,7 @@ class Access:
     checkpoint: Callable[[], tuple[str, int]] | None
     contained: bool
     interpreter: str | None = None
+    server_on: Callable[[int], str | None] = lambda _port: None
 
 
 @dataclass(frozen=True, kw_only=True)

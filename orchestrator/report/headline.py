@@ -88,8 +88,8 @@ def _found(comparison: Comparison) -> str:
     if comparison.rows and comparison.rows[-1].concurrency is not None:
         row = comparison.rows[-1]
         return f"{figures.OUTPUT.text(row.of(figures.OUTPUT).measured)} output tok/s per node, {row.load}"
-    if (row := comparison.unjudged) is not None:
-        return f"{comparison.without_knee}; at {row.load} {_two_figures(row)}"
+    if (measured := comparison.unjudged) is not None:
+        return f"{comparison.without_knee}; at {measured.load} {_two_figures(measured)}"
     if best is None:
         return comparison.without_knee
     rate = f"{best.rate_rps:g} requests a second"

@@ -118,8 +118,7 @@ def test_a_measurement_is_called_as_the_published_one(tmp_path: Path, monkeypatc
     published = load_published("wafer-glm52")
     for name in (published.single_stream.workload, published.workload.name):
         options = BenchOptions(
-            tokens_in=None,
-            tokens_out=None,
+            tokens=(None, None),
             workload=name,
             changes=changes(),
             api="native",
@@ -205,8 +204,7 @@ def options(
     changes = WorkloadChanges(rates_rps=rates, requests=None, duration_s=None, arrivals=None, seed=None)
     return BenchOptions(
         workload=workload,
-        tokens_in=tokens[0],
-        tokens_out=tokens[1],
+        tokens=tokens,
         changes=changes,
         api="completions",
         usd_per_gpu_hour=None,

@@ -2,7 +2,9 @@
 
 import io
 import json
+import re
 import tracemalloc
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,7 +58,7 @@ def test_a_line_without_end_on_stdin_takes_no_memory(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stdin))
     tracemalloc.start()
     try:
-        with _log_of("-", Home(Path("/nonexistent")), None) as lines:
+        with _log_of("-", Home(Path("/nonexistent")), None) as (lines, _):
             assert sum(map(len, lines))
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
@@ -89,11 +91,15 @@ def test_how_a_server_ended_is_told_where_its_log_cannot(home: Path, monkeypatch
         server="boot/11/101",
         output=None,
         exit_code=137,
-        ended_at=None,
+        ended_at=(datetime.now(UTC) - timedelta(seconds=3)).isoformat(),
         stopped=False,
     )
     write_record(home / "runs/tiny/20260703T101431Z-bbbb", record)
-    assert "note: `tiny`: killed by SIGKILL" in CliRunner().invoke(app, ["diagnose", "tiny"]).stderr
+    (home / "runs/tiny/20260703T101431Z-bbbb/server.log").write_text("nothing of note\n")
+    shown = diagnose("tiny").splitlines()
+    assert re.fullmatch("`tiny` does not run: killed by SIGKILL, [34] s ago", shown[0])
+    assert shown[2] == "no known signature; the last 1 of 1 lines:"
+    assert json.loads(diagnose("tiny", "--json"))["ended"].startswith("`tiny` does not run: killed by SIGKILL")
 
 
 def test_without_a_name_the_last_start(home: Path) -> None:

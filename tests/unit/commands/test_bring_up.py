@@ -174,6 +174,10 @@ def test_the_way_back_is_named_wherever_a_replacement_ends(tmp_path: Path, failu
     with pytest.raises(DeployError) as caught, up._way_back(servers, "tiny"):
         raise failure
     assert caught.value.hint.endswith("this brings it back: deploy up --profile old")
+    none = Fleet(Home(tmp_path), {"process": Recording()})  # type: ignore[dict-item]
+    with pytest.raises(DeployError) as caught, up._way_back(none, "tiny", "`deploy restart tiny`"):
+        raise failure
+    assert caught.value.hint.endswith("this brings it back: `deploy restart tiny`")
 
 
 def test_a_disk_that_is_full_is_found_before_the_old_server_is_stopped(

@@ -2,18 +2,21 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from plan_samples import plan_of
 
-from orchestrator.commands.machine import inspect_host, place_of
+from orchestrator.commands.machine import _server_on, inspect_host, place_of
+from orchestrator.commands.servers import Fleet
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.shell import ProgramResult
 from orchestrator.host import Access, Runner
-from orchestrator.runtimes import Place
+from orchestrator.runtimes import Handle, Place, Runtime, Status
 from orchestrator.runtimes.docker.checks import image_digests
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
@@ -44,6 +47,26 @@ def test_an_image_that_does_not_exist_and_a_registry_that_is_silent() -> None:
     assert image_digests(docker({"manifest": (1, "no such manifest: docker.io/x:y")}), "x:y") == frozenset()
     with pytest.raises(OSError, match="no such host"):
         image_digests(docker({"manifest": (1, "lookup registry-1.docker.io: no such host")}), "x:y")
+
+
+def test_a_server_of_ours_is_known_by_its_port_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = Handle(
+        runtime="process",
+        name="owl",
+        profile="cpu-tiny",
+        plan_digest="d1",
+        url="http://127.0.0.1:30010",
+        run_dir=str(tmp_path),
+        identity="1",
+    )
+    status = Status.RUNNING
+    runtime = SimpleNamespace(find=lambda _: (handle,), state=lambda _: SimpleNamespace(status=status))
+    servers = Fleet(Home(tmp_path), {"process": cast("Runtime", runtime)})
+    monkeypatch.setattr("orchestrator.commands.machine.fleet", lambda *_: nullcontext(servers))
+    place = Place(home=Home(tmp_path))
+    assert (_server_on(place, 30010), _server_on(place, 3001)) == ("owl", None)
+    status = Status.EXITED
+    assert _server_on(place, 30010) is None
 
 
 def test_room_is_asked_for_what_is_still_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

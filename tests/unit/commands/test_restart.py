@@ -9,6 +9,7 @@ import pytest
 from orchestrator.commands import restart as command
 from orchestrator.commands.planning import load
 from orchestrator.commands.runs import RunDir, open_run
+from orchestrator.commands.servers import Fleet
 from orchestrator.commands.up import UpRequest
 from orchestrator.core.errors import NameTakenError, StartError
 from orchestrator.core.paths import Home
@@ -32,7 +33,12 @@ def ran(home: Home, request: UpRequest, *, came_up: bool, planned: tuple[str, ..
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
     found: list[UpRequest] = []
-    monkeypatch.setattr(command, "up", lambda request, _home: found.append(request))
+
+    def up(request: UpRequest, _home: Home, *, again: str) -> None:
+        assert again == "`deploy restart owl`"
+        found.append(request)
+
+    monkeypatch.setattr(command, "up", up)
     return found
 
 
@@ -44,6 +50,15 @@ def test_the_last_that_came_up_is_repeated(tmp_path: Path, asked: list[UpRequest
     command.restart("owl", home)
 
     assert [(each.name, each.overrides, each.replace) for each in asked] == [("owl", ("server.port=2",), True)]
+
+
+def test_a_server_that_is_gone_names_the_command_that_brings_it_back(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    for came_up, hint in ((False, "`deploy status` lists"), (True, "`deploy restart owl` starts it")):
+        ran(home, request_of(), came_up=came_up)
+        with pytest.raises(StartError, match="there is no server `owl`") as raised:
+            Fleet(home, {}).one("owl")
+        assert raised.value.hint.startswith(hint)
 
 
 def test_a_profile_that_has_changed_is_shown_and_not_started(tmp_path: Path, asked: list[UpRequest]) -> None:

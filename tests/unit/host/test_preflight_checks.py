@@ -1,8 +1,11 @@
 """Preflight over recorded machines: what is ready, what is not, and what mends it."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from machine_samples import READY_DOCKER, docker_told, manifest, runner_of, sections
@@ -10,9 +13,10 @@ from plan_samples import plan_of
 
 from orchestrator.core.errors import HostError, NoWeightsError, Problem, WeightsError
 from orchestrator.core.shell import ProgramResult
-from orchestrator.host import Access, Finding, Level, PreflightReport, Space, preflight
+from orchestrator.host import Access, Finding, Level, PreflightReport, Space, Subject, preflight
 from orchestrator.host.gpu_checks import carries, image_toolkit
-from orchestrator.host.machine_checks import bound_cpus
+from orchestrator.host.machine import Machine
+from orchestrator.host.machine_checks import bound_cpus, ports
 from orchestrator.plan import Plan
 from orchestrator.runtimes import runtime_kind
 
@@ -47,6 +51,30 @@ def only(report: PreflightReport, check: str) -> Finding:
 
 def raised(report: PreflightReport) -> set[str]:
     return {item.check for item in report.findings if item.level is not Level.INFO}
+
+
+def test_a_port_of_our_own_server_is_freed_by_the_tool() -> None:
+    plan = plan_of("cpu-tiny", "server.port=30010")
+    inode = "41234"
+    line = f"   0: 0100007F:753A 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 {inode} 1"
+
+    def runner(argv: Sequence[str]) -> ProgramResult:
+        told = {"/proc/net/tcp": line, "/proc/48213/cmdline": "\0".join(["/opt/env/bin/python3", "-m", *["word"] * 40])}
+        text = "/proc/48213/fd/7\n" if argv[0] == "find" else told[argv[1]]
+        return ProgramResult(argv=tuple(argv), code=0, stdout=text, stderr="")
+
+    def port_finding(server_on: Callable[[int], str | None]) -> Finding:
+        access = Access(runner=runner, environ={}, spaces=(), checkpoint=None, contained=False, server_on=server_on)
+        machine = cast("Machine", SimpleNamespace(listening=frozenset({30010})))
+        (finding,) = ports(Subject(plan=plan, machine=machine, access=access))
+        return finding
+
+    ours = port_finding(lambda port: "owl" if port == 30010 else None)
+    assert (ours.found, ours.hint) == ("held by your server `owl`", "`deploy down owl`, or `--set server.port=30011`")
+    stranger = port_finding(lambda _port: None)
+    assert stranger.hint == "`kill 48213`, or `--set server.port=30011`"
+    assert re.fullmatch(r"held by python3 -m( word)+ … \(pid 48213\)", stranger.found)
+    assert len(stranger.found) < 90
 
 
 def test_a_healthy_node_is_ready() -> None:
