@@ -18,9 +18,8 @@ def capacity_table(found: Capacity) -> str:
 
 
 def note_capacity(plan: Plan, found: Capacity) -> None:
-    """Say it in one line, and what does not fit."""
+    """Say it in one line."""
     note(f"capacity of `{plan.profile}`: {'; '.join(_words(found))}")
-    warn_capacity(plan)
 
 
 def warn_capacity(plan: Plan) -> None:

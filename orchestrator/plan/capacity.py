@@ -94,6 +94,8 @@ class Capacity:
     memory: Memory | None  # None on a CPU, whose memory others share
     cache: KvCache | None
     served: Served | None
+    context: int  # the longest that is served
+    most_tokens: int | None  # that the profile lets a replica's cache hold
     unknown: tuple[str, ...]
 
     def to_dict(self) -> dict[str, object]:
@@ -121,6 +123,8 @@ def capacity_of(profile: Profile, given: Arguments, load: Load | None) -> Capaci
         memory=memory,
         cache=cache,
         served=served,
+        context=_context(profile, given),
+        most_tokens=_count(given, "max-total-tokens"),
         unknown=tuple(unknown),
     )
 
@@ -129,6 +133,10 @@ def _count(given: Arguments, name: str) -> int | None:
     """An option that counts; None where it is not set, or is no count: other rules say so."""
     number = given.number(name)
     return int(number) if number is not None and number >= 1 else None
+
+
+def _context(profile: Profile, given: Arguments) -> int:
+    return _count(given, "context-length") or profile.model.context_length
 
 
 def _unknown(profile: Profile, given: Arguments) -> list[str]:
@@ -221,14 +229,13 @@ def _cache(profile: Profile, given: Arguments, *, memory: Memory | None, drafts:
     limits = (fitting, _count(given, "max-total-tokens"))
     tokens = min((limit for limit in limits if limit is not None), default=None)
     tokens = None if tokens is None else tokens // page * page
-    length = _count(given, "context-length") or model.context_length
     return KvCache(
         kind=kind,
         page=page,
         token_bytes=size.planned,
         held_bytes=size.held,
         tokens=tokens,
-        full_contexts=None if tokens is None else round(tokens / length, 2),
+        full_contexts=None if tokens is None else round(tokens / _context(profile, given), 2),
     )
 
 
@@ -282,17 +289,27 @@ def capacity_hazards(capacity: Capacity) -> Iterator[Hazard]:
     served, memory, cache = capacity.served, capacity.memory, capacity.cache
     if served is not None and cache is not None and not served.fits:
         running, fitting = served.running or 1, served.at_once or 0
-        smaller = "" if cache.kind.startswith("fp8") else "take an 8-bit `kv-cache-dtype`, or "
+        needed = running * served.tokens + served.shared_tokens
+        capped = capacity.most_tokens is not None and capacity.most_tokens - cache.page < (cache.tokens or 0)
         yield Hazard(
             id="capacity-requests",
             what=(
-                f"{running:,} {'requests' if running > 1 else 'request'} of `{served.load}` at once need "
-                f"{running * served.tokens + served.shared_tokens:,} tokens of a replica's cache, which holds "
+                f"{f'{running:,} requests' if running > 1 else 'a request'} of `{served.load}` "
+                f"{'at once need' if running > 1 else 'needs'} {needed:,} tokens of a replica's cache, which holds "
                 f"{cache.tokens:,}: {f'{fitting:,} fit, the others wait' if fitting else 'none fits'}"
             ),
             source="computed beforehand: `deploy show --capacity`",
-            hint=(f"lower `max-running-requests` to {fitting}, {smaller or 'or '}" if fitting else smaller)
-            + "raise `layout.tp`",
+            hint=", or ".join(_ways_to_fit(cache, fitting=fitting, capped=capped)),
+        )
+    if capacity.most_tokens is not None and capacity.most_tokens < capacity.context:
+        yield Hazard(
+            id="capacity-context",
+            what=(
+                f"`max-total-tokens` {capacity.most_tokens:,} is less than one context of {capacity.context:,} tokens: "
+                "longer requests are refused"
+            ),
+            source="sglang 0.5.16, srt/managers/tp_worker.py, max_req_len",
+            hint="raise `flags.max-total-tokens`, or set `flags.context-length` to what is to be served",
         )
     if memory is not None and memory.fraction_is == "set" and memory.fraction > memory.safe_fraction:
         kept = memory.free_bytes * (1 - memory.fraction)
@@ -305,3 +322,15 @@ def capacity_hazards(capacity: Capacity) -> Iterator[Hazard]:
             source="computed beforehand: `deploy show --capacity`",
             hint=f"`mem-fraction-static` {memory.safe_fraction:g}, or a smaller `chunked-prefill-size`",
         )
+
+
+def _ways_to_fit(cache: KvCache, *, fitting: int, capped: bool) -> Iterator[str]:
+    """What lets more requests of a load run at once, or asks for fewer; `capped` by `max-total-tokens`."""
+    if fitting:
+        yield f"lower `max-running-requests` to {fitting}"
+    if capped:
+        yield "raise `flags.max-total-tokens`"
+        return
+    if not cache.kind.startswith("fp8"):
+        yield "take an 8-bit `kv-cache-dtype`"
+    yield "raise `layout.tp`"

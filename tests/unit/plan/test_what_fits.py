@@ -143,6 +143,19 @@ def test_more_requests_than_fit_are_told() -> None:
     assert "capacity-requests" in hazards("cpu-tiny", "flags.max-total-tokens=1000", "flags.max-running-requests=5")
 
 
+def test_a_cache_of_less_than_a_request_or_a_context_is_told() -> None:
+    assert hazards("cpu-tiny", "flags.max-total-tokens=1000") == {
+        "capacity-requests": "a request of `smoke-tiny` needs 1,424 tokens of a replica's cache, which holds 1,000: "
+        "none fits",
+        "capacity-context": "`max-total-tokens` 1,000 is less than one context of 32,768 tokens: longer requests are "
+        "refused",
+    }
+    assert "capacity-context" in hazards("cpu-tiny", "flags.max-total-tokens=1000", "model.cache=null")
+    assert hazards("cpu-tiny", "flags.max-total-tokens=4096", "flags.context-length=4096") == {}
+    plan = load("cpu-tiny", overrides=["flags.max-total-tokens=1000"]).plan
+    assert [hazard.hint for hazard in plan.hazards][0] == "raise `flags.max-total-tokens`"
+
+
 @pytest.mark.parametrize("written", ["0.93", ".93", "9.3e-1"])
 def test_a_fraction_that_leaves_too_little_is_told(written: str) -> None:
     told = hazards("mi355x-tp8", f"flags.mem-fraction-static={written}", "flags.chunked-prefill-size=65536")

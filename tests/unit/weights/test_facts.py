@@ -92,6 +92,17 @@ def test_each_contradiction_names_file_key_and_both_values(
     assert message in said(tmp_path, glm, **{**GLM, **change})
 
 
+@pytest.mark.parametrize("has", [4096, 65536])
+def test_a_context_that_is_to_be_shorter_is_a_flag(has: int, tmp_path: Path) -> None:
+    """What a model can and what a server gives are two values; only the second is for the user to choose."""
+    folder = write_checkpoint(tmp_path / "small")
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": has}))
+    with pytest.raises(FactsError) as caught:
+        require_facts(folder, replace(model(str(folder)), context_length=32768))
+    remedy = "`--set model.context_length=65536 --set flags.context-length=32768` serves less"
+    assert (remedy in caught.value.problems[0].hint) == (has > 32768)
+
+
 def test_plain_weights_are_not_quantised(tmp_path: Path, glm: Model) -> None:
     (message,) = said(tmp_path, replace(glm, quantisation="bf16"), **GLM)
     assert message.startswith("`model.quantisation` is `bf16`")
