@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from orchestrator.commands.report import price_book
 from orchestrator.commands.reproduce import Step, command
-from orchestrator.commands.steps import minutes
-from orchestrator.core.console import table
+from orchestrator.core.console import minutes, table
 from orchestrator.core.shell import quote
 from orchestrator.report import Published
 

@@ -33,10 +33,12 @@ def answers(handle: Handle) -> bool:
         return False
 
 
-def await_ready(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None, timeout: float | None) -> float:
+def await_ready(
+    handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None, timeout: float | None, about: float
+) -> float:
     """Wait until the server serves, and note what it is made of; returns the seconds that took.
 
-    Raises NotReadyError at once when it exited, or when nothing moves any more.
+    `about` is how many were estimated. Raises NotReadyError at once when it exited, or when nothing moves any more.
     """
     starting = Starting(
         url=handle.url,
@@ -44,6 +46,7 @@ def await_ready(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | N
         log=runtime.tail(handle),
         state=lambda: runtime.state(handle),
         api_key=key,
+        about=about,
     )
     seconds = wait(starting, silence=plan.waiting.silence, timeout=timeout)
     note_parts(runtime, handle)

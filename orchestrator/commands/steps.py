@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.commands.coverage import takes_table
-from orchestrator.core.console import table, terminal_width
+from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.console import minutes, table, terminal_width
 from orchestrator.core.paths import Home
 from orchestrator.images import IMAGE_BYTES, image_tag, local_config
 from orchestrator.kernels.disk import Store
 from orchestrator.plan import Plan
 from orchestrator.render import Artifacts, base_reference
 from orchestrator.runtimes import Place
-from orchestrator.weights import bytes_here, checkpoint_directory
+from orchestrator.weights import bytes_here, checkpoint_directory, is_made
 
 # How many seconds a step takes: estimates for a node of eight GPUs, said before anything is begun, without what is
 # downloaded. `down` waits until VRAM is given back.
@@ -37,11 +38,6 @@ _LOAD: Final = 0.56e9  # bytes a second: 408 GiB in 13 min over NFS; NVMe took 3
 def starting(plan: Plan) -> float:
     """From the start of a plan's server until it serves: load, compile, capture."""
     return plan.model.weight_bytes / _LOAD + (_CPU if plan.hardware.vendor == "cpu" else _GPUS)
-
-
-def minutes(seconds: float) -> str:
-    """A duration for people."""
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +80,13 @@ def _checkpoint(plan: Plan, place: Place) -> UpStep:
         )
     if place.far is not None:
         return UpStep(name="checkpoint", what=f"verified on {place.far}", about=ABOUT["stage"])
-    if model.source.kind != "hub":
-        made = "made here" if model.source.kind == "generated" else "verified"
-        return UpStep(name="checkpoint", what=f"{directory}: {made}", about=ABOUT["stage"])
+    if model.source.kind == "generated":
+        generator = Catalogue.of(place.home).path(Kind.IMAGE_FILE, model.source.location)
+        done = is_made(directory, generator)
+        what = str(directory) if done else f"{directory}: made here"
+        return UpStep(name="checkpoint", what=what, about=0.0 if done else ABOUT["stage"])
     missing = max(model.weight_bytes - bytes_here(directory), 0)
-    if missing == 0:
+    if missing == 0 or model.source.kind != "hub":
         return UpStep(name="checkpoint", what=f"{directory}: verified", about=ABOUT["stage"])
     left = f" left of {model.weight_bytes / 1e9:.1f}" if missing < model.weight_bytes else ""
     what = f"{missing / 1e9:.1f} GB{left} of {model.source.location} to download, at {DOWNLOAD_MB_S:.0f} MB/s"

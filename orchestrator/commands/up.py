@@ -31,7 +31,7 @@ from orchestrator.commands.proof import answers, await_ready, explain_failure, p
 from orchestrator.commands.ready import ReadyRequest, ready_plan, ready_preview, require_contained
 from orchestrator.commands.runs import RunDir, claim, latest_run, open_run, read_plan
 from orchestrator.commands.servers import Fleet, api_key, fleet, lost_parts
-from orchestrator.commands.steps import steps_text
+from orchestrator.commands.steps import starting, steps_text
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.console import note, say, warn
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError
@@ -283,7 +283,8 @@ def _bring_up(start: Start, servers: Fleet) -> Up:
             with heard():
                 handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=secrets)
                 say(f"started `{name}`; log: {_where_log(start.request, run, name)}")
-                seconds = await_ready(handle, runtime, plan=plan, key=key, timeout=start.request.timeout)
+                timeout, about = start.request.timeout, starting(plan)
+                seconds = await_ready(handle, runtime, plan=plan, key=key, timeout=timeout, about=about)
                 report = prove(handle, runtime, plan=plan, key=key)
                 run.save("smoke.json", report.to_dict())
                 report.require()

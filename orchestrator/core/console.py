@@ -119,6 +119,11 @@ def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
+def minutes(seconds: float) -> str:
+    """A duration for people."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
 def terminal_width(stream: TextIO | None = None) -> int | None:
     """Columns of the terminal that is written to, by default standard output's; None for a file or a pipe."""
     stream = stream or sys.stdout

@@ -14,7 +14,7 @@ from typing import Final
 
 import httpx
 
-from orchestrator.core.console import Progress
+from orchestrator.core.console import Progress, minutes
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.log_lines import batches
 from orchestrator.core.redaction import redact
@@ -40,6 +40,7 @@ class Starting:
     api_key: Secret | None
     log: Callable[[], Iterable[str]]
     state: Callable[[], ServerState]
+    about: float = inf  # seconds that were estimated
 
 
 def wait(
@@ -54,16 +55,17 @@ def wait(
 ) -> float:
     """Wait until the server serves its model; returns the seconds that took.
 
-    Gives up at once when it has exited or was restarted, when nothing has moved for `silence` seconds, and, where the
-    user has set one, after `timeout` seconds. Raises NotReadyError with the last log lines, secrets removed, in its
-    details.
+    One that takes twice as long as was estimated says so. Gives up at once when it has exited or was restarted, when
+    nothing has moved for `silence` seconds, and, where the user has set one, after `timeout` seconds. Raises
+    NotReadyError with the last log lines, secrets removed, in its details.
     """
     shown = progress or Progress()
     with EngineClient(server.url, key=server.api_key, transport=transport) as client:
         attempt = _Wait(server, client=client, clock=clock, end=inf if timeout is None else clock() + timeout)
 
         def meanwhile(_: object) -> None:
-            shown.update(attempt.reader.text, transient=f"{attempt.elapsed:.0f} s")
+            late = f", longer than the {minutes(server.about)} estimated" if attempt.elapsed > 2 * server.about else ""
+            shown.update(f"{attempt.reader.text}{late}", transient=f"{attempt.elapsed:.0f} s")
             attempt.give_up_after(silence=silence, timeout=timeout)
 
         try:

@@ -24,6 +24,8 @@ from orchestrator.results import Figure, figures
 
 # Wherever it stands; and what makes a heading, a list or a line of a text at whose beginning it stands.
 _MARKUP: Final = re.compile(r"[\\`*\[\]<>&|~]|(?<!\w)_|_(?!\w)|^(?:#{1,6}|[-+=]+)(?=\s|$)|(?<=^\d)[.)](?=\s)")
+_SPANS: Final = re.compile(r"(`[^`]+`)")
+_SPAN: Final = re.compile(r"`[^|\\<>&]+`")  # in others a cell would end, or a reader could see markup
 _REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 
 
@@ -191,10 +193,15 @@ def pretty(data: object) -> str:
 
 
 def escaped(value: object) -> object:
-    """A text of others as Markdown that shows it: on one line, no markup, no HTML, no link, no cell of a table."""
+    """A text of others as Markdown that shows it: on one line, no markup, no HTML, no link, no cell of a table.
+
+    What stands between backticks stays a span of code, in which nothing is read.
+    """
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    return Markup(_MARKUP.sub(_escape, " ".join(value.split())))  # noqa: S704 - this is what makes it safe
+    pieces = _SPANS.split(" ".join(value.split()))
+    shown = (piece if _SPAN.fullmatch(piece) else _MARKUP.sub(_escape, piece) for piece in pieces)
+    return Markup("".join(shown))  # noqa: S704 - this is what makes it safe
 
 
 def code(text: str) -> Markup:

@@ -128,6 +128,11 @@ def _tpot(latency: Latency) -> Spread | None:
     return latency.tpot_s
 
 
+def _itl(latency: Latency) -> Spread | None:
+    """From chunk to chunk: of several tokens each where the server drafts."""
+    return latency.itl_per_chunk_s
+
+
 def _e2e(latency: Latency) -> Spread:
     return latency.e2e_from_schedule_s
 
@@ -200,6 +205,8 @@ FIGURES: Final = (
     _wait("tpot_p50_ms", "TPOT p50", "ms", plain, _at("p50", _tpot, 1e3), also=_TABLES ^ Shown.RATE),
     _wait("tpot_p95_ms", "TPOT p95", "ms", plain, _at("p95", _tpot, 1e3)),
     _wait("tpot_p99_ms", "TPOT p99", "ms", plain, _at("p99", _tpot, 1e3)),
+    _wait("itl_p50_ms", "ITL p50", "ms", plain, _at("p50", _itl, 1e3)),
+    _wait("itl_p95_ms", "ITL p95", "ms", plain, _at("p95", _itl, 1e3)),
     _wait("e2e_p50_s", "E2E p50", "s", seconds, _at("p50", _e2e), also=Shown.COMPARE),
     _wait("e2e_p95_s", "E2E p95", "s", seconds, _at("p95", _e2e), also=Shown.CARD),
     _wait("e2e_p99_s", "E2E p99", "s", seconds, _at("p99", _e2e)),

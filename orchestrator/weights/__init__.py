@@ -3,7 +3,7 @@
 from orchestrator.weights.facts import require_facts
 from orchestrator.weights.far import copy_headers
 from orchestrator.weights.far_stage import FarStage, far_program
-from orchestrator.weights.generate import generate_model
+from orchestrator.weights.generate import generate_model, is_made
 from orchestrator.weights.hub import Hub
 from orchestrator.weights.overlay import overlay_path, write_overlay
 from orchestrator.weights.receipt import bytes_here, read_receipt
@@ -22,6 +22,7 @@ __all__ = [
     "copy_headers",
     "far_program",
     "generate_model",
+    "is_made",
     "needs_mtp",
     "overlay_path",
     "read_receipt",

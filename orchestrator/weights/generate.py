@@ -25,12 +25,10 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
     directory that was not made here: nobody else's files are ever removed.
     """
     target = home.models / model.name
-    digest = hashlib.sha256(generator.read_bytes()).hexdigest()
-    marker = target / _MARKER
     with locked(home.models / f".{model.name}.lock", progress):
-        if marker.is_file() and marker.read_text() == digest:
+        if is_made(target, generator):
             return target
-        if target.exists() and not marker.is_file():
+        if target.exists() and not (target / _MARKER).is_file():
             raise BuildError(
                 f"model `{model.name}` is not generated over files that were not made here",
                 where=str(target),
@@ -46,10 +44,20 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
                 _generate(model, generator, python=python, folder=made)
             finally:
                 progress.done()
-            (made / _MARKER).write_text(digest)
+            (made / _MARKER).write_text(_digest(generator))
             shutil.rmtree(target, ignore_errors=True)
             made.rename(target)  # with its marker: one without would count as somebody else's from now on
     return target
+
+
+def is_made(directory: Path, generator: Path) -> bool:
+    """Whether what lies there was made by this generator."""
+    marker = directory / _MARKER
+    return marker.is_file() and marker.read_text() == _digest(generator)
+
+
+def _digest(generator: Path) -> str:
+    return hashlib.sha256(generator.read_bytes()).hexdigest()
 
 
 def _generate(model: Model, generator: Path, *, python: Path, folder: Path) -> None:

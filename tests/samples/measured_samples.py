@@ -71,6 +71,7 @@ def point(rate: float, p50: float, p95: float, *, joules: float | None = None, s
             e2e_from_schedule_s=spread(p50 + 9, p95 + 11),
             e2e_from_send_s=spread(p50 + 9, p95 + 11),
             tpot_s=spread(0.009, 0.011),
+            itl_per_chunk_s=spread(0.03, 0.04),
         ),
         cache=CacheHits(wanted_share=0.6, usage_share=0.598),
         server=ServerCounts(accept_length=3.4),

@@ -1,5 +1,6 @@
 """What an `up` says that it would do, before anything is done."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from kernel_samples import FUSED_TP8, every_bucket
 
 from orchestrator.commands import steps
 from orchestrator.commands.planning import load, render_artifacts
+from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.paths import Home
 from orchestrator.images import ImageConfig
 from orchestrator.kernels.disk import Store
@@ -40,6 +42,18 @@ def test_on_a_bare_node_everything_is_made(tmp_path: Path) -> None:
     assert found["checkpoint"][1] == pytest.approx(438_033_728_823 / 400e6)
     assert found["image"][0].endswith("pulled and patched: up to 64 GiB of disk")
     assert all(about > 0 for _, about in found.values())
+
+
+def test_a_checkpoint_that_was_made_before_is_done(tmp_path: Path) -> None:
+    tiny, place = render_artifacts(load("cpu-tiny").plan), Place(home=Home(tmp_path))
+    made = Home(tmp_path).models / "tiny"
+    generator = Catalogue.shipped().path(Kind.IMAGE_FILE, tiny.plan.model.source.location)
+    before = steps.steps_of(tiny, place)[0]
+    made.mkdir(parents=True)
+    (made / ".generator").write_text(hashlib.sha256(generator.read_bytes()).hexdigest())
+    after = steps.steps_of(tiny, place)[0]
+    assert (before.what, before.about) == (f"{made}: made here", 5)
+    assert (after.what, after.about) == (str(made), 0)
 
 
 def test_what_is_there_is_not_done_again(tmp_path: Path, images: set[str]) -> None:

@@ -153,7 +153,7 @@ def test_a_cache_of_less_than_a_request_or_a_context_is_told() -> None:
     assert "capacity-context" in hazards("cpu-tiny", "flags.max-total-tokens=1000", "model.cache=null")
     assert hazards("cpu-tiny", "flags.max-total-tokens=4096", "flags.context-length=4096") == {}
     plan = load("cpu-tiny", overrides=["flags.max-total-tokens=1000"]).plan
-    assert [hazard.hint for hazard in plan.hazards][0] == "raise `flags.max-total-tokens`"
+    assert plan.hazards[0].hint == "raise `flags.max-total-tokens`"
 
 
 @pytest.mark.parametrize("written", ["0.93", ".93", "9.3e-1"])

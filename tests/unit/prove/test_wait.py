@@ -69,9 +69,16 @@ class Server:
             return httpx.Response(status)
         return httpx.Response(200, json={"data": [{"id": self.serves}]})
 
-    def wait(self, *, silence: float = 60, timeout: float | None = None, api_key: Secret | None = None) -> float:
+    def wait(
+        self, *, silence: float = 60, timeout: float | None = None, api_key: Secret | None = None, about: float = 60
+    ) -> float:
         starting = Starting(
-            url="http://127.0.0.1:30000", served_name="glm-5.2", api_key=api_key, log=self.lines, state=self.state
+            url="http://127.0.0.1:30000",
+            served_name="glm-5.2",
+            api_key=api_key,
+            log=self.lines,
+            state=self.state,
+            about=about,
         )
         return wait(
             starting,
@@ -87,6 +94,15 @@ class Server:
 def test_ready_once_the_log_says_so_and_health_answers() -> None:
     server = Server(log={0: LOADING, 10: READY}, health=lambda second: 200 if second >= 12 else 503)
     assert server.wait() == pytest.approx(12, abs=0.5)
+
+
+def test_a_start_that_takes_much_longer_than_was_estimated_says_so() -> None:
+    server = Server(log={0: LOADING, 30: READY})
+    server.wait(about=10)
+    assert server.progress.getvalue().splitlines()[:2] == [
+        "loading weights",
+        "loading weights, longer than the 10 s estimated",
+    ]
 
 
 def test_progress_in_plain_lines() -> None:

@@ -12,7 +12,7 @@ from orchestrator.cli.report import report as report_command
 from orchestrator.commands.report import make_report
 from orchestrator.report import Details, Report, comparison_text, render_html, render_json, render_markdown
 from orchestrator.report.charts import line_charts
-from orchestrator.results import BenchResult, FailureCount, MarkKind, result_text
+from orchestrator.results import BenchResult, FailureCount, Mark, MarkKind, result_text
 
 WORKLOAD = {"input_tokens": 800, "output_tokens": 64, "cached_share": 0.5, "limits": {"ttft_p95_s": 1.0}}
 
@@ -127,6 +127,12 @@ def test_published_figures_stand_beside_the_same_kind_only(tmp_path: Path) -> No
     asked = made(tmp_path / "asked", own(1.0), published="wafer-glm52")
     assert asked.published is not None
     assert [reason.kind for reason in asked.comparisons[0].reasons] == ["another-workload", "another-machine"]
+
+
+def test_code_in_a_message_stays_code_in_markdown(tmp_path: Path) -> None:
+    mark = Mark(kind=MarkKind.INCOMPLETE, detail="`requests` of `a|b` and `c<d`, see `--x")
+    _, markdown, _ = texts(made(tmp_path, replace(own(1.0), marks=(mark,))))
+    assert "incomplete: `requests` of \\`a\\|b\\` and \\`c&lt;d\\`, see \\`--x\n" in markdown
 
 
 def test_marks_are_loud_beside_nothing_too(tmp_path: Path) -> None:
