@@ -1,18 +1,18 @@
 """From the catalogue to a plan and what is rendered from it: read, composed, checked, decided, rendered, each once."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from orchestrator.core.catalogue import Catalogue, Kind, can_be_named
 from orchestrator.core.console import note, warn
 from orchestrator.core.document import Document
-from orchestrator.core.errors import Problem, ProfileError
+from orchestrator.core.errors import Problem, ProfileError, first_of
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import know_variable
-from orchestrator.core.validation import checked, read_file, read_model
+from orchestrator.core.validation import checked, read_file, read_model, without_unknown
 from orchestrator.engine import FlagTable, read_flags
 from orchestrator.images import input_digests, read_inputs
 from orchestrator.kernels.disk import Store
@@ -190,10 +190,29 @@ def read_profile(name: str, *, overrides: Sequence[str] = (), catalogue: Catalog
     parts = {part: read_file(file, catalogue.shown(file)) for part, file in files.items()}
     names = {part: _part_name(choice, files.get(part), path.stem) for part, choice in choices.items()}
     composed = compose(choices, parts=parts, names=names, profiles=profiles, overrides=given)
-    message = f"profile `{path.stem}` is not valid"
+    try:
+        return _valid(path.stem, composed, catalogue)
+    except ProfileError as error:
+        known = replace(composed, data=without_unknown(composed.data, Profile))
+        if known.data != composed.data:
+            error.problems = first_of((*error.problems, *_further_faults(path.stem, known, catalogue)))
+        raise
+
+
+def _valid(name: str, composed: Composed, catalogue: Catalogue) -> Valid:
+    message = f"profile `{name}` is not valid"
     profile = checked(composed.data, Profile, place=composed.place, message=message)
     know_variable(profile.server.api_key_env)
-    return Valid(name=path.stem, composed=composed, profile=profile, catalogue=catalogue)
+    return Valid(name=name, composed=composed, profile=profile, catalogue=catalogue)
+
+
+def _further_faults(name: str, known: Composed, catalogue: Catalogue) -> tuple[Problem, ...]:
+    """What is wrong with a profile beside its unknown keys: what the schema says of it then, or else the rules."""
+    try:
+        _valid(name, known, catalogue).decide({})
+    except ProfileError as error:
+        return error.each()
+    return ()
 
 
 def _read_layers(path: Path, catalogue: Catalogue) -> dict[Path, Document]:

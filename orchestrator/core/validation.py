@@ -104,6 +104,21 @@ def checked(
     raise fault(message, problems=problems)
 
 
+def without_unknown(data: dict[str, Data], kind: type[BaseModel]) -> dict[str, Data]:
+    """A copy of the data without the keys that the `kind` does not know."""
+    copy: dict[str, Any] = json.loads(json.dumps(data))
+    try:
+        kind.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        unknown = (details for details in error.errors(include_url=False) if details["type"] == "extra_forbidden")
+        for *parents, key in (_written(details, data) for details in unknown):
+            holder: Any = copy
+            for step in parents:
+                holder = holder[step]
+            holder.pop(key, None)
+    return copy
+
+
 def faults_in(
     error: ValidationError,
     place: Callable[[KeyPath], str] = lambda _: "",

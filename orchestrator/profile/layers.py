@@ -42,10 +42,13 @@ class Composed:
     overlaid: Mapping[KeyPath, str]  # facts that a profile says over a part's file, and the source it names for them
 
     def place(self, path: KeyPath) -> str:
-        """Where a key path, or the nearest thing that holds it, was written."""
+        """Where a key path, the nearest thing that holds it, or else a thing within it was written."""
+        asked = path
         while path and path not in self.places:
             path = path[:-1]
-        return self.places.get(path, "")
+        if path in self.places:
+            return self.places[path]
+        return next((place for known, place in self.places.items() if known[: len(asked)] == asked), "")
 
     def given(self, path: KeyPath) -> bool:
         """Whether an option of the command line says so, and no file."""

@@ -43,6 +43,21 @@ def test_unknown_keys_lead_to_the_nearest(tmp_path: Path) -> None:
     }
 
 
+def test_an_unknown_key_hides_nothing_else() -> None:
+    settings = ["no.such=key", "model.layrs=3", "layout.tp=8", "flags.nsa-prefil-backend=tilelang"]
+    with pytest.raises(ProfileError) as caught:
+        load("mi355x-tp4dp2", overrides=settings)
+    assert [(problem.message, problem.where) for problem in caught.value.problems] == [
+        ("unknown key `model.layrs`", "--set model.layrs"),
+        ("unknown key `no`", "--set no.such"),
+        ("tp 8 x dp 2 needs 16 GPUs, the node has 8", "--set layout.tp"),
+        ("sglang 0.5.16 has no option `--nsa-prefil-backend`", "--set flags.nsa-prefil-backend"),
+    ]
+    with pytest.raises(ProfileError) as caught:
+        load("cpu-tiny", overrides=["no.such=key", "server.port=http"])
+    assert len(caught.value.problems) == 2
+
+
 def test_wrong_types_say_what_was_expected(tmp_path: Path) -> None:
     found = faults(tmp_path, GOOD + "server:\n  port: http\n  host: 12\nwaiting: 3\ndescription: [a]\n")
     assert found == {
