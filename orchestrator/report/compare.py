@@ -110,7 +110,9 @@ class Comparison:
 
     @property
     def label(self) -> str:
-        """What was measured, in a few words."""
+        """What was measured, in a few words: as the user calls it, else with what ran where."""
+        if self.result.run.label is not None:
+            return self.name
         if self.name.startswith(self.layout):
             return f"{self.name} on {self.system}"
         return f"{self.name} ({self.layout} on {self.system})"

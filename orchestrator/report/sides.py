@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Final
 
 from orchestrator.report.compare import Comparison, RateRow
 from orchestrator.report.configuration import same_configuration, same_load
 from orchestrator.results import Change, Estimate, Figure, change, estimate, figures
+
+_PAIR: Final = 2  # whose interval would be twelve times as wide as their difference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +56,16 @@ class SideBySide:
 
 
 def side_by_side(comparisons: tuple[Comparison, ...]) -> SideBySide:
-    """The results by configuration, in the order in which each first stands."""
+    """The results by configuration, in the order in which each first stands.
+
+    Two runs of one configuration, and nothing else, are set beside each other: they are what is compared.
+    """
     groups: dict[object, list[int]] = {}
     for index, comparison in enumerate(comparisons):
         key = same_configuration(comparison)
         groups.setdefault(index if key is None else key, []).append(index)
+    if len(groups) == 1 and len(comparisons) == _PAIR:
+        groups = {index: [index] for index in range(_PAIR)}
     members = [[comparisons[index] for index in group] for group in groups.values()]
     sides = tuple(_side(tuple(group), each) for group, each in zip(groups.values(), members, strict=True))
     return SideBySide(sides=sides, rows=tuple(_rows(members)))

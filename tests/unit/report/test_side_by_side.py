@@ -36,10 +36,10 @@ def test_results_are_called_by_their_directories_and_by_their_labels(tmp_path: P
     after = run(plan="two")
     report = made(tmp_path, before=run(), after=replace(after, run=replace(after.run, label="page size two")))
 
-    assert [one.label for one in report.comparisons] == ["before (TP1 on 1×L40S)", "page size two (TP1 on 1×L40S)"]
+    assert [one.label for one in report.comparisons] == ["before (TP1 on 1×L40S)", "page size two"]
     shown = comparison_text(report)
     assert "A: before (TP1 on 1×L40S), own\n" in shown
-    assert "B: page size two (TP1 on 1×L40S), own\n" in shown
+    assert "B: page size two, own\n" in shown
     assert "<small>own</small>" in render_html(report)
     assert "| figure | load | before, own | page size two, own |" in render_markdown(report)
 
@@ -92,6 +92,13 @@ def test_runs_are_called_by_what_their_names_share_but_for_their_numbers(tmp_pat
     assert "± 0" not in page
 
 
+def test_two_runs_of_one_configuration_are_compared(tmp_path: Path) -> None:
+    shown = comparison_text(made(tmp_path, before=run(tok_s=1000.0), after=run(tok_s=1100.0)))
+
+    assert re.search(r"output tok/s per node +A +B +B against A\n2 rps +1,000 +1,100 +\+10 %\n", shown)
+    assert "One run each: whether a change is more than noise is not known." in shown
+
+
 def test_a_change_within_the_noise_says_so(tmp_path: Path) -> None:
     runs = {f"old-{at}": run(tok_s=tok_s, plan="one") for at, tok_s in enumerate((900.0, 1000.0, 1100.0))}
     runs |= {f"new-{at}": run(tok_s=tok_s, plan="two") for at, tok_s in enumerate((950.0, 1050.0, 1150.0))}
@@ -107,8 +114,9 @@ def test_servers_behind_a_url_are_one_configuration_only_where_the_user_says_so(
         where = replace(base.run.provenance, plan=None, plan_digest=None, name=None)
         return replace(base, run=replace(base.run, provenance=where, label=label))
 
-    assert len(made(tmp_path / "x", a=behind_a_url(None), b=behind_a_url(None)).together.sides) == 2
-    assert len(made(tmp_path / "y", a=behind_a_url("it"), b=behind_a_url("it")).together.sides) == 1
+    for label, sides in ((None, 3), ("it", 1)):
+        runs = {name: behind_a_url(label) for name in "abc"}
+        assert len(made(tmp_path / str(label), **runs).together.sides) == sides
     assert len(made(tmp_path / "z", a=behind_a_url("it"), b=behind_a_url("that")).together.sides) == 2
 
 
