@@ -66,12 +66,19 @@ def require_well(servers: Fleet, found: Iterable[ServerStatus], *, named: bool) 
 
 
 def status_table(found: Iterable[ServerStatus], *, width: int | None = None) -> str:
-    """The servers for people."""
+    """The servers for people; their health where any of them was asked."""
+    found = tuple(found)
+    asked = any(server.health for server in found)
     rows = [
-        (server.name, server.profile, server.runtime, _state(server), server.health, server.url, server.plan[:12])
+        (
+            *(server.name, server.profile, server.runtime, _state(server)),
+            *([server.health] if asked else []),
+            *(server.url, server.plan[:12]),
+        )
         for server in found
     ]
-    return table(("name", "profile", "runtime", "status", "health", "url", "plan"), rows, width=width)
+    health = ["health"] if asked else []
+    return table(("name", "profile", "runtime", "status", *health, "url", "plan"), rows, width=width)
 
 
 def _status(servers: Fleet, handle: Handle, *, ask: bool) -> ServerStatus:
