@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from orchestrator.cli.grammar import MEASURE, add
-from orchestrator.cli.options import HostOption, Json, TargetArgument, WorkloadOption
+from orchestrator.cli.options import HostOption, Json, TargetArgument, WorkloadOption, names_of, require_kind
 from orchestrator.core.console import Progress, note, out
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
 
@@ -23,10 +23,19 @@ RatesOption: TypeAlias = Annotated[
 SeedOption: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", help="seed of prompts and arrivals; default: the workload's")
 ]
+DurationOption: TypeAlias = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="how long requests arrive at each rate")
+]
+RequestsOption: TypeAlias = Annotated[
+    int | None, typer.Option(metavar="N", help="how many requests at each rate; default: the workload's")
+]
 GpuOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--gpu", metavar="NAME", help="the GPUs behind a URL, such as b200, to compare with what was published"
+        "--gpu",
+        metavar="NAME",
+        help="the GPUs behind a URL, such as b200, to compare with what was published",
+        autocompletion=names_of("HARDWARE"),
     ),
 ]
 GpusOption: TypeAlias = Annotated[
@@ -55,12 +64,8 @@ def bench(
     tokens_in: TokensInOption = None,
     tokens_out: TokensOutOption = None,
     rates: RatesOption = None,
-    duration: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="how long requests arrive at each rate")
-    ] = None,
-    requests: Annotated[
-        int | None, typer.Option(metavar="N", help="how many requests at each rate; default: the workload's")
-    ] = None,
+    duration: DurationOption = None,
+    requests: RequestsOption = None,
     arrivals: Annotated[str | None, typer.Option(metavar="constant|poisson", help="how requests are spaced")] = None,
     seed: SeedOption = None,
     api: ApiOption = "completions",
@@ -72,7 +77,9 @@ def bench(
     layout: LayoutOption = None,
     price: Annotated[float | None, typer.Option(metavar="USD", help="the price of one GPU for an hour")] = None,
     label: Annotated[str | None, typer.Option(metavar="TEXT", help="the name that a report gives the result")] = None,
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="default: results/WORKLOAD-TIME")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="where to put the result; default: results/WORKLOAD-TIME")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="measure only what DIR does not hold yet")] = False,
     host: HostOption = None,
     json: Json = False,
@@ -98,11 +105,12 @@ def bench(
         resume=resume,
         command=shlex.join(["deploy", *sys.argv[1:]]),
     )
+    behind = {"--api-key-env": api_key_env, "--gpus": gpus, "--gpu": gpu, "--layout": layout}
+    require_kind(target, url=command.is_url(target), of_url=behind, of_server={"--host": host})
     with ExitStack() as stack:
         if command.is_url(target):
             found = command.url_target(target, gpus=gpus, api_key_env=api_key_env, named=_named(gpu, gpus, layout))
         else:
-            _require_url(target, gpu, layout)
             found = command.server_target(stack.enter_context(fleet(Home.from_environment(), host)), target)
         result, directory = _measure(found, options)
     _show(result, json=json)
@@ -114,11 +122,6 @@ def _named(gpu: str | None, gpus: int | None, layout: str | None) -> "NamedHardw
     from orchestrator.commands.bench import NamedHardware
 
     return NamedHardware.parse(gpu=gpu, gpus=gpus, layout=layout)
-
-
-def _require_url(target: str, gpu: str | None, layout: str | None) -> None:
-    if gpu or layout:
-        raise UsageError("`--gpu` and `--layout` describe a URL", hint=f"the plan of `{target}` says both")
 
 
 def _measure(target: "MeasuredTarget", options: "BenchOptions") -> "tuple[BenchResult, Path]":

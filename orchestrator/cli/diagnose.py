@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.grammar import SERVE, add
-from orchestrator.cli.options import HostOption, Json
+from orchestrator.cli.options import HostOption, Json, server_names
 from orchestrator.core.asked import as_asked
 from orchestrator.core.console import out, out_json
 from orchestrator.core.errors import UsageError
@@ -24,7 +24,11 @@ def register(app: typer.Typer) -> None:
 def diagnose(
     subject: Annotated[
         str | None,
-        typer.Argument(metavar="NAME|LOGFILE", help="a server, a log file, or - for stdin; default: the last start"),
+        typer.Argument(
+            metavar="NAME|LOGFILE",
+            help="a server, a log file, or - for stdin; default: the last start",
+            autocompletion=server_names,
+        ),
     ] = None,
     *,
     host: HostOption = None,

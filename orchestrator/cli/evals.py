@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.grammar import MEASURE, add
-from orchestrator.cli.options import HostOption, Json, TargetArgument
+from orchestrator.cli.options import HostOption, Json, TargetArgument, require_kind
 from orchestrator.core.console import note, out, out_json, say
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def evaluate(
     from orchestrator.core.errors import BenchError
     from orchestrator.core.paths import Home
 
+    require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
     home, command = Home.from_environment(), shlex.join(["deploy", *sys.argv[1:]])
     with ExitStack() as stack:  # a tunnel to a far host stays open until the last question is answered
         if is_url(target):

@@ -1,7 +1,7 @@
 """Options that more than one command takes, each described once, and what a shell offers for their names."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
@@ -78,6 +78,15 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON for pr
 HostOption: TypeAlias = Annotated[
     str | None, typer.Option("--host", metavar="URL", help="Docker host, such as ssh://user@node; default: DOCKER_HOST")
 ]
+
+
+def require_kind(target: str, *, url: bool, of_url: Mapping[str, object], of_server: Mapping[str, object]) -> None:
+    """Refuse options that say nothing of such a target: a URL, or a server of ours by its name. Raises UsageError."""
+    if unfit := [f"`{option}`" for option, value in (of_server if url else of_url).items() if value]:
+        whose, hint = ("a server of ours", "a URL has no log and no host here")
+        if not url:
+            whose, hint = "a URL", f"the plan of `{target}` says what it is"
+        raise UsageError(f"{' and '.join(unfit)} {'is' if len(unfit) == 1 else 'are'} for {whose}", hint=hint)
 
 
 def with_revision(overrides: Sequence[str] | None, revision: str | None) -> tuple[str, ...]:

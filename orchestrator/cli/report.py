@@ -23,7 +23,9 @@ PublishedOption: TypeAlias = Annotated[str | None, _published("those of the same
 PublishedAskedOption: TypeAlias = Annotated[str | None, _published("none")]
 PriceOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--price", metavar="[GPU=]USD", help="the price of one GPU for an hour; default: published TCO"),
+    typer.Option(
+        "--price", metavar="[GPU=]USD", help="the price of one GPU for an hour; may be repeated; default: published TCO"
+    ),
 ]
 
 
@@ -54,7 +56,8 @@ def report(
     published: PublishedOption = None,
     price: PriceOption = None,
     baseline: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="an outcome of `deploy eval` to compare its suite with")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="an outcome of `deploy eval` to compare its suite with; may be repeated"),
     ] = None,
     title: Annotated[str, typer.Option(metavar="TEXT", help="the title of the page; default: what was measured")] = "",
     node_watts: Annotated[

@@ -14,13 +14,26 @@ if TYPE_CHECKING:
 
 AblationOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--ablation", metavar="NAME", help="also measure with one thing left out, such as mtp-off, table-off"),
+    typer.Option(
+        "--ablation", metavar="NAME", help="also measure with one thing left out, such as mtp-off; may be repeated"
+    ),
 ]
 PriceOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        "--price", metavar="[GPU=]AMOUNT[EUR]", help="the price of one GPU for an hour; default: published TCO"
+        "--price",
+        metavar="[GPU=]AMOUNT[EUR]",
+        help="the price of one GPU for an hour; may be repeated; default: published TCO",
     ),
+]
+EngineOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--engine", metavar="NAME", help="use this engine, not the profiles' own", autocompletion=names_of("ENGINE")
+    ),
+]
+OutputOption: TypeAlias = Annotated[
+    Path | None, typer.Option("--output", metavar="DIR", help="where to put the results; default: results/NAME")
 ]
 WeightsOption: TypeAlias = Annotated[
     Path | None, typer.Option("--weights", metavar="DIR", help="the checkpoint is there already; it is verified")
@@ -53,8 +66,8 @@ def reproduce(
         float, typer.Option(metavar="MB/S", min=1, help="the expected download speed, for the estimate")
     ] = 400.0,
     weights: WeightsOption = None,
-    engine: Annotated[str | None, typer.Option(metavar="NAME", help="use this engine, not the profiles' own")] = None,
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="default: results/NAME")] = None,
+    engine: EngineOption = None,
+    output: OutputOption = None,
     keep: Annotated[bool, typer.Option("--keep", help="leave a server up when its measurement fails")] = False,
     host: HostOption = None,
     set_: SetOption = None,

@@ -15,6 +15,8 @@ from orchestrator.cli.options import (
     RevisionOption,
     SetOption,
     TargetArgument,
+    names_of,
+    require_kind,
     server_names,
     with_revision,
 )
@@ -45,7 +47,8 @@ def up(
     ] = False,
     strict_kernels: StrictKernels = False,
     timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="default: as long as the start makes progress")
+        float | None,
+        typer.Option(metavar="SECONDS", help="give up after this long; default: when the start makes no progress"),
     ] = None,
     revision: RevisionOption = None,
     image: Annotated[
@@ -229,7 +232,9 @@ def smoke(
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="PROFILE", help="the profile that a URL's server should match; default: what it says it is"
+            metavar="PROFILE",
+            help="the profile that a URL's server should match; default: what it says it is",
+            autocompletion=names_of("PROFILE"),
         ),
     ] = None,
     api_key_env: Annotated[
@@ -245,14 +250,14 @@ def smoke(
     from orchestrator.commands.servers import api_key, fleet
     from orchestrator.core.paths import Home
 
+    ours = {"--strict-kernels": strict_kernels, "--host": host}
+    require_kind(
+        target, url=is_url(target), of_url={"--against": against, "--api-key-env": api_key_env}, of_server=ours
+    )
     if is_url(target):
-        if strict_kernels or host:
-            raise UsageError("`--strict-kernels` and `--host` are for a server of ours", hint="a URL has no log here")
         plan = load(against).plan if against else None
         report = prove_url(target, plan=plan, key=api_key(api_key_env))
     else:
-        if against or api_key_env:
-            raise UsageError("`--against` and `--api-key-env` are for a URL", hint="a server of ours has a plan")
         with fleet(Home.from_environment(), host) as servers:
             report = prove_again(servers, target, strict_kernels=strict_kernels)
     if json:

@@ -90,6 +90,39 @@ def test_a_shell_is_offered_profiles_and_workloads() -> None:
     assert "smoke-tiny" in names_of("WORKLOAD")("smoke")
 
 
+def test_a_shell_is_offered_names_wherever_one_is_asked_for() -> None:
+    for line, offered in {
+        "smoke x --against": "cpu-tiny",
+        "bench x --gpu": "h200",
+        "reproduce x --engine": "sglang-0.5.14-cpu",
+        "kernels coverage": "cpu-tiny",
+        "compare x --published": "wafer-glm52",
+    }.items():
+        words = ["deploy", *line.split(), offered[:2]]
+        asked = {"_DEPLOY_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        shown = CliRunner().invoke(app, [], env=asked, prog_name="deploy").stdout.split()
+        assert offered in shown, line
+    assert all(
+        "may be repeated" in (each.help or "")
+        for words in EVERY
+        for each in command(words).params
+        if getattr(each, "multiple", False)
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("bench owl -w smoke-tiny --gpu h200 --layout tp8", "`--gpu` and `--layout` are for a URL"),
+        ("bench http://127.0.0.1:9 -w smoke-tiny --host ssh://node", "`--host` is for a server of ours"),
+        ("eval owl --suite gsm8k --api-key-env KEY", "`--api-key-env` is for a URL"),
+        ("smoke owl --against cpu-tiny", "`--against` is for a URL"),
+    ],
+)
+def test_an_option_that_says_nothing_of_the_target_is_refused(line: str, message: str) -> None:
+    assert message in str(CliRunner().invoke(app, line.split()).exception)
+
+
 def test_a_shell_is_offered_the_servers_of_this_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
     Home(tmp_path).make_runs("owl")
