@@ -115,7 +115,8 @@ def load_workload(name_or_file: str, *, catalogue: Catalogue | None = None) -> W
     path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalogue.find(Kind.WORKLOAD, name_or_file)
     if path is None or not path.is_file():
         known = did_you_mean(name_or_file, catalogue.names(Kind.WORKLOAD))
-        raise UsageError(f"there is no workload `{name_or_file}`", hint=f"{known}; or name a .yaml file")
+        hint = known if known.endswith("?") else f"{known}, or a .yaml file"
+        raise UsageError(f"there is no workload `{name_or_file}`", hint=hint)
     return read_model(path, Workload, catalogue.shown(path), fault=ProfileError)
 
 

@@ -64,8 +64,7 @@ def wait(
         attempt = _Wait(server, client=client, clock=clock, end=inf if timeout is None else clock() + timeout)
 
         def meanwhile(_: object) -> None:
-            late = f", longer than the {minutes(server.about)} estimated" if attempt.elapsed > 2 * server.about else ""
-            shown.update(f"{attempt.reader.text}{late}", transient=f"{attempt.elapsed:.0f} s")
+            shown.update(attempt.doing(server.about), transient=f"{attempt.elapsed:.0f} s")
             attempt.give_up_after(silence=silence, timeout=timeout)
 
         try:
@@ -85,6 +84,7 @@ class _Wait:
         self._end = end  # on the clock: no request goes on behind it
         self._server, self._client, self._clock = server, client, clock
         self._start = self._moved = clock()
+        self._late = ""  # what it was doing when it had taken much longer than was estimated
         self._answer = ""  # what the server said last of its health
         self._restarts = server.state().restarts
 
@@ -105,6 +105,13 @@ class _Wait:
             return False
         self._refuse_stranger()
         return True
+
+    def doing(self, about: float) -> str:
+        """What the server does, and once that the start takes much longer than was estimated."""
+        if self.elapsed > 2 * about:
+            self._late = self._late or self.reader.text
+        late = f", longer than the {minutes(about)} estimated" if self.reader.text == self._late else ""
+        return f"{self.reader.text}{late}"
 
     def give_up_after(self, *, silence: float, timeout: float | None) -> None:
         doing = self.reader.text

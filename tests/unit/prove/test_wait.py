@@ -97,11 +97,12 @@ def test_ready_once_the_log_says_so_and_health_answers() -> None:
 
 
 def test_a_start_that_takes_much_longer_than_was_estimated_says_so() -> None:
-    server = Server(log={0: LOADING, 30: READY})
+    server = Server(log={0: LOADING, 30: ["Loading safetensors: | 1/2 ["], 40: READY})
     server.wait(about=10)
-    assert server.progress.getvalue().splitlines()[:2] == [
+    assert server.progress.getvalue().splitlines()[:3] == [
         "loading weights",
         "loading weights, longer than the 10 s estimated",
+        "loading weights 1/2",
     ]
 
 
