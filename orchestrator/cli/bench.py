@@ -137,7 +137,7 @@ def _measure(target: "MeasuredTarget", options: "BenchOptions") -> "tuple[BenchR
         raise BenchError(
             f"the result cannot be written: {error.cause.strerror}",
             where=str(error.cause.filename or ""),
-            hint="what was measured stands on standard output: keep it as `result.json`, free space, then --resume",
+            hint="what was measured is on standard output: keep it as `result.json`, free space, then --resume",
         ) from error
     finally:
         progress.done()

@@ -120,7 +120,7 @@ def _of_the_machine(error: OSError) -> HostError:
     place = str(error.filename2 or error.filename or "")
     hint = "free disk space, or set DEPLOY_HOME to where you may write" if place else ""
     if error.errno in _IN_THE_WAY:
-        hint = "move what stands there away, or set DEPLOY_HOME to another directory"
+        hint = "move what is there away, or set DEPLOY_HOME to another directory"
     return HostError(error.strerror or str(error), where=place, hint=hint)
 
 
@@ -133,7 +133,7 @@ def _of_this_tool(error: Exception) -> DeployError:
             file.write(whole)
         hint = f"please report it with `{file.name}`"
     except OSError as unwritable:  # a full disk, or none that may be written to
-        hint = f"please report it; all of it would stand in a file, but: {unwritable.strerror or unwritable}"
+        hint = f"please report it; all of it would be in a file, but: {unwritable.strerror or unwritable}"
     return DeployError(
         f"a fault of this tool: {type(error).__name__}: {error}",
         where=f"{Path(last.filename).name}:{last.lineno}",

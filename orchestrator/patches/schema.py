@@ -56,7 +56,7 @@ FileName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]
 class Symptom(StrictModel):
     """What goes wrong without the patch."""
 
-    log: tuple[Text, ...] = Field(description="lines as they stand in the server's log")
+    log: tuple[Text, ...] = Field(description="lines as they are in the server's log")
     effect: Prose = Field(description="what it costs, with figures where they are public")
 
 
@@ -91,9 +91,9 @@ class SourceProbe(StrictModel):
         "its kernels between 0.5.16 and 0.5.17)"
     )
     defines: tuple[Text, ...] | None = Field(default=None, description="macros the compiler is given, such as USE_ROCM")
-    match: Pattern | None = Field(default=None, description="stands in what counts of the file")
+    match: Pattern | None = Field(default=None, description="is in what counts of the file")
     left_out: Pattern | None = Field(
-        default=None, description="stands in the file, in a branch that does not count; needs `defines`"
+        default=None, description="is in the file, in a branch that does not count; needs `defines`"
     )
 
     @model_validator(mode="after")

@@ -203,7 +203,7 @@ class CacheSection(StrictModel):
         if self.head_dim is None and self.v_head_dim is not None:
             raise ValueError("a latent has no `v_head_dim`: it holds keys and values")
         if self.head_dim is not None and self.index_head_dim is not None:
-            raise ValueError("`index_head_dim` stands beside a latent")
+            raise ValueError("`index_head_dim` is for a cache with a latent")
         return self
 
 
@@ -242,7 +242,7 @@ class ModelSection(StrictModel):
     @model_validator(mode="after")
     def _sparse_attention_has_an_indexer(self) -> "ModelSection":
         if self.cache and self.sparse_attention != (self.cache.index_head_dim is not None):
-            raise ValueError("`cache.index_head_dim` stands where `sparse_attention` is true, and nowhere else")
+            raise ValueError("`cache.index_head_dim` is for `sparse_attention: true`, and required there")
         return self
 
 

@@ -267,7 +267,7 @@ def _caveats(result: BenchResult, published: Published | None) -> tuple[str, ...
     label = f"{layout_name(result)} on {system_name(result)}"
     if label == main or result.run.workload_name != published.workload.name:
         return ()
-    return (f"the published rates are those of {main}, this is {label}; its best stands beside the published layouts",)
+    return (f"the published rates are those of {main}, this is {label}; its best is listed with the published layouts",)
 
 
 def _rows(

@@ -92,7 +92,7 @@ def patches() -> str:
         (f"`{patch.id}`", patch.apply.kind, patch.title, patch.applies.engine or "any", patch.upstream.reference)
         for patch in read_ledger()
     )
-    return table(("patch", "kind", "what it mends", "sglang", "upstream"), rows)
+    return table(("patch", "kind", "what it repairs", "sglang", "upstream"), rows)
 
 
 SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {

@@ -113,7 +113,7 @@ def test_what_stands_where_a_directory_is_to_be_is_no_fault_of_the_tool(
     assert deploy(monkeypatch) == 4
     said = capsys.readouterr().err
     assert f"--> {tmp_path / 'models'}" in said
-    assert "move what stands there away" in said
+    assert "move what is there away" in said
 
 
 def test_a_fault_of_the_tool_is_called_one_and_kept_whole_in_a_file(

@@ -209,8 +209,8 @@ def test_what_is_not_known_is_said() -> None:
     [
         ("model.cache.head_dim=null", "expected `head_dim`, or `kv_lora_rank` and `qk_rope_head_dim`"),
         ("model.cache.kv_lora_rank=512", "expected `head_dim`, or `kv_lora_rank` and `qk_rope_head_dim`"),
-        ("model.cache.index_head_dim=128", "`index_head_dim` stands beside a latent"),
-        ("model.sparse_attention=true", "`cache.index_head_dim` stands where `sparse_attention` is true"),
+        ("model.cache.index_head_dim=128", "`index_head_dim` is for a cache with a latent"),
+        ("model.sparse_attention=true", "`cache.index_head_dim` is for `sparse_attention: true`"),
         ("workload=random-4k", "there is no workload `random-4k`"),
     ],
 )
