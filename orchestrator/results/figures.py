@@ -78,10 +78,14 @@ class Figure:
         return f"{self.name} {self.unit}".rstrip()
 
     @property
+    def words(self) -> str:
+        """The name within a line; its unit where that is more than one of time."""
+        return self.name if self.unit in _TIMES else self.title
+
+    @property
     def heading(self) -> str:
-        """The name as it begins a line; its unit where that is no more than one of time."""
-        name = f"{self.name[0].upper()}{self.name[1:]}"
-        return name if self.unit in _TIMES else f"{name} {self.unit}".rstrip()
+        """The same as it begins a line."""
+        return f"{self.words[0].upper()}{self.words[1:]}"
 
     def with_unit(self, value: float | None) -> str:
         """`value` as it stands by itself, with its unit of time."""

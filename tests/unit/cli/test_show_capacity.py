@@ -51,13 +51,19 @@ def test_a_model_without_these_facts_has_its_weights_judged(capsys: pytest.Captu
     assert "8.1 GB of weights" in capsys.readouterr().err
 
 
-def test_a_dry_run_says_it_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("settings", [(), ("flags.max-running-requests=4000",)])
+def test_a_dry_run_says_it_in_one_line(
+    settings: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     request = UpRequest(
-        profile="h200-glm-mtp", name=None, overrides=("engine.python=python3",), host=None, image=None, replace=False,
+        profile="h200-glm-mtp", name=None, overrides=("engine.python=python3", *settings),
+        host=None, image=None, replace=False,
         keep=False, stage=True, accept_untuned=False, strict_kernels=False, timeout=None,
     )  # fmt: skip
     preview(request, Home(tmp_path))
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "capacity of" in line]
+    said = capsys.readouterr().err
+    assert said.count("requests of `random-4k-256` at once need") == len(settings)
+    (line,) = [line for line in said.splitlines() if "capacity of" in line]
     assert line == (
         "note: capacity of `h200-glm-mtp`: 8.1 GB of weights and 118.9 GB of cache a GPU; "
         "4,465,676 tokens a replica (26,624 B each, bfloat16); 2,393 requests of `random-4k-256` at once; "

@@ -165,6 +165,8 @@ def test_what_was_measured_nowhere_has_no_column_and_no_plot(tmp_path: Path) -> 
     assert "Energy of an output token" not in page
     assert "no figure was measured" not in page
     assert "| rps | output tok/s per node |" in markdown
+    assert "| TPOT p99 ms | ITL p50 ms | ITL p95 ms |" in markdown
+    assert "<th>ITL p95<small>ms</small></th>" in page
 
 
 def test_a_title_of_ones_own(tmp_path: Path) -> None:
