@@ -49,9 +49,10 @@ def _contradictions(config: Mapping[str, object], model: Model, where: str) -> I
     for key, said, name, found in (*_counts(text, model), *_kinds(text, model)):
         if found != said:
             hint = f"correct `model.{key}`; `deploy show PROFILE --explain` names the line it is written at"
-            if key == "context_length" and model.context_length < int(str(found)):
-                shorter = f"`--set model.context_length={found} --set flags.context-length={said}`"
-                hint = f"{shorter} serves less than the model can; or {hint}"
+            if key == "context_length":
+                shorter = isinstance(found, int) and model.context_length < found
+                served = f" --set flags.context-length={said}` serves less than the model can" if shorter else "`"
+                hint = f"`--set model.context_length={found}{served}; or {hint}"
             yield Problem(f"`model.{key}` is {_show(said)}, the checkpoint's `{name}` is {_show(found)}", where, hint)
 
 

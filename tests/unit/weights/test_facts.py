@@ -101,6 +101,7 @@ def test_a_context_that_is_to_be_shorter_is_a_flag(has: int, tmp_path: Path) -> 
         require_facts(folder, replace(model(str(folder)), context_length=32768))
     remedy = "`--set model.context_length=65536 --set flags.context-length=32768` serves less"
     assert (remedy in caught.value.problems[0].hint) == (has > 32768)
+    assert caught.value.problems[0].hint.startswith(f"`--set model.context_length={has}")
 
 
 def test_plain_weights_are_not_quantised(tmp_path: Path, glm: Model) -> None:
