@@ -92,7 +92,7 @@ def _found(comparison: Comparison) -> str:
         return f"{comparison.without_knee}; at {measured.load} {_two_figures(measured)}"
     if best is None:
         return comparison.without_knee
-    rate = f"{best.rate_rps:g} requests a second"
+    rate = f"{best.rate_rps:g} {'request' if best.rate_rps == 1 else 'requests'} a second"
     sustained = f"sustains {rate}" if comparison.knee_reached else f"sustains at least {rate}, the highest measured"
     limit = f", with a limit of {comparison.ttft_limit_s:g} s" if comparison.ttft_limit_s is not None else ""
     return f"{sustained}; there {_two_figures(best)}{limit}"

@@ -60,6 +60,7 @@ def test_it_is_about_what_was_measured(tmp_path: Path) -> None:
 def test_the_limit_is_that_of_its_own_workload(tmp_path: Path) -> None:
     report = made(tmp_path, own(1.0))
 
+    assert "sustains at least 1 request a second" in report.headline[0]
     assert [limit.value for chart in line_charts(report) for limit in chart.limits] == [1.0]
     assert "limit 1 s" in render_html(report)
     assert "limit 5 s" not in render_html(report)
