@@ -57,7 +57,6 @@ def coverage(
     from orchestrator.commands.coverage import RowSources, cover
     from orchestrator.core.paths import Home
     from orchestrator.host import far_machine
-    from orchestrator.kernels import to_dict, to_text
 
     if host is not None and image is None:
         raise UsageError("`--host` is for `--image`", hint="tables and checkpoints are read on this machine")
@@ -65,11 +64,11 @@ def coverage(
     given = RowSources(tables=tuple(tables or ()), image=image, model=model, far=far)
     covered = [cover(plan, given, home) for plan in _plans(profile, set_ or ())]
     if json:
-        out_json([{**to_dict(one.found), "tables": one.tables} for one in covered])
+        out_json([one.to_dict() for one in covered])
     else:
-        out("\n\n".join(to_text(one.found, tables=one.tables) for one in covered))
-    if short := [one.found for one in covered if one.found.missing]:
-        names = ", ".join(f"`{found.profile}` ({len(found.missing)} missing)" for found in short)
+        out("\n\n".join(one.to_text() for one in covered))
+    if short := [one for one in covered if one.missing]:
+        names = ", ".join(f"`{one.found.profile}` ({one.missing} missing)" for one in short)
         raise KernelsError(
             f"no tuned kernel for every key of {names}",
             hint="`deploy kernels table PROFILE` fills what is known, `deploy kernels tune PROFILE` measures the rest",

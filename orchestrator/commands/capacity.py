@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from orchestrator.core.console import note, table, warn
 from orchestrator.plan import Plan
-from orchestrator.plan.capacity import Capacity, KvCache, Memory, Served
+from orchestrator.plan.capacity import Capacity, KvCache, Served
 
 _HAZARDS = "capacity-"  # how the ids of those begin that this computation finds
 
@@ -13,7 +13,7 @@ def capacity_table(found: Capacity) -> str:
     """For people: what is needed, what fits, and what it follows from."""
     return table(
         ("capacity", "value", "from"),
-        [*_memory(found.memory), *_cache(found), *_served(found.served), *_unknown(found)],
+        [*_memory(found), *_cache(found), *_served(found.served), *_unknown(found)],
     )
 
 
@@ -32,7 +32,8 @@ def warn_capacity(plan: Plan) -> None:
 def _words(found: Capacity) -> Iterator[str]:
     cache, memory, served = found.cache, found.memory, found.served
     if memory:
-        yield f"{_gb(memory.weights_bytes)} of weights and {_gb(memory.cache_bytes)} of cache a GPU"
+        taken = memory.cache_bytes - found.spare_bytes
+        yield f"{_gb(memory.weights_bytes)} of weights and {_gb(taken)} of cache a GPU"
     if cache and cache.tokens is not None:
         yield f"{cache.tokens:,} tokens a replica ({cache.token_bytes:,} B each, {cache.kind})"
     if served and served.at_once is not None:
@@ -43,7 +44,8 @@ def _words(found: Capacity) -> Iterator[str]:
         yield found.unknown[0]
 
 
-def _memory(memory: Memory | None) -> Iterator[tuple[str, str, str]]:
+def _memory(found: Capacity) -> Iterator[tuple[str, str, str]]:
+    memory = found.memory
     if memory is None:
         yield "memory", "the machine's", "on a CPU only the start can tell what is free"
         return
@@ -51,10 +53,11 @@ def _memory(memory: Memory | None) -> Iterator[tuple[str, str, str]]:
     yield "free of a GPU", _gb(free), f"{_gb(memory.vram_bytes)}, less what driver, process and collectives take"
     yield "weights of a GPU", _gb(memory.weights_bytes), "the checkpoint's, over tp"
     yield "static fraction", f"{fraction:g}", f"`mem-fraction-static`, {memory.fraction_is}"
-    yield "cache of a GPU", _gb(memory.cache_bytes), f"{fraction:g} x {_gb(free)} - {_gb(memory.weights_bytes)}"
+    capped = f"; `max-total-tokens` leaves {_gb(found.spare_bytes)} of it free" if found.spare_bytes else ""
+    yield "cache of a GPU", _gb(memory.cache_bytes), f"{fraction:g} x {_gb(free)} - {_gb(memory.weights_bytes)}{capped}"
     yield (
         "kept free of a GPU",
-        _gb(free * (1 - fraction)),
+        _gb(found.kept_bytes),
         f"activations and graphs may need {_gb(memory.working_bytes)}",
     )
     yield "largest safe fraction", f"{memory.safe_fraction:g}", "what leaves them that; an estimate"

@@ -19,9 +19,12 @@ from orchestrator.kernels import (
     decide_fusion,
     promised_rows,
     rank_shapes,
+    to_dict,
+    to_text,
 )
 from orchestrator.kernels.disk import ImageTables, Store, read_checkpoint, read_image, read_pins, read_tables
 from orchestrator.plan import Plan
+from orchestrator.render import base_reference
 from orchestrator.weights import checkpoint_directory
 
 
@@ -47,6 +50,24 @@ class CoveredPlan:
     found: Coverage
     tables: str
     known: bool  # False: only the image can tell, which nobody has looked into
+    look: str  # how to find out
+
+    @property
+    def missing(self) -> int:
+        """How many keys the server would miss, as far as is known."""
+        return len(self.found.missing) if self.known else 0
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON-able data; what is not known is null, and has no keys."""
+        told = {**to_dict(self.found), "tables": self.tables, "known": self.known}
+        return told if self.known else {**told, "missing": None, "missed_by_load": None, "keys": []}
+
+    def to_text(self) -> str:
+        """The coverage of each key; where it is not known, how to find out."""
+        if self.known:
+            return to_text(self.found, tables=self.tables)
+        found = self.found
+        return f"{found.profile}: {found.layout} on {found.gpu}\ntuned kernels are {self.look}"
 
 
 def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
@@ -81,7 +102,14 @@ def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
         found=coverage_of(plan, rows, checkpoint=checkpoint, names=known),
         tables=", ".join(names) or "no table",
         known=bool(names),
+        look=_look(plan),
     )
+
+
+def _look(plan: Plan) -> str:
+    image = base_reference(plan.engine) if plan.engine.image else "IMAGE"
+    looking = f"`deploy kernels coverage {plan.profile} --image {image}` looks into its image"
+    return f"not known for {_aiter(plan)}; {looking}, and `deploy up` does on the way"
 
 
 def takes_table(plan: Plan) -> bool:
@@ -97,9 +125,8 @@ def note_coverage(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> 
         note(f"tuned kernels of `{plan.profile}`: aiter's own tables alone, without `{TABLE_PATCH}`")
         return
     covered = cover(plan, given, home)
-    unknown = f"{_aiter(plan)} is not known here; its image tells, on the way up"
     refused = "; `deploy up` refuses that" if covered.known and covered.found.missed_by_load else ""
-    note(f"tuned kernels of `{plan.profile}`: {covered.found.line if covered.known else unknown}{refused}")
+    note(f"tuned kernels of `{plan.profile}`: {covered.found.line if covered.known else covered.look}{refused}")
 
 
 def require_covered(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN, *, may_accept: bool = True) -> None:

@@ -6,7 +6,7 @@ rule of sglang's stands. Sizes are bytes.
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from pydantic import Field
@@ -34,6 +34,7 @@ from orchestrator.profile import Profile
 _PROCESS: Final = int(0.91 * GIB)
 _COLLECTIVES: Final = int(0.81 * GIB)
 _PREFILL: Final = 16384  # tokens of one batch, where nobody says: `max_prefill_tokens`
+_LARGEST: Final = 0.99  # static fraction
 _SPECULATING: Final = 48  # running requests, where nobody says; 0.5.14 arg_groups/speculative_hook.py:271
 
 
@@ -98,6 +99,20 @@ class Capacity:
     most_tokens: int | None  # that the profile lets a replica's cache hold
     unknown: tuple[str, ...]
 
+    @property
+    def spare_bytes(self) -> int:
+        """What the static fraction gives the cache of a GPU, and `max-total-tokens` leaves free."""
+        if self.memory is None or self.cache is None or self.cache.tokens is None:
+            return 0
+        spare = self.memory.cache_bytes - self.cache.tokens * self.cache.held_bytes
+        return spare if spare >= self.cache.page * self.cache.held_bytes else 0  # else the rest of a page
+
+    @property
+    def kept_bytes(self) -> int:
+        """What is kept free of a GPU beside weights and cache."""
+        memory = self.memory
+        return 0 if memory is None else int(memory.free_bytes * (1 - memory.fraction)) + self.spare_bytes
+
     def to_dict(self) -> dict[str, object]:
         """As plain JSON-able data."""
         return asdict(self)
@@ -117,7 +132,7 @@ def capacity_of(profile: Profile, given: Arguments, load: Load | None) -> Capaci
         unknown.append("the MTP layer is not loaded, and its part of the weights is not known: they are counted whole")
     if given.has("speculative-draft-model-path"):
         unknown.append("the weights of the draft model are not known: they are not counted")
-    return Capacity(
+    found = Capacity(
         replicas=dp,
         gpus=(tp // dp if layout.dp_attention.value and tp % dp == 0 else tp) * stages,
         memory=memory,
@@ -127,6 +142,9 @@ def capacity_of(profile: Profile, given: Arguments, load: Load | None) -> Capaci
         most_tokens=_count(given, "max-total-tokens"),
         unknown=tuple(unknown),
     )
+    if memory is None or not found.spare_bytes or found.kept_bytes < memory.working_bytes:
+        return found
+    return replace(found, memory=replace(memory, safe_fraction=_LARGEST))  # more of it makes the cache no larger
 
 
 def _count(given: Arguments, name: str) -> int | None:
@@ -312,7 +330,7 @@ def capacity_hazards(capacity: Capacity) -> Iterator[Hazard]:
             hint="raise `flags.max-total-tokens`, or set `flags.context-length` to what is to be served",
         )
     if memory is not None and memory.fraction_is == "set" and memory.fraction > memory.safe_fraction:
-        kept = memory.free_bytes * (1 - memory.fraction)
+        kept = capacity.kept_bytes
         yield Hazard(
             id="capacity-fraction",
             what=(

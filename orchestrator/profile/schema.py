@@ -22,6 +22,7 @@ _UNITS: Final = {
 }
 # As docker reads it: [host[:port]/]path[:tag]. Nothing else may stand in a Dockerfile's FROM.
 _IMAGE: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+/)?[A-Za-z0-9._/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*)?$"
+_DIGEST: Final = r"sha256:[0-9a-f]{64}"
 _FLAGS: Final = "sglang's options, by long name without the leading dashes"
 _ENV: Final = "the server's environment"
 FILLER: Final = "{filler}"  # stands in a question where its filler goes
@@ -253,11 +254,11 @@ class EngineSection(StrictModel):
     platform: Literal["rocm", "cuda", "cpu"] = Field(description="rocm, cuda or cpu")
     image: Text | None = Field(default=None, pattern=_IMAGE, description="base image, without digest")
     image_digest: Text | None = Field(
-        default=None, pattern=r"^sha256:[0-9a-f]{64}$", description="its digest, where one is known"
+        default=None, pattern=f"^{_DIGEST}$", description="its digest, where one is known"
     )
-    image_fallbacks: tuple[Annotated[str, Field(pattern=_IMAGE)], ...] = Field(
+    image_fallbacks: tuple[Annotated[str, Field(pattern=rf"{_IMAGE[:-1]}(@{_DIGEST})?$")], ...] = Field(
         default=(),
-        description="images to take, in this order, where that one is gone from its registry, such as a mirror of it",
+        description="images to take, in this order, where that one is gone from its registry; `@sha256:…` pins one",
     )
     template: Word = Field(description="Dockerfile template under images/")
     requirements: Word | None = Field(default=None, description="pinned requirement file under images/")

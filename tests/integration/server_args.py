@@ -68,6 +68,7 @@ def engine(root: Path, platform: str) -> tuple[ArgumentParser, Any]:
         def create_module(self, spec: ModuleSpec) -> ModuleType:
             return Mocked(spec.name)
 
+    generate._Anything.__init__ = lambda *_, **__: None  # 0.5.19 and 0.5.20 make a `triton.Config` on ROCm
     sys.meta_path.append(Finder({"aiter", "amdsmi"} if platform == "rocm" else {"pynvml"}))
     parser = generate.server_parser(root)
     with contextlib.suppress(ImportError):

@@ -25,7 +25,7 @@ VERSIONS = sorted(path.stem for path in FLAGS.glob("*.json"))
 PROFILES = profile_names(Catalogue.shipped())
 COMMANDS = [(name, ()) for name in PROFILES]
 COMMANDS += [("mi355x-tp8", ("flags.cuda-graph-bs-decode=[1,2,4]", "flags.context-length=4096"))]
-COMMANDS += [(name, ("engine=sglang-0.5.16-rocm",)) for name in PROFILES if name.startswith("mi355x")]
+COMMANDS += [(name, ("engine=sglang-0.5.16-rocm",)) for name in PROFILES if name.endswith("-july")]
 OLD_OPTION = ("--model-path", "m", "--nsa-prefill-backend", "tilelang")
 
 # Importing a parser takes seconds: each version is asked everything at once.

@@ -71,6 +71,21 @@ def test_a_deleted_tag_is_taken_from_the_release_or_named_at_the_mirror(
     assert ensure_base(docker_daemon, engine(f"{registry}/mirror", digest=digest)) == found
 
 
+def test_a_pinned_release_takes_a_deleted_tags_place_although_its_own_tag_moved(
+    docker_daemon: Docker, registry: str, names: dict[str, str]
+) -> None:
+    dated, release, digest = f"{registry}/dated:20260626", f"{registry}/release:v1", names["release:v1"]
+    delete(registry, "dated", names["dated:20260626"])
+    docker_daemon.run("pull", f"{registry}/newer:1")
+    newer = image_id(docker_daemon, f"{registry}/newer:1")
+    tag_image(docker_daemon, f"{registry}/newer:1", release)
+    push_image(docker_daemon, release)
+
+    found = ensure_base(docker_daemon, engine(dated, f"{release}@{digest}"))
+
+    assert found == image_id(docker_daemon, dated) == image_id(docker_daemon, f"{registry}/release@{digest}") != newer
+
+
 def test_a_tag_that_moved_is_not_what_was_pinned_and_is_told(
     docker_daemon: Docker, registry: str, names: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,6 +33,8 @@ STATES = {
     "0.5.18": (PRESENT, PRESENT, PRESENT, PRESENT),
     "0.5.19": (PRESENT, PRESENT, PRESENT, PRESENT),
     "0.5.20": (PRESENT, PRESENT, PRESENT, PRESENT),
+    "0.5.21": (PRESENT, PRESENT, PRESENT, PRESENT),
+    "0.5.22": (PRESENT, PRESENT, PRESENT, PRESENT),
     "0.5.23": (PRESENT, PRESENT, PRESENT, PRESENT),
 }
 CUH = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
@@ -65,6 +67,7 @@ def test_evidence_is_a_file_and_a_line() -> None:
     ("version", "evidence"),
     [
         ("0.5.16", "srt/server_args.py:4520: envs.SGLANG_OPT_USE_TOPK_V2.set(False)"),
+        ("0.5.19", "topk_impl.cuh:31: #include <cooperative_groups.h> (left out)"),
         ("0.5.20", "topk_impl.cuh:31: #include <cooperative_groups.h> (left out)"),
         ("0.5.23", "topk_impl.cuh:41: #include <cooperative_groups.h> (left out)"),
     ],

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --label deploy.name=mi355x-tp4dp2 \
-  --label deploy.plan=cb6c4f7175d9a5ea25d3422eb01b3456eb70566fe8b3da4928bc598a7c4ff8de \
+  --label deploy.plan=c646b6c4879645d7dcea69752ec7cbc5876a541f9fa1e9fe8fa8b0d7b2c604bd \
   --label deploy.profile=mi355x-tp4dp2 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

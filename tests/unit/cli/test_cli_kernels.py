@@ -47,12 +47,24 @@ def test_coverage_of_every_shipped_profile_is_known_without_input(
     )
 
 
+def test_an_aiter_that_is_not_known_is_said_to_be_so_and_nothing_is_called_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert deploy(monkeypatch, "coverage", "mi355x-tp8-current") == 0
+    shown = capsys.readouterr().out
+    assert "tuned kernels are not known for aiter 4ad99832823d; `deploy kernels coverage mi355x-tp8-current" in shown
+    assert "missing" not in shown
+    assert deploy(monkeypatch, "coverage", "mi355x-tp8-current", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["known"], found["missing"], found["missed_by_load"], found["keys"]) == (False, None, None, [])
+
+
 def test_full_coverage_exits_with_0_and_is_readable_by_programs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], covering: Path
 ) -> None:
     assert deploy(monkeypatch, "coverage", "-p", "mi355x-tp8", "--table", str(covering), "--json", *NEWER) == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert (found["missing"], found["shared_expert_fused"]) == (0, None)
+    assert (found["known"], found["missing"], found["shared_expert_fused"]) == (True, 0, None)
     assert [bucket["state"] for bucket in found["keys"][0]["buckets"]][-2:] == ["covered", "borrowed"]
 
 

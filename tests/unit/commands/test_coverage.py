@@ -126,7 +126,8 @@ def test_an_aiter_that_nobody_knows_is_not_judged_before_its_image_is_read(
     unknown = plan_of("mi355x-tp8", "engine.aiter_commit=c16d44b93a528b2a4bfd6d8d3409116d465872a9")
     require_covered(unknown, Home(tmp_path))
     note_coverage(unknown, Home(tmp_path))
-    assert "aiter c16d44b93a52 is not known here; its image tells" in capsys.readouterr().err
+    assert "tuned kernels of `mi355x-tp8`: not known for aiter c16d44b93a52; " in (told := capsys.readouterr().err)
+    assert f"`deploy kernels coverage mi355x-tp8 --image {unknown.engine.image}` looks into its image" in told
 
 
 def test_what_was_measured_counts_before_a_table_is_built(tmp_path: Path) -> None:

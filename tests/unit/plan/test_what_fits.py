@@ -162,6 +162,18 @@ def test_a_fraction_that_leaves_too_little_is_told(written: str) -> None:
     assert told["capacity-fraction"].startswith("`mem-fraction-static` 0.93 keeps 21.5 GB of a GPU")
 
 
+def test_a_cache_that_is_capped_leaves_the_rest_of_its_memory_free() -> None:
+    """InferenceX glm5.2_fp8_mi325x_mtp.sh serves a million tokens with chunks of 131072 and 0.85."""
+    assert "capacity-fraction" not in hazards("mi325x-tp8")
+    capped = capacity("mi325x-tp8")
+    assert capped.spare_bytes == memory("mi325x-tp8").cache_bytes - 1048576 * 1284 * 79
+    assert (capped.kept_bytes // 10**8, memory("mi325x-tp8").safe_fraction) == (721, 0.99)
+    told = hazards("mi325x-tp8", "flags.max-total-tokens=1300000")
+    assert told["capacity-fraction"].startswith("`mem-fraction-static` 0.85 keeps 46.7 GB of a GPU")
+    assert memory("mi325x-tp8", "flags.max-total-tokens=null").safe_fraction == 0.77
+    assert capacity("mi325x-tp8", "flags.max-total-tokens=null").spare_bytes == 0
+
+
 def test_the_safe_fraction_lies_where_chunks_were_reported_to_fit() -> None:
     """InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh: chunks of 131072 serve with 0.80, and run out of memory with 0.85."""
     assert 0.80 <= memory("mi355x-tp8").safe_fraction < 0.85

@@ -68,6 +68,16 @@ def test_wrong_types_say_what_was_expected(tmp_path: Path) -> None:
     }
 
 
+def test_an_image_that_takes_anothers_place_may_be_pinned(tmp_path: Path) -> None:
+    engine = "engine: {use: sglang-0.5.14-cpu, image_fallbacks: ['%s']}"
+    text, pinned = GOOD.replace("engine: sglang-0.5.14-cpu", engine), "x/sglang:v0.5.14@sha256:" + 64 * "a"
+    path = tmp_path / "pinned.yaml"
+    path.write_text(text % pinned)
+    assert load(str(path)).plan.engine.image_fallbacks == (pinned,)
+    for wrong in (pinned[:-1], pinned + "@" + pinned, pinned + " x"):
+        assert any("image_fallbacks" in fault for fault in faults(tmp_path, text % wrong))
+
+
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
     assert "`engine` must name a file, found nothing" in faults(tmp_path, GOOD.replace("engine:", "motor:"))
 

@@ -1,0 +1,63 @@
+#!/bin/sh
+# mi300x-tp8: GLM-5.2 FP8 on 8x MI300X, one replica with half of the longest context
+#
+# recipe     --chunked-prefill-size 32768           sglang cookbook GLM-5.2.mdx, balanced cell
+# inferred   --context-length 524288
+# recipe     --cuda-graph-max-bs-decode 16          InferenceX glm5.2_fp8_mi325x_mtp.sh
+# recipe     --dsa-decode-backend tilelang          sglang cookbook GLM-5.2.mdx
+# recipe     --dsa-prefill-backend tilelang         sglang cookbook GLM-5.2.mdx
+# recipe     --dsa-topk-backend torch               InferenceX glm5.2_fp8_mi325x_mtp.sh
+# recipe     --enable-cache-report                  InferenceX glm5.2_fp8_mi325x_mtp.sh
+# recipe     --enable-metrics                       InferenceX glm5.2_fp8_mi325x_mtp.sh
+# recipe     --kv-cache-dtype bfloat16              InferenceX glm5.2_fp8_mi325x_mtp.sh
+# recipe     --max-running-requests 16              InferenceX glm5.2_fp8_mi325x_mtp.sh
+# recipe     --mem-fraction-static 0.85             sglang cookbook GLM-5.2.mdx, balanced cell
+# recipe     --reasoning-parser glm45               sglang cookbook GLM-5.2.mdx
+# inferred   --speculative-algorithm EAGLE
+# inferred   --speculative-eagle-topk 1
+# inferred   --speculative-num-draft-tokens 4
+# inferred   --speculative-num-steps 3
+# recipe     --tool-call-parser glm47               sglang cookbook GLM-5.2.mdx
+# recipe     --trust-remote-code                    sglang cookbook GLM-5.2.mdx
+# recipe     --watchdog-timeout 1800                InferenceX glm5.2_fp8_mi325x_mtp.sh
+# inferred   ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
+# recipe     SGLANG_DSA_FUSE_TOPK=false             InferenceX glm5.2_fp8_mi325x_mtp.sh
+# recipe     SGLANG_OPT_USE_TOPK_V2=false           InferenceX glm5.2_fp8_mi325x_mtp.sh
+# recipe     SGLANG_TIMEOUT_KEEP_ALIVE=900          InferenceX glm5.2_fp8_mi325x_mtp.sh
+# recipe     SGLANG_USE_AITER=1                     sglang docker/rocm.Dockerfile
+#
+# hazard speculation-is-greedy: every request is decoded greedily while drafts are verified, whatever `temperature` and
+#   `top_p` it asks for (sglang #31214, #37134; wheels 0.5.10 to 0.5.20 (0.5.14: srt/speculative/eagle_utils.py,
+#   eagle_sample))
+# hint: use sglang 0.5.21 or newer where sampling matters, or leave speculation out
+set -eu
+export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
+export SGLANG_DSA_FUSE_TOPK=false
+export SGLANG_OPT_USE_TOPK_V2=false
+export SGLANG_TIMEOUT_KEEP_ALIVE=900
+export SGLANG_USE_AITER=1
+exec python3 -m sglang.launch_server \
+  --model-path /models/glm-5.2-fp8 \
+  --served-model-name glm-5.2 \
+  --host 0.0.0.0 \
+  --port 30000 \
+  --tp-size 8 \
+  --chunked-prefill-size 32768 \
+  --context-length 524288 \
+  --cuda-graph-max-bs-decode 16 \
+  --dsa-decode-backend tilelang \
+  --dsa-prefill-backend tilelang \
+  --dsa-topk-backend torch \
+  --enable-cache-report \
+  --enable-metrics \
+  --kv-cache-dtype bfloat16 \
+  --max-running-requests 16 \
+  --mem-fraction-static 0.85 \
+  --reasoning-parser glm45 \
+  --speculative-algorithm EAGLE \
+  --speculative-eagle-topk 1 \
+  --speculative-num-draft-tokens 4 \
+  --speculative-num-steps 3 \
+  --tool-call-parser glm47 \
+  --trust-remote-code \
+  --watchdog-timeout 1800
