@@ -4,7 +4,7 @@
 # recipe     --chunked-prefill-size 32768           sglang cookbook GLM-5.2.mdx, balanced cell
 # inferred   --cuda-graph-max-bs-decode 80
 # recipe     --dsa-decode-backend triton            sglang #39106
-# recipe     --dsa-prefill-backend triton           InferenceX #2900; sglang #39230
+# recipe     --dsa-prefill-backend triton           sglang #39106, balanced cell; InferenceX #2900
 # published  --enable-aiter-allreduce-fusion        wafer.ai/blog/glm52-amd
 # inferred   --enable-cache-report
 # recipe     --enable-metrics                       sglang cookbook GLM-5.2.mdx
@@ -22,7 +22,7 @@
 # recipe     --watchdog-timeout 1800                sglang cookbook GLM-5.2.mdx
 # recipe     ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0  sgl-project/sglang#40084
 # recipe     SAFETENSORS_FAST_GPU=1                 InferenceX glm5.1_fp4_mi355x.sh
-# recipe     SGLANG_OPT_USE_TOPK_V2=false           InferenceX #3117
+# recipe     SGLANG_OPT_USE_TOPK_V2=false           InferenceX #3117; sglang #39631
 # recipe     SGLANG_TIMEOUT_KEEP_ALIVE=900          InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh
 # recipe     SGLANG_USE_AITER=1                     sglang docker/rocm.Dockerfile
 #

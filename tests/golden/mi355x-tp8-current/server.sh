@@ -21,7 +21,7 @@
 # recipe     --watchdog-timeout 1800                sglang cookbook GLM-5.2.mdx
 # recipe     ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0  sgl-project/sglang#40084
 # recipe     SAFETENSORS_FAST_GPU=1                 InferenceX glm5.1_fp4_mi355x.sh
-# recipe     SGLANG_OPT_USE_TOPK_V2=false           InferenceX #3117
+# recipe     SGLANG_OPT_USE_TOPK_V2=false           InferenceX #3117; sglang #39631
 # recipe     SGLANG_TIMEOUT_KEEP_ALIVE=900          InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh
 # recipe     SGLANG_USE_AITER=1                     sglang docker/rocm.Dockerfile
 #

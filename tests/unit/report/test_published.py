@@ -50,7 +50,7 @@ def test_the_published_workload_is_the_one_that_is_measured() -> None:
 def test_every_file_names_its_source_and_its_unit() -> None:
     everything = load_all_published()
     assert len(of_kind(everything, Published)) == 1
-    assert len(of_kind(everything, Reference)) == 4
+    assert len(of_kind(everything, Reference)) == 5
     assert all(entry.source and entry.unit and entry.caveats for entry in everything)
     for reference in of_kind(everything, Reference):
         assert all(len(row.values) == len(reference.columns) for row in reference.rows)
