@@ -69,22 +69,23 @@ def coverage(
         out("\n\n".join(one.to_text() for one in covered))
     if short := [one for one in covered if one.missing]:
         names = ", ".join(f"`{one.found.profile}` ({one.missing} missing)" for one in short)
-        raise KernelsError(
-            f"no tuned kernel for every key of {names}",
-            hint="`deploy kernels table PROFILE` fills what is known, `deploy kernels tune PROFILE` measures the rest",
-        )
+        hint = "`deploy kernels table PROFILE` fills what is known, `deploy kernels tune PROFILE` measures the rest"
+        if not any(one.tabled for one in short):
+            hint = "aiter chooses a kernel by heuristics there; tables are made and tuned for MXFP4 alone"
+        raise KernelsError(f"no tuned kernel for every key of {names}", hint=hint)
 
 
 def _plans(profile: str | None, overrides: "Sequence[str]") -> "list[Plan]":
     """The plan of that profile, else those of all profiles that have such kernels."""
     from orchestrator.commands.coverage import require_moe
     from orchestrator.commands.planning import load, usable_plans
-    from orchestrator.kernels import applies_to
+    from orchestrator.kernels import looks_up
 
     if profile is None:
-        return [plan for plan in usable_plans(overrides) if applies_to(plan)]
+        return [plan for plan in usable_plans(overrides) if looks_up(plan)]
     plan = load(profile, overrides=overrides).plan
-    require_moe(plan)
+    if not looks_up(plan):
+        require_moe(plan)
     return [plan]
 
 

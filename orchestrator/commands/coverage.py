@@ -17,6 +17,7 @@ from orchestrator.kernels import (
     applies_to,
     coverage_of,
     decide_fusion,
+    looks_up,
     promised_rows,
     rank_shapes,
     to_dict,
@@ -51,6 +52,7 @@ class CoveredPlan:
     tables: str
     known: bool  # False: only the image can tell, which nobody has looked into
     look: str  # how to find out
+    tabled: bool  # whether a table is made for it: for MXFP4
 
     @property
     def missing(self) -> int:
@@ -92,7 +94,7 @@ def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
     names += [f"`{path}`" for path in paths]
     pins = read_pins()
     known = pins.names_of(plan.engine.aiter_commit)
-    if not names and known:
+    if not names and known and applies_to(plan):
         rows += Store.of(home, plan).measured()
         rows += promised_rows(plan, pins.upstream_keys, known, checkpoint.moe if checkpoint else None)
         names = [
@@ -103,13 +105,15 @@ def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
         tables=", ".join(names) or "no table",
         known=bool(names),
         look=_look(plan),
+        tabled=applies_to(plan),
     )
 
 
 def _look(plan: Plan) -> str:
     image = base_reference(plan.engine) if plan.engine.image else "IMAGE"
     looking = f"`deploy kernels coverage {plan.profile} --image {image}` looks into its image"
-    return f"not known for {_aiter(plan)}; {looking}, and `deploy up` does on the way"
+    on_the_way = ", and `deploy up` does on the way" if takes_table(plan) else ""
+    return f"not known for {_aiter(plan)}; {looking}{on_the_way}"
 
 
 def takes_table(plan: Plan) -> bool:
@@ -119,13 +123,15 @@ def takes_table(plan: Plan) -> bool:
 
 def note_coverage(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> None:
     """Say what is known of the plan's tuned kernels before a start; nothing for a plan that asks for none."""
-    if not applies_to(plan):
+    if not looks_up(plan):
         return
-    if not takes_table(plan):
+    if applies_to(plan) and not takes_table(plan):
         note(f"tuned kernels of `{plan.profile}`: aiter's own tables alone, without `{TABLE_PATCH}`")
         return
     covered = cover(plan, given, home)
-    refused = "; `deploy up` refuses that" if covered.known and covered.found.missed_by_load else ""
+    refused = (
+        "; `deploy up` refuses that" if takes_table(plan) and covered.known and covered.found.missed_by_load else ""
+    )
     note(f"tuned kernels of `{plan.profile}`: {covered.found.line if covered.known else covered.look}{refused}")
 
 

@@ -5,7 +5,7 @@ the ROCm images of sglang pin, 7d604afe and 9127c94a; nothing here was run on a 
 imported by name: `kernels.disk`.
 """
 
-from orchestrator.kernels.coverage import Coverage, applies_to, coverage_of, to_dict, to_text
+from orchestrator.kernels.coverage import Coverage, applies_to, coverage_of, looks_up, to_dict, to_text
 from orchestrator.kernels.fusion import MoeCheckpoint, decide_fusion
 from orchestrator.kernels.gate import GateReader, GateReport, gate_report
 from orchestrator.kernels.keys import Key, rank_shapes
@@ -29,6 +29,7 @@ __all__ = [
     "coverage_of",
     "decide_fusion",
     "gate_report",
+    "looks_up",
     "promised_rows",
     "rank_shapes",
     "to_dict",

@@ -1,13 +1,13 @@
 """Coverage: for every bucket of tokens a server looks up, which row answers, and whether its kernels exist."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from orchestrator.core.console import table
 from orchestrator.engine import speculation
 from orchestrator.kernels.fusion import Fusion, MoeCheckpoint, decide_fusion
-from orchestrator.kernels.keys import Key, Shape, bucket, buckets, fallbacks, mxfp4_key, rank_shapes
+from orchestrator.kernels.keys import Key, Shape, bucket, buckets, fallbacks, is_mxfp4, key_of, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow
 from orchestrator.kernels.table import KernelNames, NameVerdict
 from orchestrator.plan import Plan
@@ -120,8 +120,14 @@ class Coverage:
 
 
 def applies_to(plan: Plan) -> bool:
-    """Whether the plan's server asks aiter for a fused MXFP4 MoE at all."""
-    return plan.hardware.vendor == "amd" and plan.model.moe is not None and "mxfp4" in plan.model.quantisation
+    """Whether the plan's server asks aiter for a fused MXFP4 MoE: the kind that is given a table, tuned and judged."""
+    return looks_up(plan) and is_mxfp4(plan)
+
+
+def looks_up(plan: Plan) -> bool:
+    """Whether the plan's server looks a fused MoE up in aiter's tables, by a key that is known here."""
+    known = is_mxfp4(plan) or plan.model.quantisation == "fp8"
+    return plan.hardware.vendor == "amd" and plan.model.moe is not None and known
 
 
 def coverage_of(
@@ -158,9 +164,7 @@ def coverage_of(
 
 def wanted_keys(plan: Plan, shape: Shape) -> tuple[Key, ...]:
     """Every key a rank looks up: one a bucket, up to the largest batch it is given (`--chunked-prefill-size`)."""
-    gfx, cu_num = plan.hardware.arch, plan.hardware.compute_units
-    tokens = buckets(_largest_prefill(plan))
-    return tuple(mxfp4_key(shape, gfx=gfx, cu_num=cu_num, token=token) for token in tokens)
+    return tuple(key_of(plan, shape, token=token) for token in buckets(_largest_prefill(plan)))
 
 
 def load_buckets(plan: Plan) -> tuple[int, ...]:
@@ -190,7 +194,7 @@ def _index(rows: Iterable[TunedRow], shapes: set[Shape]) -> dict[Key, TunedRow]:
 
 def _bucket(key: Key, answers: Mapping[Key, TunedRow], names: KernelNames | None) -> Bucket:
     tokens = (key.token, *fallbacks(key.token))
-    found = next((row for token in tokens if (row := answers.get(_at(key, token)))), None)
+    found = next((row for token in tokens if (row := answers.get(replace(key, token=token)))), None)
     if found is None:
         return Bucket(key=key, state=BucketState.MISSING, row=None)
     verdict = names.judge_all(found.kernels, key.shape) if names else NameVerdict.KNOWN
@@ -198,10 +202,6 @@ def _bucket(key: Key, answers: Mapping[Key, TunedRow], names: KernelNames | None
         return Bucket(key=key, state=BucketState(verdict.value), row=found)
     own = found.key.token == key.token
     return Bucket(key=key, state=BucketState.COVERED if own else BucketState.BORROWED, row=found)
-
-
-def _at(key: Key, token: int) -> Key:
-    return mxfp4_key(key.shape, gfx=key.gfx, cu_num=key.cu_num, token=token)
 
 
 def _layout(plan: Plan) -> str:

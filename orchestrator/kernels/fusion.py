@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.kernels.keys import is_mxfp4
 from orchestrator.plan import Moe, Plan
 
 _VALIDATED_EXPERTS: Final = (256, 384)  # sglang 0.5.14 deepseek_v2.py:2676
@@ -44,7 +45,7 @@ def decide_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
     if plan.flag(_OFF) is not None:
         return Fusion(fused=False, because=f"flag `--{_OFF}`")
     if checkpoint is None:
-        return Fusion(fused=None, because="the checkpoint's exclude list decides, and it is not here")
+        return _without_checkpoint(plan)
     if veto := _stored_unquantised(checkpoint):
         return _kept_apart(plan, checkpoint, veto)
     if plan.flag("enforce-shared-experts-fusion") is not None:
@@ -57,6 +58,13 @@ def decide_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
             hint="`--enforce-shared-experts-fusion` lifts that veto",
         )
     return _by_configuration(plan, checkpoint.moe)
+
+
+def _without_checkpoint(plan: Plan) -> Fusion:
+    """MXFP4 has an exclude list (Quark), which may keep shared experts apart."""
+    if plan.model.moe and not is_mxfp4(plan):
+        return _by_configuration(plan, plan.model.moe)
+    return Fusion(fused=None, because="the checkpoint's exclude list decides, and it is not here")
 
 
 def _kept_apart(plan: Plan, checkpoint: MoeCheckpoint, veto: str) -> Fusion:

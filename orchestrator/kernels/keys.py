@@ -1,6 +1,6 @@
 """The lookup key of aiter's fused MoE: what is looked up, and for which numbers of tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from orchestrator.core.errors import ProfileError
@@ -10,6 +10,10 @@ TIERS: Final = (32768, 131072)  # aiter/fused_moe.py, `_PADDED_M_TIERS`
 _PADDING: Final = 256  # inter_dim of MXFP4 weights is padded to a multiple of this
 MXFP4: Final = "torch.float4_e2m1fn_x2"
 BLOCK_SCALED: Final = "QuantType.per_1x32"
+# FP8 with scales of blocks: what sglang's `PER_128X128` is looked up as (aiter/fused_moe.py, `quant_remap`).
+_FP8_BLOCKS: Final = "QuantType.per_1x128"
+_FP8: Final = "torch.float8_e4m3fn"
+_FP8_OF: Final = {"gfx942": "torch.float8_e4m3fnuz"}  # aiter/utility/dtypes.py
 
 KEY_COLUMNS: Final = (
     "gfx",
@@ -97,7 +101,12 @@ class Key:
         }
 
 
-def rank_shape(moe: Moe, layout: Layout, *, fused: bool) -> Shape:
+def is_mxfp4(plan: Plan) -> bool:
+    """Whether the plan's weights are MXFP4."""
+    return "mxfp4" in plan.model.quantisation
+
+
+def rank_shape(moe: Moe, layout: Layout, *, fused: bool, padding: int = _PADDING) -> Shape:
     """The shape one rank looks up; `fused` says whether sglang folds the shared experts into the routed ones.
 
     Under expert parallelism aiter takes one from topk for a masked slot (`topk -= int(is_ep)`). Raises ProfileError for
@@ -117,7 +126,7 @@ def rank_shape(moe: Moe, layout: Layout, *, fused: bool) -> Shape:
     shared = moe.shared_experts if fused else 0
     return Shape(
         model_dim=moe.hidden_size,
-        inter_dim=-(-(moe.intermediate_size // slices) // _PADDING) * _PADDING,
+        inter_dim=-(-(moe.intermediate_size // slices) // padding) * padding,
         expert=moe.routed_experts // layout.ep + shared,
         topk=moe.experts_per_token + shared - (1 if layout.ep > 1 else 0),
     )
@@ -132,7 +141,18 @@ def rank_shapes(plan: Plan, moe: Moe | None = None) -> dict[Shape, bool]:
     if moe is None:
         raise ValueError(f"{plan.profile} has no routed experts")
     options = (True, False) if moe.shared_experts else (False,)
-    return {rank_shape(moe, plan.layout, fused=fused): fused for fused in options}
+    padding = _PADDING if is_mxfp4(plan) else 1
+    return {rank_shape(moe, plan.layout, fused=fused, padding=padding): fused for fused in options}
+
+
+def key_of(plan: Plan, shape: Shape, *, token: int) -> Key:
+    """What a rank of the plan's server looks up: Quark MXFP4, or block-scaled FP8."""
+    gpu = plan.hardware
+    key = mxfp4_key(shape, gfx=gpu.arch, cu_num=gpu.compute_units, token=token)
+    if is_mxfp4(plan):
+        return key
+    kind = _FP8_OF.get(gpu.arch, _FP8)
+    return replace(key, q_dtype_a=kind, q_dtype_w=kind, q_type=_FP8_BLOCKS)
 
 
 def mxfp4_key(shape: Shape, *, gfx: str, cu_num: int, token: int) -> Key:

@@ -167,3 +167,13 @@ GEMM = (
     "bpreshuffle=False, not found tuned config in /tmp/aiter_configs/bf16_tuned_gemm.csv, "
     "will use default config! using torch solution:0"
 )
+
+
+# Rows of aiter at c16d44b9, a8w8_blockscale_tuned_fmoe_glm5_1.csv: FP8 in blocks, gfx942 with 304 CUs.
+FP8_KEY = (
+    "gfx942,304,{token},6144,256,257,9,ActivationType.Silu,torch.bfloat16,torch.float8_e4m3fnuz,torch.float8_e4m3fnuz"
+)
+FP8_ROW = FP8_KEY + (
+    ",QuantType.per_1x128,1,0,32,0,340.6476,_ZN5aiter49fmoe_bf16_blockscaleFp8_g1u1_novs_silu_1tg_32x256E,"
+    "0.0%,0.0,,0.0%,340.6476,1,0,2,63.83,3573.77,"
+)

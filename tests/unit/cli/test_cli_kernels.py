@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kernel_samples import FALLBACK, FUSED_TP8, HEADER, HIT, UNFUSED_TP8, line
+from kernel_samples import FALLBACK, FP8_ROW, FUSED_TP8, HEADER, HIT, UNFUSED_TP8, line
 
 from orchestrator.cli.main import main
 
@@ -57,6 +57,25 @@ def test_an_aiter_that_is_not_known_is_said_to_be_so_and_nothing_is_called_missi
     assert deploy(monkeypatch, "coverage", "mi355x-tp8-current", "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["known"], found["missing"], found["missed_by_load"], found["keys"]) == (False, None, None, [])
+
+
+def test_fp8_is_looked_up_by_blocks_and_in_the_gpu_s_own_type(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "fp8.csv"
+    path.write_text("\n".join((HEADER, *(FP8_ROW.format(token=1 << size) for size in range(15)))) + "\n")
+    assert deploy(monkeypatch, "coverage", "mi325x-tp8", "--table", str(path), "--json") == 9
+    told = capsys.readouterr()
+    (found,) = json.loads(told.out)
+    assert (found["missing"], found["missed_by_load"], found["shared_expert_fused"]) == (2, [131072], True)
+    missed = [bucket["token"] for bucket in found["keys"][0]["buckets"] if bucket["state"] == "missing"]
+    assert missed == [32768, 131072]
+    assert "tables are made and tuned for MXFP4 alone" in told.err
+    path.write_text(path.read_text().replace("e4m3fnuz", "e4m3fn"))
+    deploy(monkeypatch, "coverage", "mi325x-tp8", "--table", str(path), "--json")
+    assert json.loads(capsys.readouterr().out)[0]["missing"] == 17
+    assert deploy(monkeypatch, "table", "mi325x-tp8") != 0
+    assert "asks aiter for no MXFP4 experts" in capsys.readouterr().err
 
 
 def test_full_coverage_exits_with_0_and_is_readable_by_programs(

@@ -130,6 +130,18 @@ def test_an_aiter_that_nobody_knows_is_not_judged_before_its_image_is_read(
     assert f"`deploy kernels coverage mi355x-tp8 --image {unknown.engine.image}` looks into its image" in told
 
 
+def test_fp8_experts_are_told_of_and_never_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where the aiter is known: what it promises are rows for MXFP4."""
+    plan = plan_of("mi325x-tp8", "engine.aiter_commit=9127c94a18e4398e1eba91f6639e910f0994ad02")
+    require_covered(plan, Home(tmp_path))
+    note_coverage(plan, Home(tmp_path))
+    told = capsys.readouterr().err
+    assert (
+        "tuned kernels of `mi325x-tp8`: not known for aiter 9127c94a18e4; `deploy kernels coverage mi325x-tp8" in told
+    )
+    assert "on the way" not in told
+
+
 def test_what_was_measured_counts_before_a_table_is_built(tmp_path: Path) -> None:
     plan, home = plan_of("mi355x-tp8-july"), Home(tmp_path)
     store = Store.of(home, plan)
