@@ -187,7 +187,7 @@ def _largest_prefill(plan: Plan) -> int:
 def _index(rows: Iterable[TunedRow], shapes: set[Shape]) -> dict[Key, TunedRow]:
     answers: dict[Key, TunedRow] = {}
     for row in rows:
-        if row.key.shape in shapes and not row.tag:
+        if row.key.shape in shapes and row.looked_up:
             answers.setdefault(row.key, row)
     return answers
 

@@ -19,6 +19,7 @@ from orchestrator.kernels.keys import KEY_COLUMNS, UNTUNED_COLUMNS, Key, Shape
 _GFX_OF_COMPUTE_UNITS: Final = {256: "gfx950", 80: "gfx942", 304: "gfx942"}  # aiter/jit/utils/chip_info.py
 _NA: Final = frozenset({"", "nan", "NaN", "None", "NULL", "null", "NA", "N/A"})  # what pandas reads as NaN, or prints
 _TRUTH: Final = {"1": True, "1.0": True, "True": True, "0": False, "0.0": False, "False": False}
+_FALLBACK: Final = "flydsl_fallback"  # aiter/fused_moe.py, `get_cfg_2stages`
 _REQUIRED: Final = (*KEY_COLUMNS[1:], "block_m", "kernelName1", "kernelName2")
 # Read at every lookup; an empty cell is NaN, which is true for `run_1stage` and a crash for `xbf16` and `flat`.
 _ZERO_WHERE_MISSING: Final = frozenset({"ksplit", "run_1stage", "xbf16", "flat"})
@@ -50,7 +51,7 @@ class TunedRow:
 
     key: Key
     act_type: str
-    tag: str  # rows with a tag are not looked up, e.g. `flydsl_fallback`
+    tag: str
     kernels: tuple[str, str]
     us: float
     cells: Mapping[str, str]
@@ -61,6 +62,11 @@ class TunedRow:
     def identity(self) -> tuple[Key, str, str]:
         """What may stand once in a table: aiter's own merge key (`update_config_files`)."""
         return self.key, self.act_type, self.tag
+
+    @property
+    def looked_up(self) -> bool:
+        """Whether aiter takes it for its key; at c16d44b9 other tags are labels, and before that no row has another."""
+        return self.tag != _FALLBACK
 
 
 class _BadCellError(ValueError):
@@ -221,7 +227,7 @@ def rekey(rows: Iterable[TunedRow], *, fused: Shape, unfused: Shape) -> tuple[Tu
     31eb2c8f does the same for DeepSeek), and for no others: `flydsl_mxmoe_*` is generated for one shape. Times and
     errors were measured under the other key, so they are left empty.
     """
-    return tuple(_under(row, unfused) for row in rows if row.key.shape == fused and not row.tag and _portable(row))
+    return tuple(_under(row, unfused) for row in rows if row.key.shape == fused and row.looked_up and _portable(row))
 
 
 def _portable(row: TunedRow) -> bool:

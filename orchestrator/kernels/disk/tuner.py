@@ -205,5 +205,5 @@ def _printed_problems(log: Path) -> list[Problem]:
 
 
 def _without(keys: Sequence[Key], rows: Sequence[TunedRow]) -> tuple[Key, ...]:
-    done = {row.key for row in rows if not row.tag}
+    done = {row.key for row in rows if row.looked_up}
     return tuple(key for key in keys if key not in done)
