@@ -15,7 +15,20 @@ from typing import Annotated, Final, NoReturn, TypeAlias, TypeGuard
 import typer
 
 from orchestrator import __version__
-from orchestrator.cli import bench, cache, diagnose, evals, host, images, kernels, profiles, report, reproduce, serve
+from orchestrator.cli import (
+    bench,
+    cache,
+    diagnose,
+    evals,
+    host,
+    images,
+    kernels,
+    onboard,
+    profiles,
+    report,
+    reproduce,
+    serve,
+)
 from orchestrator.cli.grammar import Group
 from orchestrator.core.console import out, show_error
 from orchestrator.core.errors import DeployError, HostError, Interrupted
@@ -44,6 +57,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 profiles.register(app)
+onboard.register(app)
 host.register(app)
 images.register(app)
 cache.register(app)

@@ -1,6 +1,6 @@
 """The verbs: each reads as a sentence. Its face is its modules, imported by name when a command runs.
 
-- profiles: `listing`, `planning`, `explain`, `capacity`, `flag_tables`, `environment`
+- profiles: `listing`, `planning`, `explain`, `capacity`, `flag_tables`, `environment`, `onboard_model`
 - before a server: `machine`, `staging`, `prepare`, `coverage`, `kernels`, `tuning`, `caches`
 - a server: `up`, `restart`, `status`, `top`, `ask`, `logs`, `proof`, `down`; all of them: `servers`, `runs`
 - figures: `bench`, `evals`, `report`, `reproduce`, `bill`

@@ -32,7 +32,7 @@ def stage(plan: Plan, directory: Path, environ: Mapping[str, str] = os.environ) 
             plan.model,
             directory,
             speculative=needs_mtp(plan),
-            hub=_hub(environ),
+            hub=hub_of(environ),
             progress=lambda arrived: _show(progress, arrived),
         )
     finally:
@@ -46,7 +46,7 @@ def stage_there(plan: Plan, directory: str, machine: str, environ: Mapping[str, 
     """
     if plan.model.source.kind == "generated":
         raise UsageError(f"the checkpoint of `{plan.model.name}` is made where it is used, not staged")
-    return _far(plan, directory, machine, _hub(environ))
+    return _far(plan, directory, machine, hub_of(environ))
 
 
 def _far(plan: Plan, directory: str, machine: str, hub: Hub | None) -> Verified:
@@ -67,7 +67,8 @@ def _far(plan: Plan, directory: str, machine: str, hub: Hub | None) -> Verified:
         progress.done()
 
 
-def _hub(environ: Mapping[str, str]) -> Hub:
+def hub_of(environ: Mapping[str, str]) -> Hub:
+    """The hub that the environment names, and the token to ask it with."""
     token = environ.get(HUB_TOKEN)
     return Hub(endpoint=environ.get("HF_ENDPOINT"), token=Secret(token) if token else None)
 

@@ -20,6 +20,7 @@ from orchestrator.profile.schema import (
     ModelFile,
     Profile,
 )
+from orchestrator.profile.writing import Line, yaml_text
 
 __all__ = [
     "EXTENDS",
@@ -31,6 +32,7 @@ __all__ = [
     "ContainerSection",
     "EngineFile",
     "HardwareFile",
+    "Line",
     "ModelFile",
     "Override",
     "PartChoice",
@@ -39,4 +41,5 @@ __all__ = [
     "compose",
     "is_setting",
     "json_schema",
+    "yaml_text",
 ]

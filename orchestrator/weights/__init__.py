@@ -1,10 +1,13 @@
 """Checkpoints: fetched so that a cut costs nothing, and whole before a server sees them."""
 
+from orchestrator.weights.config import Fact
+from orchestrator.weights.describe import Description, describe
 from orchestrator.weights.facts import require_facts
 from orchestrator.weights.far import copy_headers
 from orchestrator.weights.far_stage import FarStage, far_program
 from orchestrator.weights.generate import generate_model, is_made
 from orchestrator.weights.hub import Hub
+from orchestrator.weights.outline import hub_outline, local_outline
 from orchestrator.weights.overlay import overlay_path, write_overlay
 from orchestrator.weights.receipt import bytes_here, read_receipt
 from orchestrator.weights.safetensors import BadShardError, tensor_dtypes
@@ -13,16 +16,21 @@ from orchestrator.weights.verify import Verified, checkpoint_directory, needs_mt
 
 __all__ = [
     "BadShardError",
+    "Description",
     "DownloadProgress",
+    "Fact",
     "FarStage",
     "Hub",
     "Verified",
     "bytes_here",
     "checkpoint_directory",
     "copy_headers",
+    "describe",
     "far_program",
     "generate_model",
+    "hub_outline",
     "is_made",
+    "local_outline",
     "needs_mtp",
     "overlay_path",
     "read_receipt",

@@ -42,6 +42,7 @@ class Listing:
     repository: str
     commit: str
     files: Mapping[str, HubFile]
+    gated: bool = False  # its terms have to be accepted, and a token is needed
 
     @property
     def size(self) -> int:
@@ -62,7 +63,7 @@ class Listing:
         """A listing from the text of `to_json`."""
         data = json.loads(text)
         files = {path: HubFile(**file) for path, file in data["files"].items()}
-        return cls(repository=data["repository"], commit=data["commit"], files=files)
+        return cls(repository=data["repository"], commit=data["commit"], files=files, gated=data["gated"])
 
 
 def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
@@ -76,7 +77,8 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
     # False, not None: None would take the token that `hf auth login` left on this machine.
     api = HfApi(endpoint=hub.endpoint, token=hub.token.reveal() if hub.token else False)
     try:
-        commit = api.repo_info(repository, revision=_in_full(api, repository, revision)).sha or ""
+        info = api.repo_info(repository, revision=_in_full(api, repository, revision))
+        commit = info.sha or ""
         tree = api.list_repo_tree(repository, recursive=True, revision=commit)
         files = {
             entry.path: HubFile(size=entry.size, identity=entry.lfs.sha256 if entry.lfs else entry.blob_id)
@@ -87,10 +89,10 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
         hint = "accept its terms on the hub, then `export HF_TOKEN=…` of that account"
         raise WeightsError(f"`{repository}` is gated and not open to this token", hint=hint) from error
     except errors.RevisionNotFoundError as error:
-        hint = "correct `model.origin.revision`"
+        hint = "correct the revision, in a profile `model.origin.revision`"
         raise WeightsError(f"`{repository}` has no revision `{revision}`", hint=hint) from error
     except errors.RepositoryNotFoundError as error:
-        hint = "correct `model.origin.location`; a private repository needs `export HF_TOKEN=…`"
+        hint = "correct its name, in a profile `model.origin.location`; a private repository needs `export HF_TOKEN=…`"
         raise WeightsError(f"there is no repository `{repository}` that this token may read", hint=hint) from error
     except (OSError, errors.HTTPError) as error:  # type: ignore[attr-defined]  # of httpx or httpx2, by version
         why = str(error).partition("\n")[0] or type(error).__name__
@@ -99,7 +101,7 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
             "`--set model.origin.kind=directory --set model.origin.location=DIRECTORY`"
         )
         raise HostError(f"the hub cannot be asked: {why}", where=api.endpoint, hint=hint) from error
-    return Listing(repository=repository, commit=commit, files=files)
+    return Listing(repository=repository, commit=commit, files=files, gated=bool(getattr(info, "gated", False)))
 
 
 def _in_full(api: "HfApi", repository: str, revision: str | None) -> str | None:

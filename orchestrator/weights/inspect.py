@@ -49,7 +49,7 @@ def inspect(directory: Path, wanted: Wanted) -> Inspection:
             names = tensor_names(directory / shard)
         except (BadShardError, OSError) as error:
             if where not in named_already:
-                problems.append(_unreadable(shard, where, error))
+                problems.append(unreadable(shard, where, error))
             continue
         tensors += len(names)
         drafts = drafts or any(_of_layer(name, wanted.mtp_layer) for name in names)
@@ -98,26 +98,40 @@ def _readable(path: Path) -> Iterator[Problem]:
 def _shards(directory: Path) -> tuple[Mapping[str, set[str]], list[Problem]]:
     """The weight files, each with the tensors the index places in it; without an index there must be a single one."""
     path = directory / INDEX
-    if not path.is_file():
-        if (directory / SINGLE).is_file():
-            return {SINGLE: set()}, []
-        return {}, [Problem(f"there are no weights: neither `{INDEX}` nor `{SINGLE}`", str(directory))]
     try:
-        weights = parse_json(path.read_bytes())["weight_map"]
+        content = path.read_bytes() if path.is_file() else None
+    except OSError:
+        content = b""
+    return placed_tensors(content, single=(directory / SINGLE).is_file(), where=str(directory))
+
+
+def placed_tensors(content: bytes | None, *, single: bool, where: str) -> tuple[Mapping[str, set[str]], list[Problem]]:
+    """The weight files that an index of this `content` names, each with its tensors, and what is wrong with it.
+
+    Without an index (None) there must be a `single` file. `where` is the checkpoint.
+    """
+    if content is None:
+        if single:
+            return {SINGLE: set()}, []
+        return {}, [Problem(f"there are no weights: neither `{INDEX}` nor `{SINGLE}`", where)]
+    where = f"{where}/{INDEX}"
+    try:
+        weights = parse_json(content)["weight_map"]
         places = [(str(name), str(shard)) for name, shard in weights.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}, [Problem(f"`{INDEX}` is not an index that can be read: it was cut off or altered", str(path))]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}, [Problem(f"`{INDEX}` is not an index that can be read: it was cut off or altered", where)]
     if not places:
-        return {}, [Problem(f"`{INDEX}` names no tensor", str(path))]
+        return {}, [Problem(f"`{INDEX}` names no tensor", where)]
     shards: dict[str, set[str]] = defaultdict(set)
     for name, shard in places:
         shards[shard].add(name)
     outside = [shard for shard in shards if PurePosixPath(shard).is_absolute() or ".." in PurePosixPath(shard).parts]
-    problems = [Problem(f"`{INDEX}` names a file outside the checkpoint: `{shard}`", str(path)) for shard in outside]
+    problems = [Problem(f"`{INDEX}` names a file outside the checkpoint: `{shard}`", where) for shard in outside]
     return {shard: names for shard, names in shards.items() if shard not in outside}, problems
 
 
-def _unreadable(shard: str, where: str, error: Exception) -> Problem:
+def unreadable(shard: str, where: str, error: Exception) -> Problem:
+    """Why the header of a file cannot be read."""
     if isinstance(error, FileNotFoundError):
         return Problem(f"`{shard}` is missing", where)
     return Problem(f"`{shard}` {error}" if isinstance(error, BadShardError) else f"`{shard}`: {error}", where)

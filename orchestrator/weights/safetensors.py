@@ -4,10 +4,13 @@ The rules checked are the format's own (huggingface/safetensors README, "Format"
 tensors cover the data without holes or overlaps, and the file ends with the last of them.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
 
 from orchestrator.core.text import parse_json
 
+Read: TypeAlias = Callable[[int, int], bytes]  # the first byte, and how many
 _MOST = 100_000_000
 _LFS = b"version https://git-lfs"
 
@@ -21,36 +24,50 @@ def tensor_names(path: Path) -> frozenset[str]:
 
     Reads the header only, whatever the size of the file. Raises BadShardError, OSError.
     """
-    header, begin = _read(path)
-    size, end = path.stat().st_size, begin + _data_end(header)
-    if size != end:
-        kind = "cut off" if size < end else "too long"
-        raise BadShardError(f"is {kind}: {size} bytes, its header accounts for {end}")
-    return frozenset(name for name in header if name != "__metadata__")
+    with path.open("rb") as file:
+        header = whole_header(_reader(file), path.stat().st_size)
+    return frozenset(header)
 
 
 def tensor_dtypes(path: Path) -> dict[str, str]:
     """The dtype (`BF16`, `U8`, …) of each tensor that a file's header names. Raises BadShardError, OSError."""
-    header, _ = _read(path)
+    with path.open("rb") as file:
+        header, _ = _read(_reader(file), path.stat().st_size)
     return {name: str(entry["dtype"]) for name, entry in header.items() if isinstance(entry, dict) and "dtype" in entry}
 
 
-def _read(path: Path) -> tuple[dict[str, object], int]:
+def whole_header(read: Read, size: int) -> dict[str, dict[str, Any]]:
+    """The entry of each tensor of a file of `size` bytes, for which they account to the byte. Raises BadShardError."""
+    header, begin = _read(read, size)
+    end = begin + _data_end(header)
+    if size != end:
+        kind = "cut off" if size < end else "too long"
+        raise BadShardError(f"is {kind}: {size} bytes, its header accounts for {end}")
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+
+
+def _reader(file: BinaryIO) -> Read:
+    def read(begin: int, length: int) -> bytes:
+        file.seek(begin)
+        return file.read(length)
+
+    return read
+
+
+def _read(read: Read, size: int) -> tuple[dict[str, Any], int]:
     """The header, and the byte at which the data begins."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        if _LFS.startswith(start) and len(start) == 8:
-            raise BadShardError("is a git-lfs pointer, not the file it points to (`git lfs pull`)")
-        if len(start) < 8 or not 2 <= length <= _MOST:
-            raise BadShardError("has no safetensors header")
-        if size < 8 + length:
-            raise BadShardError(f"is cut off inside its header, at {size} bytes")
-        return _object(file.read(length)), 8 + length
+    start = read(0, 8)
+    length = int.from_bytes(start, "little")
+    if _LFS.startswith(start) and len(start) == 8:
+        raise BadShardError("is a git-lfs pointer, not the file it points to (`git lfs pull`)")
+    if len(start) < 8 or not 2 <= length <= _MOST:
+        raise BadShardError("has no safetensors header")
+    if size < 8 + length:
+        raise BadShardError(f"is cut off inside its header, at {size} bytes")
+    return _object(read(8, length)), 8 + length
 
 
-def _object(text: bytes) -> dict[str, object]:
+def _object(text: bytes) -> dict[str, Any]:
     try:
         header = parse_json(text)
     except ValueError as error:
@@ -60,7 +77,7 @@ def _object(text: bytes) -> dict[str, object]:
     return header
 
 
-def _data_end(header: dict[str, object]) -> int:
+def _data_end(header: dict[str, Any]) -> int:
     """Where the last tensor ends. Raises BadShardError for a hole, an overlap or an entry without a place."""
     places = []
     for name, entry in header.items():

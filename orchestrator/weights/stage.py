@@ -12,7 +12,8 @@ from orchestrator.core import shell
 from orchestrator.core.errors import HostError
 from orchestrator.core.secret import HUB_TOKEN
 from orchestrator.plan import Model
-from orchestrator.weights.facts import CONFIG, require_facts
+from orchestrator.weights.config import CONFIG
+from orchestrator.weights.facts import require_facts
 from orchestrator.weights.fetch_there import arrived_bytes
 from orchestrator.weights.hub import FULL, Hub, Listing, list_files
 from orchestrator.weights.verify import Verified, examine

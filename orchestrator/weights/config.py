@@ -1,0 +1,155 @@
+"""What a checkpoint's config.json says: the one reading of it, for a new model's file and for a profile's facts."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from orchestrator.core.text import parse_json
+
+CONFIG: Final = "config.json"
+QUANT_CONFIG: Final = "hf_quant_config.json"  # ModelOpt's, where config.json itself says nothing
+_TEXT: Final = ("text_config", "llm_config", "language_config")  # where models of several kinds of input keep these
+LAYERS: Final = "num_hidden_layers"
+DRAFTS: Final = "num_nextn_predict_layers"
+SPARSE: Final = "index_topk"  # sglang 0.5.14, srt/configs/model_config.py, is_deepseek_dsa
+# A model's fact, and the names that config.json has for it, the first that is there. The context's: sglang 0.5.14 to
+# 0.5.23, srt/utils/hf_transformers/common.py, CONTEXT_LENGTH_KEYS, in this order.
+NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "layers": (LAYERS,),
+    "attention_heads": ("num_attention_heads",),
+    "kv_heads": ("num_key_value_heads",),
+    "context_length": (
+        "max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings"
+    ),
+    "moe.hidden_size": ("hidden_size",),
+    "moe.intermediate_size": ("moe_intermediate_size",),
+    "moe.routed_experts": ("n_routed_experts", "num_experts", "num_local_experts"),
+    "moe.shared_experts": ("n_shared_experts",),
+    "moe.experts_per_token": ("num_experts_per_tok",),
+    "cache.head_dim": ("head_dim",),
+    "cache.v_head_dim": ("v_head_dim",),
+    "cache.kv_lora_rank": ("kv_lora_rank",),
+    "cache.qk_rope_head_dim": ("qk_rope_head_dim",),
+    "cache.index_head_dim": ("index_head_dim",),
+}  # fmt: skip
+_DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_QUARK: Final = {"fp4": "mxfp4"}  # its word for a weight: ours; the others are called as it calls them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """A value, and the name of what says so."""
+
+    value: object
+    name: str
+
+    @property
+    def number(self) -> int:
+        """The value of a fact that counts."""
+        return self.value if isinstance(self.value, int) else 0
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """A config.json; what stands in its part for text goes first."""
+
+    data: Mapping[str, object]
+
+    @classmethod
+    def parse(cls, content: bytes) -> "CheckpointConfig":
+        """Read a file. Raises ValueError for one that is no JSON object."""
+        data = parse_json(content)
+        if not isinstance(data, dict):
+            raise ValueError("it is not a JSON object")  # noqa: TRY004 - one kind of error for whoever reads a file
+        return cls(data)
+
+    @cached_property
+    def text(self) -> Mapping[str, object]:
+        """All keys."""
+        inner = next((inner for name in _TEXT if isinstance(inner := self.data.get(name), dict)), {})
+        return {**self.data, **inner}
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Whole, as sglang is given them: the outermost first."""
+        return tuple(self._words("architectures"))
+
+    @property
+    def model_types(self) -> tuple[str, ...]:
+        """Of the part for text, then of the whole."""
+        return tuple(dict.fromkeys(reversed(tuple(self._words("model_type")))))
+
+    def _words(self, key: str) -> Iterator[str]:
+        for holder in (self.data, self.text):
+            said = holder.get(key)
+            yield from (str(word) for word in (said if isinstance(said, list) else [said]) if isinstance(word, str))
+
+    def count(self, key: str, *names: str) -> Fact | None:
+        """A fact that counts, by one of its `names` or else those it has in `NAMES`; None where the config has none."""
+        given = (name for name in names or NAMES[key] if type(self.text.get(name)) is int)
+        name = next(given, None)
+        return None if name is None else Fact(value=self.text[name], name=name)
+
+    @property
+    def drafts(self) -> int | None:
+        """Layers that draft, None where the config does not say."""
+        found = self.text.get(DRAFTS)
+        return found if isinstance(found, int) else None
+
+    @property
+    def rope(self) -> Mapping[str, object]:
+        """How positions are scaled."""
+        given = self.text.get("rope_scaling") or self.text.get("rope_parameters")
+        return given if isinstance(given, dict) else {}
+
+    def context(self) -> Fact | None:
+        """The longest context, as sglang 0.5.14 to 0.5.23 reckons it (common.py, get_context_length)."""
+        found = self.count("context_length")
+        factor = self.rope.get("factor", 1)
+        whole = "original_max_position_embeddings" in self.rope or self.rope.get("rope_type") == "llama3"
+        if found is None or whole or not isinstance(factor, int | float) or factor == 1:
+            return found
+        return Fact(value=int(factor * found.number), name=f"{found.name} x rope_scaling.factor")
+
+    @property
+    def method(self) -> Fact | None:
+        """Who quantised it."""
+        said = self._quantised.get("quant_method")
+        return Fact(value=str(said), name="quantization_config.quant_method") if said else None
+
+    @property
+    def _quantised(self) -> Mapping[str, object]:
+        given = self.text.get("quantization_config") or self.data.get("quantization_config")
+        return given if isinstance(given, dict) else {}
+
+    def quantisation(self) -> Fact | None:
+        """In a model file's word: who quantised it and to what, or the type of weights that are not."""
+        at, given, method = "quantization_config", self._quantised, self.method
+        if algorithm := given.get("quant_algo"):
+            return Fact(value=modelopt_word(algorithm), name=f"{at}.quant_algo")
+        if method is not None and method.value == "quark":
+            kind = _quark_weight(given)
+            name = f"{at}.global_quant_config.weight.dtype"
+            return Fact(value=f"quark-{_QUARK.get(kind, kind)}", name=name) if kind else None
+        if method is not None or given:
+            return method if method is not None and method.value != "modelopt" else None
+        for name in ("dtype", "torch_dtype"):
+            if (kind := _DTYPES.get(str(self.text.get(name)))) is not None:
+                return Fact(value=kind, name=name)
+        return None
+
+
+def modelopt_word(algorithm: object) -> str:
+    """ModelOpt's `quant_algo` in a model file's word: NVFP4 is told by its name, others by ModelOpt's."""
+    word = str(algorithm).lower().replace("_", "-")
+    return word if word == "nvfp4" else f"modelopt-{word}"
+
+
+def _quark_weight(given: Mapping[str, object]) -> str | None:
+    """The type that Quark's global scheme gives weights, the first where it gives several."""
+    scheme = given.get("global_quant_config")
+    weight = scheme.get("weight") if isinstance(scheme, dict) else None
+    weight = weight[0] if isinstance(weight, list) and weight else weight
+    kind = weight.get("dtype") if isinstance(weight, dict) else None
+    return kind if isinstance(kind, str) else None
