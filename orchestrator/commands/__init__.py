@@ -1,6 +1,7 @@
 """The verbs: each reads as a sentence. Its face is its modules, imported by name when a command runs.
 
-- profiles: `listing`, `planning`, `explain`, `capacity`, `flag_tables`, `environment`, `onboard_model`
+- profiles: `listing`, `planning`, `explain`, `capacity`, `flag_tables`, `environment`
+- made from a checkpoint: `onboard_model`, `onboard_profile`
 - before a server: `machine`, `staging`, `prepare`, `coverage`, `kernels`, `tuning`, `caches`
 - a server: `up`, `restart`, `status`, `top`, `ask`, `logs`, `proof`, `down`; all of them: `servers`, `runs`
 - figures: `bench`, `evals`, `report`, `reproduce`, `bill`

@@ -14,7 +14,7 @@ from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import checked, model_of
-from orchestrator.profile import Line, ModelFile, Override, yaml_text
+from orchestrator.profile import Line, ModelFile, Override, flow, yaml_text
 from orchestrator.weights import Description, describe, hub_outline, local_outline
 
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -33,8 +33,7 @@ class OnboardedModel:
     def rows(self) -> Iterator[list[str]]:
         """For people: key, value, what says so."""
         for line in self.lines:
-            shown = f"{line.value:,}" if type(line.value) is int else str(line.value)
-            yield [".".join(line.path), _shown(line.value) or shown, line.comment]
+            yield [".".join(line.path), _shown(line.value), line.comment or _source(line.value)]
 
     def to_dict(self) -> dict[str, object]:
         """As plain JSON-able data."""
@@ -161,4 +160,8 @@ def _head(name: str) -> list[str]:
 def _shown(value: Data) -> str:
     if isinstance(value, dict):
         return str(value["value"]) if "value" in value else ", ".join(str(each) for each in value.values())
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value).lower() if value is True else ""
+    return f"{value:,}" if type(value) is int else flow(value)
+
+
+def _source(value: Data) -> str:
+    return str(value.get("source", "")) if isinstance(value, dict) else ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orchestrator.core.catalogue import Catalogue, Kind, can_be_named
 from orchestrator.core.console import note, warn
-from orchestrator.core.document import Document
+from orchestrator.core.document import Document, read_document
 from orchestrator.core.errors import Problem, ProfileError, first_of
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
@@ -183,7 +183,15 @@ def read_profile(name: str, *, overrides: Sequence[str] = (), catalogue: Catalog
     if not NAME.match(path.stem):
         hint = "rename it: lower-case letters and digits, with single `.`, `_` or `-` between them"
         raise ProfileError(f"a profile cannot be called `{path.stem}`", where=str(path), hint=hint)
-    layers = _read_layers(path, catalogue)
+    return _valid(path, _read_layers(path, catalogue), given, catalogue)
+
+
+def read_draft(text: str, path: Path, catalogue: Catalogue) -> Valid:
+    """A profile that is not written yet, as it would be read at `path`. Raises ProfileError as `read_profile`."""
+    return _valid(path, {path: read_document(text, str(path))}, (), catalogue)
+
+
+def _valid(path: Path, layers: dict[Path, Document], given: Sequence[Override], catalogue: Catalogue) -> Valid:
     profiles = tuple(layers.values())
     choices = choose_parts(profiles, given)
     files = _part_files(choices, layers, catalogue)

@@ -147,6 +147,11 @@ def capacity_of(profile: Profile, given: Arguments, load: Load | None) -> Capaci
     return replace(found, memory=replace(memory, safe_fraction=_LARGEST))  # more of it makes the cache no larger
 
 
+def graph_requests(profile: Profile, given: Arguments) -> int:
+    """The largest batch for which sglang makes a graph."""
+    return _working(profile, given, ranks=profile.layout.tp.value).graph_requests
+
+
 def _count(given: Arguments, name: str) -> int | None:
     """An option that counts; None where it is not set, or is no count: other rules say so."""
     number = given.number(name)

@@ -74,7 +74,7 @@ def arguments(profile: Profile, table: FlagTable) -> Arguments:
 Rule = Callable[[Case], Iterator[Problem]]
 
 LOOPBACK: Final = "127.0.0.1"
-_VENDOR_OF: Final = {"rocm": "amd", "cuda": "nvidia", "cpu": "cpu"}
+VENDOR_OF: Final = {"rocm": "amd", "cuda": "nvidia", "cpu": "cpu"}
 # The suffix of a dated ROCm image names the GPU family it was compiled for (sglang docker/rocm.Dockerfile, GPU_ARCH).
 _ARCH_OF_IMAGE: Final = {"mi30x": "gfx942", "mi35x": "gfx950"}
 
@@ -149,7 +149,7 @@ def weights_fit(case: Case) -> Iterator[Problem]:
 def engine_fits_hardware(case: Case) -> Iterator[Problem]:
     """The image was built for this vendor and this GPU family."""
     engine, hardware = case.profile.engine, case.profile.hardware
-    if _VENDOR_OF[engine.platform] != hardware.vendor:
+    if VENDOR_OF[engine.platform] != hardware.vendor:
         yield Problem(
             f"an engine for {engine.platform} does not run on {hardware.vendor} hardware",
             case.place("engine", "platform"),

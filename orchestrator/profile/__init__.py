@@ -19,8 +19,9 @@ from orchestrator.profile.schema import (
     HardwareFile,
     ModelFile,
     Profile,
+    Scalar,
 )
-from orchestrator.profile.writing import Line, yaml_text
+from orchestrator.profile.writing import Line, flow, yaml_text
 
 __all__ = [
     "EXTENDS",
@@ -37,8 +38,10 @@ __all__ = [
     "Override",
     "PartChoice",
     "Profile",
+    "Scalar",
     "choose_parts",
     "compose",
+    "flow",
     "is_setting",
     "json_schema",
     "yaml_text",

@@ -9,6 +9,7 @@ from typing import Final
 from orchestrator.core.document import Data, read_scalar
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_/][A-Za-z0-9_./+@-]*(?: [A-Za-z0-9_./+@()-]+)*")
+_WIDTH: Final = 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,12 @@ def _sections(lines: Sequence[Line]) -> Iterator[str]:
             yield f"{holder}:"
         section = holder
         comment = f"  # {line.comment}" if line.comment else ""
-        yield f"{'  ' if holder else ''}{_key(line.path[-1])}: {flow(line.value)}{comment}"
+        begin, value = f"{'  ' if holder else ''}{_key(line.path[-1])}:", f"{flow(line.value)}{comment}"
+        if len(begin) + len(value) < _WIDTH or not isinstance(line.value, dict):
+            yield f"{begin} {value}"
+        else:
+            yield begin
+            yield f"{'    ' if holder else '  '}{value}"
 
 
 def _first(line: Line, lines: Sequence[Line]) -> int:

@@ -68,7 +68,7 @@ class _Reader:
             readers |= {
                 "moe.hidden_size": lambda: self._count("moe.hidden_size"),
                 "moe.intermediate_size": lambda: self._count("moe.intermediate_size", self.kind.expert_size),
-                "moe.routed_experts": lambda: experts,
+                "moe.routed_experts": lambda: self._count("moe.routed_experts"),
                 "moe.shared_experts": self._shared_experts,
                 "moe.experts_per_token": lambda: self._count("moe.experts_per_token"),
             }

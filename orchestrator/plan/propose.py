@@ -1,0 +1,88 @@
+"""Which layout to propose for a model on a machine: the smallest that holds what is asked of it, and why no smaller."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.plan.capacity import Capacity, KvCache, Memory
+from orchestrator.profile import Profile
+
+# Options of another profile that are sized for its own model and layout, and are reckoned anew.
+_SIZED: Final = (
+    "mem-fraction-static", "max-running-requests", "max-total-tokens", "context-length", "cuda-graph-max-bs",
+    "cuda-graph-max-bs-decode",
+)  # fmt: skip
+# Options that speak of a profile's own model.
+_OF_A_MODEL: Final = (
+    "reasoning-parser", "tool-call-parser", "quantization", "chat-template", "json-model-override-args",
+    "speculative-draft-model-path", "trust-remote-code",
+)  # fmt: skip
+_SPARSE: Final = ("dsa-", "nsa-")
+_DRAFTS: Final = "speculative-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What one replica has to hold: a request of so many tokens."""
+
+    context: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A layout, and what came of it: its capacity, or what its rules refuse."""
+
+    tp: int
+    capacity: Capacity | None
+    refused: tuple[str, ...]
+
+
+def layouts(gpus: int) -> Iterator[int]:
+    """The GPUs that a replica may have on a node of so many, the fewest first."""
+    yield from (count for count in range(1, max(gpus, 1) + 1) if max(gpus, 1) % count == 0)
+
+
+def shortfall(tried: Tried, need: Need) -> str:
+    """Why a layout does not hold what is needed, with figures; empty where it does, as far as is known."""
+    if tried.refused:
+        return "; ".join(tried.refused)
+    cache, memory, served = (
+        (tried.capacity.cache, tried.capacity.memory, tried.capacity.served) if tried.capacity else (None, None, None)
+    )
+    if cache is None or cache.tokens is None:
+        return ""
+    if cache.tokens < need.context:
+        return f"{_held(memory, cache)}, and a request may have {need.context:,}"
+    if served is not None and served.at_once == 0:
+        return f"{_held(memory, cache)}, and no request of `{served.load}` fits"
+    return ""
+
+
+def _held(memory: Memory | None, cache: KvCache) -> str:
+    weights = f"{memory.weights_bytes / 1e9:.1f} GB of weights a GPU leave " if memory else ""
+    return f"{weights}a cache of {cache.tokens:,} tokens"
+
+
+def longest(tried: Iterable[Tried]) -> int:
+    """The longest request that any of these layouts holds."""
+    caches = [each.capacity.cache for each in tried if each.capacity and not each.refused]
+    return max((cache.tokens or 0 for cache in caches if cache is not None), default=0)
+
+
+def adopted(profile: Profile, flags: Iterable[str], *, model: Profile, known: Sequence[str]) -> Mapping[str, str]:
+    """Of another profile's options those that are left out for this `model`, each with the reason."""
+    sized = model.hardware.vendor != "cpu"
+    drafts = model.model.mtp_layer is not None and "speculative-draft-model-path" not in profile.flags
+    left: dict[str, str] = {}
+    for flag in flags:
+        if flag in _SIZED and sized:
+            left[flag] = "reckoned anew"
+        elif flag in _OF_A_MODEL:
+            left[flag] = "it speaks of another model"
+        elif flag.startswith(_SPARSE) and not model.model.sparse_attention:
+            left[flag] = "the model has no sparse attention"
+        elif flag.startswith(_DRAFTS) and not drafts:
+            left[flag] = "the checkpoint has no layer that drafts"
+        elif flag not in known:
+            left[flag] = f"sglang {model.engine.version} has no such option"
+    return left
