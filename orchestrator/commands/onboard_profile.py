@@ -264,10 +264,7 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, Tried]:
     draft.set("layout", "tp", tp, "the fewest GPUs that hold it")
     if dp > 1:
         draft.set("layout", "dp", dp, f"of the node's {profile.hardware.gpus} GPUs")
-    many = f"{dp} replicas of {tp}" if dp > 1 else f"{tp}"
-    draft.keys["description"] = f"{profile.model.served_name} on {draft.keys['hardware']}, {many} GPU" + (
-        "s" if tp > 1 else ""
-    )
+    draft.keys["description"] = f"{profile.model.served_name} on {draft.keys['hardware']}{_many(profile, tp, dp)}"
     valid = draft.valid()
     memory = valid.capacity.memory
     if memory is not None and memory.safe_fraction > 0:
@@ -275,7 +272,7 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, Tried]:
         draft.set("flags", "mem-fraction-static", memory.safe_fraction, why)
         valid = draft.valid()
     served = valid.capacity.served
-    if served is not None and served.at_once:
+    if memory is not None and served is not None and served.at_once:
         most = graph_requests(valid.profile, arguments(valid.profile, valid.table))
         running = min(served.at_once, most) if most else served.at_once
         by = "fit" if running == served.at_once else "sglang makes graphs for"
@@ -289,10 +286,19 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, Tried]:
     return draft, Tried(tp=tp, capacity=valid.capacity, refused=())
 
 
+def _many(profile: Profile, tp: int, dp: int) -> str:
+    gpus = f"{tp} GPU{'s' if tp > 1 else ''}"
+    if not profile.hardware.gpus:
+        return ""
+    return f", {dp} replicas of {gpus}" if dp > 1 else f", {gpus}"
+
+
 def _explain(draft: _Draft, tried: Sequence[Tried], need: Need, capacity: Capacity | None) -> None:
     """Say why the chosen layout is the smallest."""
     cache = capacity.cache if capacity else None
-    if cache is None or cache.tokens is None:
+    if capacity is not None and capacity.memory is None:
+        why = "one process; what fits into this machine's memory is told by its start alone"
+    elif cache is None or cache.tokens is None:
         reason = "" if capacity is None else "; ".join(capacity.unknown[:1])
         why = f"the fewest GPUs that hold the weights; {reason or 'the size of its cache is told by its start alone'}"
     else:
@@ -309,10 +315,11 @@ def _explain(draft: _Draft, tried: Sequence[Tried], need: Need, capacity: Capaci
 
 
 def _decided(draft: _Draft) -> Iterator[Decision]:
+    anew = {f"{section}.{key}" for section, key in draft.settings}
     for (section, key), (value, why) in draft.ordered():
         shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         yield Decision(key=f"{section}.{key}", value=shown.lower() if value is True else shown, why=why)
-    yield from draft.decisions
+    yield from (each for each in draft.decisions if each.key not in anew)
 
 
 def _does_not_fit(request: ProfileRequest, tried: Sequence[Tried], need: Need) -> ProfileError:

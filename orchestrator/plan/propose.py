@@ -76,7 +76,7 @@ def adopted(profile: Profile, flags: Iterable[str], *, model: Profile, known: Se
     left: dict[str, str] = {}
     for flag in flags:
         if flag in _SIZED and sized:
-            left[flag] = "reckoned anew"
+            left[flag] = "it was sized for another model"
         elif flag in _OF_A_MODEL:
             left[flag] = "it speaks of another model"
         elif flag.startswith(_SPARSE) and not model.model.sparse_attention:
