@@ -9,12 +9,12 @@ from typing import Final
 
 from orchestrator.commands.staging import hub_of
 from orchestrator.core.catalogue import Catalogue, Kind, can_be_named
-from orchestrator.core.document import Data, read_document
+from orchestrator.core.document import Data, KeyPath, read_document
 from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import checked, model_of
-from orchestrator.profile import Line, ModelFile, Override, flow, yaml_text
+from orchestrator.profile import ModelFile, Override, YamlLine, flow, yaml_text
 from orchestrator.weights import Description, describe, hub_outline, local_outline
 
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -27,7 +27,7 @@ class OnboardedModel:
 
     name: str
     path: Path
-    lines: tuple[Line, ...]
+    lines: tuple[YamlLine, ...]
     notes: tuple[str, ...]
 
     def rows(self) -> Iterator[list[str]]:
@@ -68,7 +68,7 @@ def onboard_model(
         found, gated = describe(outline, keys), listing.gated
         origin = {"kind": "hub", "location": where, "revision": listing.commit}
     lines = _lines(name, origin, found, given, gated=gated)
-    _require_valid(lines, found.missing)
+    _require_valid(lines, found.missing, where)
     path = home.root / Kind.MODEL.value.replace("*", name)
     text = yaml_text(_head(name), lines)
     model_of(read_document(text, str(path)), ModelFile)  # what it says is what was checked
@@ -102,31 +102,31 @@ def _free_name(name: str, home: Home, *, replace: bool) -> str:
 
 def _lines(
     name: str, origin: Mapping[str, Data], found: Description, given: Sequence[Override], *, gated: bool
-) -> list[Line]:
+) -> list[YamlLine]:
     """The lines of the file in the order of its schema: what was read, and over it what the user says."""
-    lines: dict[tuple[str, ...], Line] = {
-        ("source",): Line(path=("source",), value="config.json and safetensors headers of the checkpoint"),
-        ("origin",): Line(path=("origin",), value=dict(origin)),
-        ("served_name",): Line(path=("served_name",), value=name, comment="by its file; another with `--set`"),
+    lines: dict[tuple[str, ...], YamlLine] = {
+        ("source",): YamlLine(path=("source",), value="config.json and safetensors headers of the checkpoint"),
+        ("origin",): YamlLine(path=("origin",), value=dict(origin)),
+        ("served_name",): YamlLine(path=("served_name",), value=name, comment="by its file; another with `--set`"),
     }
     if gated:
-        lines["gated",] = Line(path=("gated",), value=True, comment="the hub says so")
+        lines["gated",] = YamlLine(path=("gated",), value=True, comment="the hub says so")
     for key, fact in found.facts.items():
         path = tuple(key.split(".", 1))
         if path[0] == "flags":
             setting: Data = {"value": str(fact.value), "origin": "recipe", "source": fact.name}
-            lines[path] = Line(path=path, value=setting)
+            lines[path] = YamlLine(path=path, value=setting)
         elif isinstance(fact.value, bool | int | str):
-            lines[path] = Line(path=path, value=fact.value, comment=fact.name)
+            lines[path] = YamlLine(path=path, value=fact.value, comment=fact.name)
     for override in given:
         lines = {path: line for path, line in lines.items() if path[: len(override.path)] != override.path}
         if override.value is not None:
-            lines[override.path] = Line(path=override.path, value=override.value, comment=_GIVEN)
+            lines[override.path] = YamlLine(path=override.path, value=override.value, comment=_GIVEN)
     order = ["source", *ModelFile.model_fields]
     return sorted(lines.values(), key=lambda line: order.index(line.path[0]) if line.path[0] in order else len(order))
 
 
-def _require_valid(lines: Sequence[Line], missing: Mapping[str, Problem]) -> None:
+def _require_valid(lines: Sequence[YamlLine], missing: Mapping[str, Problem], where: str) -> None:
     """Raise ProfileError with what is missing, and what the user's `--set` may not say."""
     data: dict[str, Data] = {}
     for line in lines:
@@ -135,9 +135,15 @@ def _require_valid(lines: Sequence[Line], missing: Mapping[str, Problem]) -> Non
             inner = holder.setdefault(key, {})
             holder = inner if isinstance(inner, dict) else {}
         holder[line.path[-1]] = line.value
+    given = {".".join(line.path) for line in lines if line.comment == _GIVEN}
+
+    def place(path: KeyPath) -> str:
+        key = ".".join(map(str, path))
+        return f"{_GIVEN} {key}" if any(key.startswith(said) for said in given) else where
+
     problems = list(missing.values())
     try:
-        checked(data, ModelFile, place=lambda path: f"{_GIVEN} {'.'.join(map(str, path))}", message="")
+        checked(data, ModelFile, place=place, message="")
     except ProfileError as error:
         problems += [each for each in error.problems if not _is_asked(each, missing)]
     if problems:

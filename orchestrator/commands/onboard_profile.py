@@ -20,7 +20,7 @@ from orchestrator.plan import NAME
 from orchestrator.plan.capacity import Capacity, graph_requests
 from orchestrator.plan.propose import Need, Tried, adopted, layouts, longest, shortfall
 from orchestrator.plan.rules import VENDOR_OF, arguments
-from orchestrator.profile import Line, Profile, Scalar, yaml_text
+from orchestrator.profile import Profile, Scalar, YamlLine, yaml_text
 
 _MEASURED: Final = {
     "enable-metrics": "the smoke test and bench read them",
@@ -92,12 +92,12 @@ class _Draft:
         return replace(self, keys={**self.keys}, settings={**self.settings}, decisions=[*self.decisions])
 
     def text(self) -> str:
-        lines = [Line(path=(key,), value=value) for key, value in self.keys.items() if key != "waiting"]
+        lines = [YamlLine(path=(key,), value=value) for key, value in self.keys.items() if key != "waiting"]
         for (section, key), (value, why) in self.ordered():
             setting: Data = {"value": value, "origin": Origin.INFERRED.value, "note": why}
-            lines.append(Line(path=(section, key), value=setting))
+            lines.append(YamlLine(path=(section, key), value=setting))
         waiting = self.keys.get("waiting")
-        lines += [Line(path=("waiting", key), value=value) for key, value in _items(waiting)]
+        lines += [YamlLine(path=("waiting", key), value=value) for key, value in _items(waiting)]
         head = [
             "yaml-language-server: $schema=profile.schema.json",
             f"{self.name}, as `deploy onboard profile` proposed it: nothing of it was measured.",

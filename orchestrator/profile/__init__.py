@@ -21,7 +21,7 @@ from orchestrator.profile.schema import (
     Profile,
     Scalar,
 )
-from orchestrator.profile.writing import Line, flow, yaml_text
+from orchestrator.profile.writing import YamlLine, flow, yaml_text
 
 __all__ = [
     "EXTENDS",
@@ -33,12 +33,12 @@ __all__ = [
     "ContainerSection",
     "EngineFile",
     "HardwareFile",
-    "Line",
     "ModelFile",
     "Override",
     "PartChoice",
     "Profile",
     "Scalar",
+    "YamlLine",
     "choose_parts",
     "compose",
     "flow",

@@ -13,7 +13,7 @@ _WIDTH: Final = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class YamlLine:
     """One key of a file by its path, its value, and what stands behind it."""
 
     path: tuple[str, ...]
@@ -21,12 +21,12 @@ class Line:
     comment: str = ""
 
 
-def yaml_text(head: Sequence[str], lines: Sequence[Line]) -> str:
+def yaml_text(head: Sequence[str], lines: Sequence[YamlLine]) -> str:
     """A file: `head` as comments, then each line in its place; keys with a path stand together in their section."""
     return "\n".join([*(f"# {text}" for text in head), *_sections(lines)]) + "\n"
 
 
-def _sections(lines: Sequence[Line]) -> Iterator[str]:
+def _sections(lines: Sequence[YamlLine]) -> Iterator[str]:
     section = ""
     for line in sorted(lines, key=lambda each: _first(each, lines)):
         holder = ".".join(line.path[:-1])
@@ -42,7 +42,7 @@ def _sections(lines: Sequence[Line]) -> Iterator[str]:
             yield f"{'    ' if holder else '  '}{value}"
 
 
-def _first(line: Line, lines: Sequence[Line]) -> int:
+def _first(line: YamlLine, lines: Sequence[YamlLine]) -> int:
     """Where the section of a line begins, so that none begins twice."""
     return next(at for at, each in enumerate(lines) if each.path[:1] == line.path[:1])
 

@@ -1,6 +1,5 @@
 """Checkpoints: fetched so that a cut costs nothing, and whole before a server sees them."""
 
-from orchestrator.weights.config import Fact
 from orchestrator.weights.describe import Description, describe
 from orchestrator.weights.facts import require_facts
 from orchestrator.weights.far import copy_headers
@@ -18,7 +17,6 @@ __all__ = [
     "BadShardError",
     "Description",
     "DownloadProgress",
-    "Fact",
     "FarStage",
     "Hub",
     "Verified",

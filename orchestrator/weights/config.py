@@ -33,12 +33,13 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "cache.qk_rope_head_dim": ("qk_rope_head_dim",),
     "cache.index_head_dim": ("index_head_dim",),
 }  # fmt: skip
+_MOST: Final = 1 << 53  # of what is counted; a larger number is none
 _DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _QUARK: Final = {"fp4": "mxfp4"}  # its word for a weight: ours; the others are called as it calls them
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fact:
+class ReadFact:
     """A value, and the name of what says so."""
 
     value: object
@@ -85,11 +86,13 @@ class CheckpointConfig:
             said = holder.get(key)
             yield from (str(word) for word in (said if isinstance(said, list) else [said]) if isinstance(word, str))
 
-    def count(self, key: str, *names: str) -> Fact | None:
+    def count(self, key: str, *names: str) -> ReadFact | None:
         """A fact that counts, by one of its `names` or else those it has in `NAMES`; None where the config has none."""
-        given = (name for name in names or NAMES[key] if type(self.text.get(name)) is int)
-        name = next(given, None)
-        return None if name is None else Fact(value=self.text[name], name=name)
+        for name in names or NAMES[key]:
+            value = self.text.get(name)
+            if type(value) is int and abs(value) < _MOST:
+                return ReadFact(value=value, name=name)
+        return None
 
     @property
     def drafts(self) -> int | None:
@@ -103,40 +106,42 @@ class CheckpointConfig:
         given = self.text.get("rope_scaling") or self.text.get("rope_parameters")
         return given if isinstance(given, dict) else {}
 
-    def context(self) -> Fact | None:
+    def context(self) -> ReadFact | None:
         """The longest context, as sglang 0.5.14 to 0.5.23 reckons it (common.py, get_context_length)."""
         found = self.count("context_length")
         factor = self.rope.get("factor", 1)
         whole = "original_max_position_embeddings" in self.rope or self.rope.get("rope_type") == "llama3"
-        if found is None or whole or not isinstance(factor, int | float) or factor == 1:
+        if found is None or whole or factor == 1:
             return found
-        return Fact(value=int(factor * found.number), name=f"{found.name} x rope_scaling.factor")
+        if not isinstance(factor, int | float) or not 0 < factor < _MOST:
+            return None
+        return ReadFact(value=int(factor * found.number), name=f"{found.name} x rope_scaling.factor")
 
     @property
-    def method(self) -> Fact | None:
+    def method(self) -> ReadFact | None:
         """Who quantised it."""
         said = self._quantised.get("quant_method")
-        return Fact(value=str(said), name="quantization_config.quant_method") if said else None
+        return ReadFact(value=str(said), name="quantization_config.quant_method") if said else None
 
     @property
     def _quantised(self) -> Mapping[str, object]:
         given = self.text.get("quantization_config") or self.data.get("quantization_config")
         return given if isinstance(given, dict) else {}
 
-    def quantisation(self) -> Fact | None:
+    def quantisation(self) -> ReadFact | None:
         """In a model file's word: who quantised it and to what, or the type of weights that are not."""
         at, given, method = "quantization_config", self._quantised, self.method
         if algorithm := given.get("quant_algo"):
-            return Fact(value=modelopt_word(algorithm), name=f"{at}.quant_algo")
+            return ReadFact(value=modelopt_word(algorithm), name=f"{at}.quant_algo")
         if method is not None and method.value == "quark":
             kind = _quark_weight(given)
             name = f"{at}.global_quant_config.weight.dtype"
-            return Fact(value=f"quark-{_QUARK.get(kind, kind)}", name=name) if kind else None
+            return ReadFact(value=f"quark-{_QUARK.get(kind, kind)}", name=name) if kind else None
         if method is not None or given:
             return method if method is not None and method.value != "modelopt" else None
         for name in ("dtype", "torch_dtype"):
             if (kind := _DTYPES.get(str(self.text.get(name)))) is not None:
-                return Fact(value=kind, name=name)
+                return ReadFact(value=kind, name=name)
         return None
 
 

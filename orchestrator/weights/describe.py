@@ -7,7 +7,7 @@ from typing import Final
 from orchestrator.core.errors import Problem, WeightsError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.engine.architectures import ARCHITECTURES, Architecture, parsers_of
-from orchestrator.weights.config import CONFIG, DRAFTS, LAYERS, NAMES, QUANT_CONFIG, SPARSE, Fact, modelopt_word
+from orchestrator.weights.config import CONFIG, DRAFTS, LAYERS, NAMES, QUANT_CONFIG, SPARSE, ReadFact, modelopt_word
 from orchestrator.weights.inspect import INDEX
 from orchestrator.weights.outline import EXPERT_ROWS, HEAD_ROWS, INDEXER_ROWS, LATENT_ROWS, Outline
 
@@ -18,7 +18,7 @@ _HEADERS: Final = "the headers of the safetensors files"
 class Description:
     """Facts by the key of a model's file, in its order; keys that are asked for; and what is worth saying of them."""
 
-    facts: dict[str, Fact]
+    facts: dict[str, ReadFact]
     missing: dict[str, Problem]  # by key, with how to give it
     notes: tuple[str, ...]
 
@@ -28,14 +28,14 @@ def describe(outline: Outline, given: Sequence[str]) -> Description:
 
     Raises WeightsError with every contradiction between its config and its tensors.
     """
-    reader = _Reader(outline, tuple(given))
+    reader = _FactReader(outline, tuple(given))
     facts = {key: found for key, read in reader.all().items() if not reader.is_given(key) and (found := read())}
     if problems := list(_contradictions(outline, reader, facts)):
         raise WeightsError("the checkpoint contradicts itself", where=outline.where, problems=problems)
     return Description(facts=facts, missing=reader.missing, notes=tuple(reader.notes))
 
 
-class _Reader:
+class _FactReader:
     """Reads one fact after the other; what it cannot read is noted."""
 
     def __init__(self, outline: Outline, given: tuple[str, ...]) -> None:
@@ -50,10 +50,10 @@ class _Reader:
         """Whether the user says it, or the section that holds it."""
         return any(key == said or key.startswith(f"{said}.") or said.startswith(f"{key}.") for said in self._given)
 
-    def all(self) -> dict[str, Callable[[], Fact | None]]:
+    def all(self) -> dict[str, Callable[[], ReadFact | None]]:
         """How each fact is read, in the order of a model's file."""
         experts, cache = self.config.count("moe.routed_experts"), "cache"
-        readers: dict[str, Callable[[], Fact | None]] = {
+        readers: dict[str, Callable[[], ReadFact | None]] = {
             "weights": self._weights,
             "quantisation": self._quantisation,
             "context_length": lambda: self._asked("context_length", self.config.context()),
@@ -85,10 +85,10 @@ class _Reader:
             readers |= {cache: self._no_cache}
         return readers | self._parsers()
 
-    def _count(self, key: str, *names: str) -> Fact | None:
+    def _count(self, key: str, *names: str) -> ReadFact | None:
         return self._asked(key, self.config.count(key, *names), *names)
 
-    def _asked(self, key: str, found: Fact | None, *names: str) -> Fact | None:
+    def _asked(self, key: str, found: ReadFact | None, *names: str) -> ReadFact | None:
         if found is not None:
             return replace(found, name=f"{CONFIG}: {found.name}")
         said = ", ".join(f"`{name}`" for name in names or NAMES.get(key, ()))
@@ -98,22 +98,22 @@ class _Reader:
     def _ask(self, key: str, message: str, example: str = "N") -> None:
         self.missing[key] = Problem(message, self.outline.where, f"give it: `--set {key}={example}`")
 
-    def _weights(self) -> Fact:
+    def _weights(self) -> ReadFact:
         shards = self.outline.shards
         of = f"{shards} files that {INDEX} names" if shards > 1 else "one file"
-        return Fact(value=self.outline.weight_bytes, name=f"bytes of {of}")
+        return ReadFact(value=self.outline.weight_bytes, name=f"bytes of {of}")
 
-    def _quantisation(self) -> Fact | None:
+    def _quantisation(self) -> ReadFact | None:
         if (found := self.config.quantisation()) is not None:
             return replace(found, name=f"{CONFIG}: {found.name}")
         given = self.outline.quantised
         inner = given.data.get("quantization") if given is not None else None
         if isinstance(inner, dict) and (algorithm := inner.get("quant_algo")):
-            return Fact(value=modelopt_word(algorithm), name=f"{QUANT_CONFIG}: quantization.quant_algo")
+            return ReadFact(value=modelopt_word(algorithm), name=f"{QUANT_CONFIG}: quantization.quant_algo")
         self._ask("quantisation", f"`quantisation` could not be read: {CONFIG} says it in no way known here", "WORD")
         return None
 
-    def _kv_heads(self) -> Fact | None:
+    def _kv_heads(self) -> ReadFact | None:
         found = self.config.count("kv_heads")
         latent = self.kind.attention == "latent"  # which has no heads of keys and values
         return None if latent or found is None else replace(found, name=f"{CONFIG}: {found.name}")
@@ -122,8 +122,8 @@ class _Reader:
     def _is_sparse(self) -> bool:
         return self.kind.sparse and self.config.text.get(SPARSE) is not None
 
-    def _sparse(self) -> Fact | None:
-        return Fact(value=True, name=f"{CONFIG}: {SPARSE}") if self._is_sparse else None
+    def _sparse(self) -> ReadFact | None:
+        return ReadFact(value=True, name=f"{CONFIG}: {SPARSE}") if self._is_sparse else None
 
     @property
     def _behind(self) -> int:
@@ -131,34 +131,34 @@ class _Reader:
         found = self.config.count("layers")
         return found.number if found is not None else -1
 
-    def _mtp_layer(self) -> Fact | None:
+    def _mtp_layer(self) -> ReadFact | None:
         drafts, behind = self.config.drafts or 0, self._behind
         if drafts and self.outline.layers[behind]:
-            return Fact(value=behind, name=f"{CONFIG}: {DRAFTS}; its tensors are there")
+            return ReadFact(value=behind, name=f"{CONFIG}: {DRAFTS}; its tensors are there")
         if drafts:
             self.notes.append(f"{CONFIG} names {drafts} layer that drafts, of which the checkpoint has no tensor")
         return None
 
-    def _mtp_weights(self) -> Fact | None:
+    def _mtp_weights(self) -> ReadFact | None:
         there = (self.config.drafts or 0) == 1 and self.outline.layer_bytes[self._behind]
-        return Fact(value=there, name=f"tensors of `layers.{self._behind}.`, by {_HEADERS}") if there else None
+        return ReadFact(value=there, name=f"tensors of `layers.{self._behind}.`, by {_HEADERS}") if there else None
 
-    def _shared_experts(self) -> Fact:
+    def _shared_experts(self) -> ReadFact:
         found = self.config.count("moe.shared_experts")
         if found is None:
-            return Fact(value=0, name=f"{CONFIG} has no {NAMES['moe.shared_experts'][0]}")
+            return ReadFact(value=0, name=f"{CONFIG} has no {NAMES['moe.shared_experts'][0]}")
         return replace(found, name=f"{CONFIG}: {found.name}")
 
-    def width(self) -> Fact | None:
+    def width(self) -> ReadFact | None:
         """The width of a head of keys, as sglang 0.5.16 takes it (model_config.py:765)."""
         if (found := self.config.count("cache.head_dim")) is not None:
             return found
         hidden, heads = self.config.count("moe.hidden_size"), self.config.count("attention_heads")
         if hidden is None or heads is None or heads.number < 1:
             return None
-        return Fact(value=hidden.number // heads.number, name=f"{hidden.name} / {heads.name}")
+        return ReadFact(value=hidden.number // heads.number, name=f"{hidden.name} / {heads.name}")
 
-    def _v_head_dim(self) -> Fact | None:
+    def _v_head_dim(self) -> ReadFact | None:
         found, keys = self.config.count("cache.v_head_dim"), self.width()
         if found is None or found.number == 0 or keys is None or found.value == keys.value:
             return None
@@ -182,7 +182,7 @@ class _Reader:
         )
         self.missing["cache"] = Problem(message, self.outline.where, hint)
 
-    def _parsers(self) -> dict[str, Callable[[], Fact | None]]:
+    def _parsers(self) -> dict[str, Callable[[], ReadFact | None]]:
         found = parsers_of(self.name, self.config.model_types)
         for flag in ("reasoning-parser", "tool-call-parser"):
             if flag not in {parser.flag for parser in found} and not self.is_given(f"flags.{flag}"):
@@ -195,12 +195,12 @@ class _Reader:
                 "itself, `--set flags.trust-remote-code=true` lets it run that code"
             )
         return {
-            f"flags.{parser.flag}": (lambda parser=parser: Fact(value=parser.value, name=parser.source))  # type: ignore[misc]
+            f"flags.{parser.flag}": (lambda parser=parser: ReadFact(value=parser.value, name=parser.source))  # type: ignore[misc]
             for parser in found
         }
 
 
-def _contradictions(outline: Outline, reader: _Reader, facts: dict[str, Fact]) -> Iterator[Problem]:
+def _contradictions(outline: Outline, reader: _FactReader, facts: dict[str, ReadFact]) -> Iterator[Problem]:
     where = f"{outline.where}/{CONFIG}"
     yield from (Problem(message, where) for message in _impossible(facts))
     yield from (Problem(message, where) for message in _layers_differ(outline))
@@ -210,7 +210,7 @@ def _contradictions(outline: Outline, reader: _Reader, facts: dict[str, Fact]) -
             yield Problem(f"`{name}` has {rows} rows, {of} is {expected}", where)
 
 
-def _impossible(facts: dict[str, Fact]) -> Iterator[str]:
+def _impossible(facts: dict[str, ReadFact]) -> Iterator[str]:
     """Numbers of config.json that cannot stand beside each other."""
     for whole, part, divides in (
         ("attention_heads", "kv_heads", True),
@@ -223,8 +223,8 @@ def _impossible(facts: dict[str, Fact]) -> Iterator[str]:
                 few_name, many_name = (fact.name.removeprefix(f"{CONFIG}: ") for fact in (few, many))
                 yield f"`{few_name}` {few.value} {how} `{many_name}` {many.value}"
     for key, fact in facts.items():
-        if fact.name.startswith(f"{CONFIG}: ") and type(fact.value) is int and fact.value < 0:
-            yield f"`{key}` is {fact.value}"
+        if type(fact.value) is int and fact.value < (0 if key == "moe.shared_experts" else 1):
+            yield f"`{fact.name.removeprefix(f'{CONFIG}: ')}` is {fact.value}"
 
 
 def _layers_differ(outline: Outline) -> Iterator[str]:
@@ -233,8 +233,9 @@ def _layers_differ(outline: Outline) -> Iterator[str]:
     if found is None or not outline.layers:
         return
     drafts = outline.config.drafts or 0
-    if lost := [number for number in range(found.number) if not outline.layers[number]]:
-        yield f"`{LAYERS}` is {found.number}, and no tensor is of layer {lost[0]}"
+    lost = next((number for number in range(found.number) if not outline.layers[number]), None)
+    if lost is not None:
+        yield f"`{LAYERS}` is {found.number}, and no tensor is of layer {lost}"
     if beyond := [number for number in outline.layers if number >= found.number + drafts]:
         yield (
             f"`{LAYERS}` is {found.number}{f' and `{DRAFTS}` {drafts}' if drafts else ''}, and there are tensors of "
@@ -242,7 +243,7 @@ def _layers_differ(outline: Outline) -> Iterator[str]:
         )
 
 
-def _rows(reader: _Reader) -> Iterator[tuple[str, int, str]]:
+def _rows(reader: _FactReader) -> Iterator[tuple[str, int, str]]:
     """What the rows of a tensor have to be by config.json."""
     config, kind = reader.config, reader.kind
     if kind.attention == "heads":

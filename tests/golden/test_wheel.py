@@ -1,10 +1,12 @@
 """The wheel carries its data: installed in an empty folder, away from the repository, it renders the same."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from config_samples import write_public
 
 from orchestrator.commands.planning import load, render_artifacts, rendered_files
 from orchestrator.core.paths import data_root
@@ -22,10 +24,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def deploy(site: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+def deploy(site: Path, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
     program = f"import sys; sys.path.insert(0, {str(site)!r}); from orchestrator.cli.main import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", program, *words], cwd=site.parent, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, *words],
+        cwd=site.parent,
+        env={**os.environ, **more},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -44,3 +51,10 @@ def test_the_wheel_is_the_one_that_ran(installed: Path) -> None:
     assert not (installed / "tests").exists()
     done = deploy(installed, "show", "no-such-profile")
     assert (done.returncode, "there is no profile" in done.stderr) == (3, True)
+
+
+def test_the_wheel_onboards_a_model(installed: Path, tmp_path: Path) -> None:
+    checkpoint, home = write_public(tmp_path / "gpt-oss-120b", "gpt-oss-120b"), str(tmp_path / "home")
+    done = deploy(installed, "onboard", "model", str(checkpoint), DEPLOY_HOME=home)
+    assert done.stderr.splitlines()[-1] == "next: `deploy onboard profile --model gpt-oss-120b --hardware mi355x`"
+    assert Path(home, "profiles/models/gpt-oss-120b.yaml").is_file()

@@ -153,15 +153,24 @@ def write_config(
     config: Config,
     *,
     shape: Config | None = None,
-    weights: int = 1_000_000_000,
+    weights: int = 20_000_000_000,
     prefix: str = "model.",
     drafts: int | None = None,
     shards: int = 4,
+    experts: int = 0,
 ) -> Path:
-    """A whole checkpoint of this config, with tensors as `shape` has them, of exactly `weights` bytes in files."""
+    """A whole checkpoint of this config, with tensors as `shape` has them, of exactly `weights` bytes in files.
+
+    `experts` is how many of each layer have three matrices and their scales.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     tensors = dict(_tensors(shape or config, prefix, drafts))
+    for layer in range(config["num_hidden_layers"] if experts else 0):
+        for expert in range(experts):
+            for part in ("gate_proj", "up_proj", "down_proj"):
+                name = f"{prefix}layers.{layer}.mlp.experts.{expert}.{part}.weight"
+                tensors |= {name: (16, 64), f"{name}_scale_inv": (1, 1)}
     placed: dict[str, dict[str, tuple[int, ...]]] = {}
     for number, (tensor, rows) in enumerate(tensors.items()):
         file = f"model-{number % shards + 1:05d}-of-{shards:05d}.safetensors"

@@ -1,0 +1,94 @@
+"""`deploy onboard` as a program: from a directory, from a hub, and from the checkpoint that real sglang serves here."""
+
+import os
+import resource
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from config_samples import GLM_52, KIMI_K2, write_config, write_public
+from loopback_hub import COMMIT, Hub, serve
+from patience import PATIENCE
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.commands.onboard_model import onboard_model
+from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.errors import WeightsError
+from orchestrator.core.paths import Home
+from orchestrator.core.validation import read_model
+from orchestrator.profile import ModelFile
+
+TERABYTE = 1_000_000_000_000
+REPOSITORY = "zai-org/GLM-5.2-FP8"
+
+
+def deploy(home: Path, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
+    base = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    env = {**base, "DEPLOY_HOME": str(home), "HF_HOME": str(home / "hf"), **more}
+    argv = [sys.executable, "-m", "orchestrator", *words]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE)
+
+
+def written(home: Path, name: str) -> ModelFile:
+    return read_model(home / f"profiles/models/{name}.yaml", ModelFile, name)
+
+
+def test_each_command_leads_to_one_that_works_as_it_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = write_public(tmp_path / "Llama-3.3-70B-Instruct", "Llama-3.3-70B-Instruct")
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
+    done = CliRunner().invoke(app, ["onboard", "model", str(checkpoint)])
+    assert "config.json: num_hidden_layers" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("next: `deploy onboard profile --model llama-3.3-70b-instruct ")
+    for expected in ("the fewest GPUs whose cache holds 131,072 tokens", "--tp-size 1"):
+        following = done.stderr.splitlines()[-1].partition("`deploy ")[2].rstrip("`")
+        done = CliRunner().invoke(app, shlex.split(following))
+        assert done.exit_code == 0, done.stderr
+        assert expected in done.stdout
+    assert "warning" not in done.stderr
+
+
+def test_a_terabyte_costs_headers_alone(tmp_path: Path) -> None:
+    """Forty-seven thousand tensors in sixty files: under 10 s, under 200 MB of memory."""
+    checkpoint = write_config(tmp_path / "large", KIMI_K2, weights=TERABYTE, shards=60, experts=128)
+    begun = time.monotonic()
+    done = deploy(tmp_path / "home", "onboard", "model", str(checkpoint))
+    took = time.monotonic() - begun
+    assert done.returncode == 0, done.stderr
+    assert written(tmp_path / "home", "large").weights == TERABYTE
+    assert took < 10
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < 200_000_000
+
+
+def test_a_repository_is_read_by_its_headers(tmp_path: Path) -> None:
+    """Of 40 files those are asked that something follows from: the first rows of a kind, and the layer that drafts."""
+    config = {**GLM_52, "hidden_size": 64, "quantization_config": {"quant_method": "fp8"}}
+    token = "open-sesame"
+    source = write_config(tmp_path / "source", config, weights=60_000_000, shards=40)
+    with serve(Hub(repository=REPOSITORY, directory=source, token=token)) as hub:
+        done = deploy(tmp_path, "onboard", "model", REPOSITORY, "--name", "own", HF_ENDPOINT=hub.url, HF_TOKEN=token)
+        assert done.returncode == 0, done.stderr
+        with pytest.raises(WeightsError, match="is gated and not open"):
+            onboard_model(REPOSITORY, Home(tmp_path), name="other", environ={"HF_ENDPOINT": hub.url})
+        with pytest.raises(WeightsError, match="there is no repository `nobody/nothing`"):
+            onboard_model("nobody/nothing", Home(tmp_path), environ={"HF_ENDPOINT": hub.url, "HF_TOKEN": token})
+    found = written(tmp_path, "own")
+    assert (found.origin.kind, found.origin.location, found.origin.revision) == ("hub", REPOSITORY, COMMIT)
+    assert (found.weights, found.layers, found.mtp_layer) == (60_000_000, 78, 78)
+    assert found.mtp_weights == (576 + 128 + 256 + 1) * 64 * 2
+    asked = {name for name in hub.sent if name.endswith(".safetensors")}
+    assert 0 < len(asked) < 10, asked
+
+
+@pytest.mark.engine
+def test_the_checkpoint_that_sglang_serves_here_has_the_facts_of_its_shipped_file(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    onboard_model(str(tiny_model), Home(tmp_path), name="own", environ={})
+    found, shipped = written(tmp_path, "own"), read_model(Catalogue.shipped().path(Kind.MODEL, "tiny"), ModelFile, "")
+    for key in ("quantisation", "context_length", "layers", "attention_heads", "kv_heads", "moe", "cache", "mtp_layer"):
+        assert getattr(found, key) == getattr(shipped, key), key
+    assert found.weights == (tiny_model / "model.safetensors").stat().st_size

@@ -1,0 +1,46 @@
+"""`deploy onboard`, as programs and shells see it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from config_samples import KIMI_K2, write_config, write_public
+from typer.testing import CliRunner, Result
+
+from orchestrator.cli.main import app
+from orchestrator.cli.options import names_of
+from orchestrator.core.errors import DeployError
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
+
+
+def deploy(line: str) -> Result:
+    return CliRunner().invoke(app, line.split())
+
+
+def test_programs_read_json(tmp_path: Path) -> None:
+    checkpoint = write_public(tmp_path / "gpt-oss-120b", "gpt-oss-120b")
+    said = json.loads(deploy(f"onboard model {checkpoint} --json").stdout)
+    assert {"key": "layers", "value": 36, "from": "config.json: num_hidden_layers"} in said["facts"]
+    assert any("sliding windows" in note for note in said["notes"])
+    assert said["next"].startswith("deploy onboard profile")
+    said = json.loads(deploy("onboard profile --model gpt-oss-120b --hardware h200 --json").stdout)
+    assert said["capacity"]["replicas"] == 8
+    assert any(each["key"] == "layout.tp" and each["value"] == "1" for each in said["decisions"])
+
+
+def test_what_is_refused_writes_nothing(tmp_path: Path) -> None:
+    checkpoint = write_config(tmp_path / "broken", {**KIMI_K2, "num_hidden_layers": 60}, shape=KIMI_K2)
+    refused = deploy(f"onboard model {checkpoint}")
+    assert isinstance(refused.exception, DeployError)
+    assert refused.exception.exit_code == 4
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_shell_is_offered_the_names_of_parts() -> None:
+    assert names_of("MODEL")("ti") == ["tiny"]
+    assert names_of("HARDWARE")("mi3") == ["mi355x"]
+    assert "sglang-0.5.16-rocm" in names_of("ENGINE")("sglang-0.5.16")
