@@ -57,6 +57,8 @@ def onboard_model(
     contradicts itself, ProfileError with every fact that could not be read and how to give it; nothing is written then.
     """
     directory = _directory(where)
+    if directory is not None and revision is not None:
+        raise UsageError("a directory has no revision", hint="`--revision` is for a repository of the hub")
     given = [Override.parse(text) for text in overrides]
     name = _free_name(name or (directory.name if directory else where.partition("/")[2]).lower(), home, replace=replace)
     keys = [".".join(each.path) for each in given]

@@ -18,7 +18,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_file
 from orchestrator.plan import NAME
 from orchestrator.plan.capacity import Capacity, graph_requests
-from orchestrator.plan.propose import Need, Tried, adopted, layouts, longest, shortfall
+from orchestrator.plan.propose import Need, Tried, adopted, layouts, longest, refused_by_all, shortfall
 from orchestrator.plan.rules import VENDOR_OF, arguments
 from orchestrator.profile import Profile, Scalar, YamlLine, yaml_text
 
@@ -281,8 +281,7 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, Tried]:
     try:
         valid.decide({})
     except ProfileError as error:
-        refused = tuple(problem.message for problem in error.each())
-        return draft, Tried(tp=tp, capacity=None, refused=refused)
+        return draft, Tried(tp=tp, capacity=None, refused=error.each())
     return draft, Tried(tp=tp, capacity=valid.capacity, refused=())
 
 
@@ -323,6 +322,9 @@ def _decided(draft: _Draft) -> Iterator[Decision]:
 
 
 def _does_not_fit(request: ProfileRequest, tried: Sequence[Tried], need: Need) -> ProfileError:
+    if common := refused_by_all(tried):
+        message = f"no profile of `{request.model}` on `{request.hardware}` can be planned"
+        return ProfileError(message, problems=[Problem(each.message, hint=each.hint) for each in common])
     most = longest(tried)
     hint = "take other hardware, or a checkpoint with a smaller quantisation"
     if most:

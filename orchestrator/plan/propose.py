@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.core.errors import Problem
 from orchestrator.plan.capacity import Capacity, KvCache, Memory
 from orchestrator.profile import Profile
 
@@ -34,7 +35,7 @@ class Tried:
 
     tp: int
     capacity: Capacity | None
-    refused: tuple[str, ...]
+    refused: tuple[Problem, ...]
 
 
 def layouts(gpus: int) -> Iterator[int]:
@@ -45,7 +46,7 @@ def layouts(gpus: int) -> Iterator[int]:
 def shortfall(tried: Tried, need: Need) -> str:
     """Why a layout does not hold what is needed, with figures; empty where it does, as far as is known."""
     if tried.refused:
-        return "; ".join(tried.refused)
+        return "; ".join(problem.message for problem in tried.refused)
     cache, memory, served = (
         (tried.capacity.cache, tried.capacity.memory, tried.capacity.served) if tried.capacity else (None, None, None)
     )
@@ -61,6 +62,11 @@ def shortfall(tried: Tried, need: Need) -> str:
 def _held(memory: Memory | None, cache: KvCache) -> str:
     weights = f"{memory.weights_bytes / 1e9:.1f} GB of weights a GPU leave " if memory else ""
     return f"{weights}a cache of {cache.tokens:,} tokens"
+
+
+def refused_by_all(tried: Sequence[Tried]) -> tuple[Problem, ...]:
+    """What the rules refuse in every layout, and so not for its size."""
+    return tuple(problem for problem in tried[0].refused if all(problem in each.refused for each in tried))
 
 
 def longest(tried: Iterable[Tried]) -> int:

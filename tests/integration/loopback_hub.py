@@ -94,7 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.token and authorization != f"Bearer {self.hub.token}":
             self._json({"error": "gated"}, status=403, headers={"X-Error-Code": "GatedRepo"})
         elif re.fullmatch(rf"/api/models/{self.hub.repository}(/revision/(main|{COMMIT}))?", path):
-            self._json({"id": self.hub.repository, "sha": COMMIT, "siblings": []})
+            gated = "auto" if self.hub.token else False
+            self._json({"id": self.hub.repository, "sha": COMMIT, "siblings": [], "gated": gated})
         elif path == f"/api/models/{self.hub.repository}/commits/main":
             commit = {"id": COMMIT, "authors": [], "date": "2026-07-01T00:00:00.000Z", "title": "", "message": ""}
             self._json([commit])

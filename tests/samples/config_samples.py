@@ -124,7 +124,8 @@ class Public:
     prefix: str = "model."
 
 
-# Sizes: the cookbook's pages and model cards say them in GB, and the shipped profiles in bytes.
+# Bytes of weights, rounded: of GLM-5.2 and MiniMax-M3 as published (InferenceX #2867, sglang cookbook MiniMax-M3.mdx),
+# of the others their parameters times the width of a weight.
 PUBLIC: Mapping[str, Public] = {
     "GLM-5.2-FP8": Public({**GLM_52, "quantization_config": {"quant_method": "fp8"}}, 756_000_000_000),
     "GLM-4.7-Flash": Public(GLM_47_FLASH, 62_500_000_000),
