@@ -183,15 +183,15 @@ def read_profile(name: str, *, overrides: Sequence[str] = (), catalogue: Catalog
     if not NAME.match(path.stem):
         hint = "rename it: lower-case letters and digits, with single `.`, `_` or `-` between them"
         raise ProfileError(f"a profile cannot be called `{path.stem}`", where=str(path), hint=hint)
-    return _valid(path, _read_layers(path, catalogue), given, catalogue)
+    return _composed(path, _read_layers(path, catalogue), given, catalogue)
 
 
 def read_draft(text: str, path: Path, catalogue: Catalogue) -> Valid:
     """A profile that is not written yet, as it would be read at `path`. Raises ProfileError as `read_profile`."""
-    return _valid(path, {path: read_document(text, str(path))}, (), catalogue)
+    return _composed(path, {path: read_document(text, str(path))}, (), catalogue)
 
 
-def _valid(path: Path, layers: dict[Path, Document], given: Sequence[Override], catalogue: Catalogue) -> Valid:
+def _composed(path: Path, layers: dict[Path, Document], given: Sequence[Override], catalogue: Catalogue) -> Valid:
     profiles = tuple(layers.values())
     choices = choose_parts(profiles, given)
     files = _part_files(choices, layers, catalogue)
