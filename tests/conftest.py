@@ -1,6 +1,7 @@
 """For every test: signals reach what it starts, hypothesis measures no times, and who judges times runs alone."""
 
 import fcntl
+import gc
 import os
 import random
 import signal
@@ -16,7 +17,8 @@ from orchestrator.core.known_secrets import know
 
 settings.register_profile("untimed", deadline=None)  # other programs share the machine
 settings.load_profile("untimed")
-os.environ.setdefault("ATTACK_SEED", str(random.SystemRandom().randrange(1_000_000)))  # every worker throws the same
+# `make attack` throws new dice each time, `make test` always the same: it judges the code, not the luck of a run.
+os.environ.setdefault("ATTACK_SEED", str(random.SystemRandom().randrange(1_000_000)) if "ATTACK" in os.environ else "1")
 
 
 def hand_on_no_deafness() -> None:
@@ -56,6 +58,12 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Who judges times comes last, when one worker after the other has nothing left to do."""
     items.sort(key=_judges_times)
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: no collection of garbage looks through its million objects again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -188,11 +188,8 @@ async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[No
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """No garbage collection while the clock runs: a full pass over prepared requests takes tens of milliseconds."""
-    gc.collect()
-    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()

@@ -1,15 +1,25 @@
-"""The measuring instrument, measured: a loopback server with scripted timing, through the whole program."""
+"""The measuring instrument, measured: a loopback server with scripted timing, through the whole program.
+
+Most of a measurement is waiting, so all are made at once, in as many lanes as there are cores, and each is looked at by
+a test of its own.
+"""
 
 import os
+import pickle
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import linear_regression, median
 
 import pytest
+from patience import PATIENCE
 from quiet import Quietness
 from scripted_runs import TOKENS, WORKLOAD, after_warm_up, bench, kinds, only
-from scripted_server import Answer, Script
+from scripted_server import Answer, Exchange, Script
 from true_times import TrueTimes, assert_found, from_arrival, from_plan
 
 from orchestrator.bench import Workload, load_workload
@@ -18,53 +28,159 @@ from orchestrator.results import BenchResult, MarkKind, Point, Spread
 pytestmark = pytest.mark.alone
 
 FOLLOWED = 0.2  # how far from its script the server may be
-
-Bench = Callable[..., BenchResult]
-
-
-@pytest.fixture(autouse=True)
-def first_on_a_core() -> Iterator[None]:
-    """Where the system allows it (it allows root) client and server come before whatever else runs on this machine.
-
-    What is measured is how exact the client is, not how long Linux lets it wait: on two cores with two other programs
-    a bare sleep of 5 ms ends up to 19 ms late, in this class at most 2 ms. Threads and subprocesses inherit it.
-    """
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    except PermissionError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+LANES = 2
 
 
-@pytest.fixture
-def quietness() -> Quietness:
-    """How quiet the machine was while `timed_bench` measured."""
-    return Quietness()
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is measured, how."""
+
+    script: Script
+    workload: Workload = WORKLOAD
+    api: str = "completions"
 
 
-@pytest.fixture
-def timed_bench(quietness: Quietness) -> Bench:
-    """As `bench`; what was measured while the machine was not quiet is measured again, once."""
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What was found, what the server really did, and how quiet the machine was meanwhile."""
 
-    def timed(script: Script, directory: Path, *, workload: Workload = WORKLOAD, **changes: object) -> BenchResult:
+    result: BenchResult
+    exchanges: Sequence[Exchange]
+    quietness: Quietness
+
+    @property
+    def only(self) -> Point:
+        return only(self.result)
+
+    @property
+    def planned(self) -> TrueTimes:
+        """What the server really did at the one point that was measured."""
+        assert self.only.offered_rps is not None
+        return from_plan(self.exchanges[-self.only.requests :], rate_rps=self.only.offered_rps)
+
+
+Find = Callable[[str], Measured]  # by the name of the case
+
+
+def rising() -> Script:
+    """TTFT rises from 0.3 s to 0.88 s over 30 requests, then a token every 0.15 s."""
+    return Script(answer=after_warm_up(lambda index: Answer(ttft_s=0.3 + 0.02 * index, itl_s=0.15, cached_tokens=300)))
+
+
+def stalled() -> Script:
+    """It says nothing for a second."""
+    begun = 0.0
+
+    def answer(index: int) -> Answer:
+        nonlocal begun
+        begun = begun if index else time.monotonic()
+        return Answer(ttft_s=max(0.0, begun + 1.0 - time.monotonic()), itl_s=0.0)
+
+    return Script(answer=after_warm_up(answer))
+
+
+def in_halves(*, usage_at_end_only: bool) -> Script:
+    slow = Answer(
+        ttft_s=0.3, itl_s=0.4, tokens_per_chunk=3, split_s=0.1, usage_at_end_only=usage_at_end_only, cached_tokens=300
+    )
+    return Script(answer=lambda _: slow)
+
+
+def failing() -> Script:
+    bad = {
+        3: Answer(status=503),
+        7: Answer(ttft_s=0.1, reset_after_chunks=2),
+        11: Answer(error_after_chunks=1),
+        15: Answer(silent=True),
+    }
+    return Script(answer=after_warm_up(lambda index: bad.get(index, Answer(ttft_s=0.3, cached_tokens=300))))
+
+
+def changed(**changes: object) -> Workload:
+    return WORKLOAD.model_copy(update=changes)
+
+
+ONE_AT_A_TIME = load_workload("single-stream-10k-1.5k").model_copy(
+    update={"output_tokens": TOKENS, "requests": 4, "prompts": "random", "token_ids": (1000, 100000)}
+)
+# In two lanes of the same length, each its longest first.
+CASES: Mapping[str, Case] = {
+    "knee": Case(
+        script=Script(one_at_a_time_s=0.04, answer=lambda _: Answer(cached_tokens=300)),
+        workload=changed(requests=100, rates_rps=(16.0, 32.0)),
+    ),
+    "queue": Case(script=Script(one_at_a_time_s=0.15), workload=changed(requests=50)),
+    "in halves, usage at the end": Case(script=in_halves(usage_at_end_only=True)),
+    "in halves": Case(script=in_halves(usage_at_end_only=False)),
+    "rising, completions": Case(script=rising()),
+    "rising, generate": Case(script=rising(), api="generate"),
+    "one at a time": Case(script=Script(answer=lambda _: Answer(ttft_s=0.3, itl_s=0.1)), workload=ONE_AT_A_TIME),
+    "failing": Case(script=failing(), workload=changed(timeout_s=3.0)),
+    "slow accept": Case(
+        script=Script(answer=lambda _: Answer(ttft_s=0.3), connect_delay_s=0.3),
+        workload=changed(requests=4, rates_rps=(20.0,)),
+    ),
+    "stalled": Case(script=stalled()),
+}
+
+
+def measure(case: Case, directory: Path) -> Measured:
+    """Measure it; again, once, where the machine was not quiet."""
+    for _ in range(2):
+        quietness = Quietness()
         with quietness.watched():
-            result = bench(script, directory, workload=workload, **changes)
-        if not quietness.quiet:
-            with quietness.watched():
-                result = bench(script, directory, workload=workload, **changes)
-        return result
-
-    return timed
+            result = bench(case.script, directory, workload=case.workload, api=case.api)
+        if quietness.quiet:
+            break
+    return Measured(result=result, exchanges=case.script.exchanges, quietness=quietness)
 
 
-def planned(script: Script, point: Point) -> TrueTimes:
-    """What the server really did at the one point that was measured."""
-    assert point.offered_rps is not None
-    return from_plan(script.exchanges[-point.requests :], rate_rps=point.offered_rps)
+def measure_lane(directory: Path, names: Sequence[str]) -> None:
+    """Measure these cases one after the other, each into a file of `directory`: what a process of its own does.
+
+    Where the system allows it (it allows root) client and server come before whatever else runs on this machine: what
+    is measured is how exact the client is, not how long Linux lets it wait. On two cores with two other programs a bare
+    sleep of 5 ms ends up to 19 ms late, in this class at most 2 ms. Threads and subprocesses inherit it.
+    """
+    with suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    for name in names:
+        found = measure(CASES[name], directory / f"{name} result")
+        (directory / name).write_bytes(pickle.dumps(found))
+
+
+LANE = """
+import sys
+from pathlib import Path
+import test_bench_instrument
+test_bench_instrument.measure_lane(Path(sys.argv[1]), sys.argv[2:])
+"""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Find:
+    """What was measured, by the name of the case."""
+    directory, names = tmp_path_factory.mktemp("measured"), tuple(CASES)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with ExitStack() as stack:
+        lanes = []
+        for number in range(LANES):
+            argv = [sys.executable, "-c", LANE, str(directory), *names[number::LANES]]
+            log = stack.enter_context((directory / f"{number}.log").open("wb"))
+            lane = stack.enter_context(subprocess.Popen(argv, env=environment, stdout=log, stderr=log))
+            stack.callback(lane.kill)
+            lanes.append(lane)
+        for lane in lanes:
+            lane.wait(PATIENCE)
+
+    def found(name: str) -> Measured:
+        said = "".join(path.read_text() for path in directory.glob("*.log"))
+        assert (directory / name).exists(), said
+        kept = pickle.loads((directory / name).read_bytes())  # noqa: S301 - written above
+        assert isinstance(kept, Measured)
+        return kept
+
+    return found
 
 
 def ttft(point: Point) -> Spread:
@@ -73,20 +189,15 @@ def ttft(point: Point) -> Spread:
 
 
 @pytest.mark.parametrize("api", ["completions", "generate"])
-def test_every_percentile_comes_back_within_two_per_cent(
-    timed_bench: Bench, quietness: Quietness, tmp_path: Path, api: str
-) -> None:
-    """TTFT rises from 0.3 s to 0.88 s over 30 requests, then a token every 0.15 s."""
-    script = Script(
-        answer=after_warm_up(lambda index: Answer(ttft_s=0.3 + 0.02 * index, itl_s=0.15, cached_tokens=300))
-    )
-    point = only(timed_bench(script, tmp_path, api=api))
+def test_every_percentile_comes_back_within_two_per_cent(measured: Find, api: str) -> None:
+    found = measured(f"rising, {api}")
+    point = found.only
     assert (point.input_tokens, point.output_tokens) == (30 * 500, 30 * TOKENS)
     assert point.cache is not None
     assert point.cache.usage_share == point.cache.metrics_share == 0.6
-    quietness.or_not_judged()
+    found.quietness.or_not_judged()
     assert point.latency is not None
-    true = planned(script, point)
+    true = found.planned
     assert median(true.ttft_s) == pytest.approx(0.59, rel=FOLLOWED)
     assert max(true.ttft_s) == pytest.approx(0.88, rel=FOLLOWED)
     assert median(true.itl_s) == pytest.approx(0.15, rel=FOLLOWED)
@@ -97,36 +208,23 @@ def test_every_percentile_comes_back_within_two_per_cent(
     assert point.sent_rps == pytest.approx(10.0, rel=0.02)
 
 
-def test_a_stalled_server_shows_as_latency_and_not_as_a_lower_rate(
-    timed_bench: Bench, quietness: Quietness, tmp_path: Path
-) -> None:
-    """It says nothing for a second; the requests that fell due in that time leave on time all the same."""
-    begun = 0.0
-
-    def answer(index: int) -> Answer:
-        nonlocal begun
-        begun = begun if index else time.monotonic()
-        return Answer(ttft_s=max(0.0, begun + 1.0 - time.monotonic()), itl_s=0.0)
-
-    script = Script(answer=after_warm_up(answer))
-    point = only(timed_bench(script, tmp_path))
-    quietness.or_not_judged()
-    true = planned(script, point)
+def test_a_stalled_server_shows_as_latency_and_not_as_a_lower_rate(measured: Find) -> None:
+    """The requests that fell due while it said nothing leave on time all the same."""
+    found = measured("stalled")
+    point, true = found.only, found.planned
+    found.quietness.or_not_judged()
     assert point.sent_rps == pytest.approx(10.0, rel=0.02)
     assert max(true.ttft_s) == pytest.approx(1.0, rel=FOLLOWED)
     assert sorted(true.ttft_s)[-10:] == pytest.approx([0.1 * waited for waited in range(1, 11)], abs=0.05)
     assert_found(ttft(point), true.ttft_s)
 
 
-def test_a_queue_shows_as_latency_from_the_plan_and_as_not_sustained(
-    timed_bench: Bench, quietness: Quietness, tmp_path: Path
-) -> None:
+def test_a_queue_shows_as_latency_from_the_plan_and_as_not_sustained(measured: Find) -> None:
     """One request at a time, 0.15 s each, 10 rps offered: only 6.7 rps can be served."""
-    script, workload = Script(one_at_a_time_s=0.15), WORKLOAD.model_copy(update={"requests": 50})
-    point = only(timed_bench(script, tmp_path, workload=workload))
+    found = measured("queue")
+    point, true = found.only, found.planned
     assert point.sustained is False
-    quietness.or_not_judged()
-    true = planned(script, point)
+    found.quietness.or_not_judged()
     assert max(true.ttft_s) == pytest.approx(0.15 + 49 * 0.05, rel=FOLLOWED)
     assert_found(ttft(point), true.ttft_s)
     assert point.sent_rps == pytest.approx(10.0, rel=0.02)
@@ -135,44 +233,31 @@ def test_a_queue_shows_as_latency_from_the_plan_and_as_not_sustained(
     assert point.ttft_growth_s_per_s == pytest.approx(grown, rel=0.05)
 
 
-def test_the_knee_lies_between_a_rate_that_holds_and_one_that_does_not(
-    timed_bench: Bench, quietness: Quietness, tmp_path: Path
-) -> None:
-    workload = WORKLOAD.model_copy(update={"requests": 100, "rates_rps": (16.0, 32.0)})
-    result = timed_bench(
-        Script(one_at_a_time_s=0.04, answer=lambda _: Answer(cached_tokens=300)), tmp_path, workload=workload
-    )
-    assert result.points[1].sustained is False
-    quietness.or_not_judged()
-    assert result.points[0].sustained is True
-    assert result.knee_rps == 16.0
+def test_the_knee_lies_between_a_rate_that_holds_and_one_that_does_not(measured: Find) -> None:
+    found = measured("knee")
+    assert found.result.points[1].sustained is False
+    found.quietness.or_not_judged()
+    assert found.result.points[0].sustained is True
+    assert found.result.knee_rps == 16.0
 
 
-def test_slow_accept_counts_as_latency(timed_bench: Bench, quietness: Quietness, tmp_path: Path) -> None:
+def test_slow_accept_counts_as_latency(measured: Find) -> None:
     """The first request finds the warm-up's connection still open, the three others need one each."""
-    script = Script(answer=lambda _: Answer(ttft_s=0.3), connect_delay_s=0.3)
-    workload = WORKLOAD.model_copy(update={"requests": 4, "rates_rps": (20.0,)})
-    point = only(timed_bench(script, tmp_path, workload=workload))
-    quietness.or_not_judged()
-    true = planned(script, point)
+    found = measured("slow accept")
+    true = found.planned
+    found.quietness.or_not_judged()
     assert true.ttft_s == pytest.approx([0.3, 0.6, 0.6, 0.6], rel=FOLLOWED)
-    assert_found(ttft(point), true.ttft_s)
+    assert_found(ttft(found.only), true.ttft_s)
 
 
-@pytest.mark.parametrize("usage_at_end_only", [False, True])
-def test_several_tokens_in_a_chunk_and_chunks_in_halves(
-    timed_bench: Bench, quietness: Quietness, tmp_path: Path, *, usage_at_end_only: bool
-) -> None:
-    slow = Answer(
-        ttft_s=0.3, itl_s=0.4, tokens_per_chunk=3, split_s=0.1, usage_at_end_only=usage_at_end_only, cached_tokens=300
-    )
-    script = Script(answer=lambda _: slow)
-    point = only(timed_bench(script, tmp_path))
+@pytest.mark.parametrize("case", ["in halves", "in halves, usage at the end"])
+def test_several_tokens_in_a_chunk_and_chunks_in_halves(measured: Find, case: str) -> None:
+    found = measured(case)
+    point, true = found.only, found.planned
     assert point.output_tokens == 30 * TOKENS
     assert point.latency is not None
     assert point.latency.tokens_per_chunk == 3.0
-    quietness.or_not_judged()
-    true = planned(script, point)
+    found.quietness.or_not_judged()
     assert median(true.ttft_s) == pytest.approx(0.4, rel=FOLLOWED)  # a chunk has come when its second half has
     assert median(true.itl_s) == pytest.approx(0.4, rel=FOLLOWED)
     assert median(true.tpot_s) == pytest.approx(0.4 / (TOKENS - 1), rel=FOLLOWED)
@@ -181,39 +266,25 @@ def test_several_tokens_in_a_chunk_and_chunks_in_halves(
     assert_found(point.latency.tpot_s, true.tpot_s)
 
 
-def test_failures_are_counted_by_kind_and_delay_nobody(
-    timed_bench: Bench, quietness: Quietness, tmp_path: Path
-) -> None:
-    bad = {
-        3: Answer(status=503),
-        7: Answer(ttft_s=0.1, reset_after_chunks=2),
-        11: Answer(error_after_chunks=1),
-        15: Answer(silent=True),
-    }
-    script = Script(answer=after_warm_up(lambda index: bad.get(index, Answer(ttft_s=0.3, cached_tokens=300))))
-    result = timed_bench(script, tmp_path, workload=WORKLOAD.model_copy(update={"timeout_s": 3.0}))
-    point = only(result)
+def test_failures_are_counted_by_kind_and_delay_nobody(measured: Find) -> None:
+    found = measured("failing")
+    point, true = found.only, found.planned
     assert {failure.kind for failure in point.failures} == {"http-503", "reset", "stream-error", "timeout"}
     assert point.succeeded == 26
-    assert kinds(result) == {MarkKind.FAILED_REQUESTS}
-    quietness.or_not_judged()
-    true = planned(script, point)
+    assert kinds(found.result) == {MarkKind.FAILED_REQUESTS}
+    found.quietness.or_not_judged()
     assert max(true.ttft_s) == pytest.approx(0.3, rel=FOLLOWED)
     assert_found(ttft(point), true.ttft_s)
     assert point.sent_rps == pytest.approx(10.0, rel=0.02)
 
 
-def test_one_request_at_a_time(timed_bench: Bench, quietness: Quietness, tmp_path: Path) -> None:
+def test_one_request_at_a_time(measured: Find) -> None:
     """0.3 s to the first token and 0.1 s for each of five others: 6 tokens in 0.8 s."""
-    workload = load_workload("single-stream-10k-1.5k").model_copy(
-        update={"output_tokens": TOKENS, "requests": 4, "prompts": "random", "token_ids": (1000, 100000)}
-    )
-    script = Script(answer=lambda _: Answer(ttft_s=0.3, itl_s=0.1))
-    result = timed_bench(script, tmp_path, workload=workload)
-    point, true = only(result), from_arrival(script.exchanges[-4:])
+    found = measured("one at a time")
+    point, true = found.only, from_arrival(found.exchanges[-4:])
     assert (point.label, point.concurrency, point.offered_rps, point.sustained) == ("closed-1", 1, None, None)
-    assert not kinds(result)
-    quietness.or_not_judged()
+    assert not kinds(found.result)
+    found.quietness.or_not_judged()
     assert median(true.ttft_s) == pytest.approx(0.3, rel=FOLLOWED)
     assert median(true.e2e_s) == pytest.approx(0.8, rel=FOLLOWED)
     assert_found(ttft(point), true.ttft_s)

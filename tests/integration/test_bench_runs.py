@@ -1,6 +1,7 @@
 """What a measurement writes, refuses, counts and keeps, against a scripted server; no time is judged here."""
 
 import base64
+import gc
 import itertools
 import json
 import re
@@ -51,6 +52,19 @@ def test_an_unreachable_endpoint(tmp_path: Path) -> None:
         gone = server
     with pytest.raises(BenchError, match="does not answer"):
         measure(order(gone, tmp_path), lambda _text, _far: None)
+
+
+def test_no_garbage_is_collected_while_the_clock_runs(tmp_path: Path) -> None:
+    """A full pass over what is prepared takes tens of milliseconds, which would count as latency."""
+    collects: list[bool] = []
+
+    def answer(_: int) -> Answer:
+        collects.append(gc.isenabled())
+        return Answer()
+
+    bench(Script(answer=answer), tmp_path, workload=QUICK.model_copy(update={"requests": 4}))
+    assert collects == [False] * (WORKLOAD.prefixes + 4)
+    assert gc.isenabled()
 
 
 def test_every_replica_is_warmed_by_its_rank_and_the_load_is_not_pinned(tmp_path: Path) -> None:
