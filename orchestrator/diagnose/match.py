@@ -1,8 +1,9 @@
 """Reading a log once, in bounded memory, for everything that the catalogue knows."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 from orchestrator.core.log_lines import batches, holding
@@ -112,13 +113,27 @@ def diagnose(lines: Iterable[str], *, catalogue: Sequence[Signature] | None = No
 
 @cache
 def _by_piece(literals: frozenset[str]) -> Mapping[str, list[str]]:
-    """The literals by a piece of each, so that all pieces together cost little."""
-    left, by_piece = set(literals), dict[str, list[str]]()
+    """The literals by a piece of each, so that all pieces together cost little.
+
+    Always the piece next that saves most. What one saves only falls while others are taken, so that it is reckoned
+    again for those alone that come to the top.
+    """
+    left, by_piece, holders = set(literals), dict[str, list[str]](), dict[str, list[str]]()
+    for literal in sorted(literals):
+        for piece in _pieces(literal):
+            holders.setdefault(piece, []).append(literal)
+
+    def cost(piece: str) -> tuple[float, str]:
+        return 1 / len(piece) - sum(1 / len(literal) for literal in holders[piece] if literal in left), piece
+
+    heap = [cost(piece) for piece in holders]
+    heapify(heap)
     while left:
-        gain = Counter[str]()
-        for literal in sorted(left):
-            gain.update(dict.fromkeys(_pieces(literal), 1 / len(literal)))
-        piece = max(gain, key=lambda each: gain[each] - 1 / len(each))
+        now = cost(heap[0][1])
+        if now > heap[0]:
+            heapreplace(heap, now)
+            continue
+        _, piece = heappop(heap)
         by_piece[piece] = sorted(literal for literal in left if piece in literal)
         left.difference_update(by_piece[piece])
     return by_piece

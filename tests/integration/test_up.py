@@ -68,41 +68,44 @@ def verdicts(smoke: dict[str, Any]) -> dict[str, str]:
 
 
 def test_the_whole_line(deploy: CommandLine) -> None:
-    """Up, again, with another plan, asked, replaced by that other one with an API key, proven again, killed, down."""
-    port, key = free_port(), "wJ4-an-API-key-of-the-test"
-    line = up("line", port, "--set", "waiting.grace=2")  # sglang takes 15 s and more to end by itself
-    first = deploy.run(*line, "--json")
-    assert first.returncode == 0, first.stderr
-    result = json.loads(first.stdout)
-    assert result["url"] == f"http://127.0.0.1:{port}"
-    found = verdicts(result["smoke"])
-    assert found["prefix cached"] == found["stream agrees"] == found["malformed refused"] == "passed"
-    assert found["key required"] == found["drafts accepted"] == "not applicable"
+    """Up, again, with another plan, replaced by that other one with an API key, asked, proven again, killed, down.
 
-    again = deploy.run(*line)
+    What is replaced is the scripted engine; from there on it is real sglang.
+    """
+    port, key = free_port(), "wJ4-an-API-key-of-the-test"
+    first = up_scripted("line", port, "SCRIPTED_PAUSE=0,0")
+    assert deploy.run(*first).returncode == 0
+
+    again = deploy.run(*first)
     assert (again.returncode, "is already up" in again.stderr) == (0, True)
 
-    other = deploy.run(*line, "--set", "flags.max-total-tokens=32768")
+    other = deploy.run(*first, "--set", "flags.max-total-tokens=32768")
     assert other.returncode == 6
     assert "- flags.max-total-tokens: 65536\n+ flags.max-total-tokens: 32768" in other.stderr
     assert "--replace" in other.stderr
 
-    answer = deploy.run("ask", "line", "Once upon a time", "--tokens", "12")
-    assert answer.returncode == 0
-    assert answer.stdout.strip()
-
+    line = up("line", port, "--set", "waiting.grace=2")  # sglang takes 15 s and more to end by itself
     locked = ("--set", "flags.max-total-tokens=32768", "--set", "server.api_key_env=THE_KEY", "--replace")
     unset = deploy.run(*line, *locked)
     assert unset.returncode == 2
     assert "export THE_KEY" in unset.stderr
     assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=30).status_code == 200
 
-    replaced = deploy.run(*line, *locked, THE_KEY=key)
+    replaced = deploy.run(*line, *locked, "--json", THE_KEY=key)
     assert replaced.returncode == 0, replaced.stderr
+    result = json.loads(replaced.stdout)
+    assert result["url"] == f"http://127.0.0.1:{port}"
+    found = verdicts(result["smoke"])
+    assert found["prefix cached"] == found["stream agrees"] == found["malformed refused"] == "passed"
+    assert (found["key required"], found["drafts accepted"]) == ("passed", "not applicable")
     assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code == 401
     authorised = {"Authorization": f"Bearer {key}"}
     served = httpx.get(f"http://127.0.0.1:{port}/server_info", headers=authorised).json()
     assert served["max_total_tokens"] == 32768
+
+    answer = deploy.run("ask", "line", "Once upon a time", "--tokens", "12", THE_KEY=key)
+    assert answer.returncode == 0
+    assert answer.stdout.strip()
 
     smoke = deploy.run("smoke", "line", "--json", THE_KEY=key)
     proven = json.loads(smoke.stdout)
@@ -141,14 +144,11 @@ def its_death_is_told(deploy: CommandLine, name: str, run: Path) -> None:
 
 def test_a_replacement_that_dies_while_loading_says_how_to_bring_the_old_one_back(deploy: CommandLine) -> None:
     port = free_port()
-    with deploy.running(*up("old", port)) as command:
-        command.wait_for("started `")
-        command.process.send_signal(signal.SIGKILL)  # the server runs on
-        command.process.wait()
+    assert deploy.run(*up_scripted("old", port, "SCRIPTED_PAUSE=0,0")).returncode == 0
     failed = deploy.run(*up("old", port, "--set", "flags.dtype=float8", "--replace"))
     assert failed.returncode == 3  # refused by the plan: the old one still runs
     assert status(deploy, "old")["status"] == "running"
-    failed = deploy.run(*up("old", port, "--set", "env.SGLANG_USE_CPU_ENGINE=0", "--replace"))
+    failed = deploy.run(*up_scripted("old", port, "SCRIPTED_BROKEN=1", "--replace"))
     assert failed.returncode == 7, failed.stderr
     assert "exited" in failed.stderr
     assert "Traceback" in failed.stderr.partition("error:")[2], "the server's own last lines are shown"

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from orchestrator.diagnose import diagnose, load_catalogue
 from orchestrator.diagnose.catalogue import Clause
+from orchestrator.diagnose.match import _by_piece
 
 LOGS = Path(__file__).with_name("logs")
 
@@ -118,3 +119,13 @@ def test_the_catalogue_file_has_each_id_once_and_cites_a_source() -> None:
     entries = load_catalogue()
     assert len({entry.id for entry in entries}) == len(entries)
     assert all(entry.source for entry in entries)
+
+
+def test_every_literal_is_found_by_a_piece_of_it_and_all_pieces_cost_less() -> None:
+    literals = frozenset(
+        f"{number} {word} available" for word in ("GPUs", "ranks") for number in ("no", "too few", "all")
+    )
+    by_piece = _by_piece(literals)
+    assert sorted(literal for found in by_piece.values() for literal in found) == sorted(literals)
+    assert all(piece in literal for piece, found in by_piece.items() for literal in found)
+    assert sum(1 / len(piece) for piece in by_piece) < sum(1 / len(literal) for literal in literals)
