@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from orchestrator.cli.grammar import PREPARE, add, below
-from orchestrator.cli.options import Json, RevisionOption, WorkloadOption, names_of
+from orchestrator.cli.options import Json, RevisionOption, names_of
 from orchestrator.core.console import note, out, out_json, say, table, terminal_width
 
 if TYPE_CHECKING:
@@ -19,6 +19,45 @@ FactOption: TypeAlias = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="a fact of the model, such as layers=61; may be repeated"),
 ]
 ReplaceOption: TypeAlias = Annotated[bool, typer.Option("--replace", help="write over the file of that name")]
+
+ModelOption: TypeAlias = Annotated[
+    str, typer.Option("--model", metavar="MODEL", help="a model's name", autocompletion=names_of("MODEL"))
+]
+HardwareOption: TypeAlias = Annotated[
+    str, typer.Option("--hardware", metavar="HARDWARE", help="a node's name", autocompletion=names_of("HARDWARE"))
+]
+LikeOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--like",
+        metavar="PROFILE",
+        help="another profile, whose options are taken over as far as they suit",
+        autocompletion=names_of("PROFILE"),
+    ),
+]
+EngineOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE",
+        help="default: that of `--like`, or the newest",
+        autocompletion=names_of("ENGINE"),
+    ),
+]
+LoadOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--workload",
+        "-w",
+        metavar="WORKLOAD",
+        help="the load it is meant for, by name; default: that of `--like`",
+        autocompletion=names_of("WORKLOAD"),
+    ),
+]
+ContextOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--context", metavar="TOKENS", min=1, help="the longest request; default: the model's context"),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -69,35 +108,12 @@ def _show_model(found: "OnboardedModel", following: str) -> None:
 
 def profile(
     *,
-    model: Annotated[
-        str, typer.Option("--model", metavar="MODEL", help="a model's name", autocompletion=names_of("MODEL"))
-    ],
-    hardware: Annotated[
-        str, typer.Option("--hardware", metavar="HARDWARE", help="a node's name", autocompletion=names_of("HARDWARE"))
-    ],
-    like: Annotated[
-        str | None,
-        typer.Option(
-            "--like",
-            metavar="PROFILE",
-            help="another profile, whose options are taken over as far as they suit",
-            autocompletion=names_of("PROFILE"),
-        ),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            "--engine",
-            metavar="ENGINE",
-            help="default: that of `--like`, or the newest",
-            autocompletion=names_of("ENGINE"),
-        ),
-    ] = None,
-    workload: WorkloadOption = None,
-    context: Annotated[
-        int | None,
-        typer.Option("--context", metavar="TOKENS", min=1, help="the longest request; default: the model's context"),
-    ] = None,
+    model: ModelOption,
+    hardware: HardwareOption,
+    like: LikeOption = None,
+    engine: EngineOption = None,
+    workload: LoadOption = None,
+    context: ContextOption = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="default: the hardware and the model")
     ] = None,

@@ -5,11 +5,9 @@ Read in sglang's wheels 0.5.14 to 0.5.23, `srt/configs/model_config.py`; lines a
 are the architectures whose pools `engine.memory` reckons as sglang does, and those of which is known why it cannot.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
-
-from orchestrator.core.nearest import nearest
 
 Attention: TypeAlias = Literal["heads", "latent", "other"]
 
@@ -82,12 +80,6 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     ),
 }
 
-
-def nearest_architecture(name: str) -> str | None:
-    """The known architecture that is spelt most like `name`."""
-    return nearest(name, ARCHITECTURES)
-
-
 _COOKBOOK: Final = "sglang cookbook "
 
 
@@ -117,6 +109,6 @@ _PARSERS: Final[Mapping[str, tuple[ParserFlag, ...]]] = {
 }
 
 
-def parsers_of(architecture: str, model_types: Sequence[str]) -> tuple[ParserFlag, ...]:
-    """The parsers that every checkpoint of an architecture and one of these `model_type`s is read with."""
-    return next((_PARSERS[name] for name in (*model_types, architecture) if name in _PARSERS), ())
+def parsers_of(architecture: str, model_type: str) -> tuple[ParserFlag, ...]:
+    """The parsers that every checkpoint of an architecture and `model_type` is read with."""
+    return next((_PARSERS[name] for name in (model_type, architecture) if name in _PARSERS), ())

@@ -1,6 +1,6 @@
 """What a checkpoint's config.json says: the one reading of it, for a new model's file and for a profile's facts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -74,17 +74,13 @@ class CheckpointConfig:
     @property
     def architectures(self) -> tuple[str, ...]:
         """Whole, as sglang is given them: the outermost first."""
-        return tuple(self._words("architectures"))
+        said = self.data.get("architectures", self.text.get("architectures"))
+        return tuple(word for word in said if isinstance(word, str)) if isinstance(said, list) else ()
 
     @property
-    def model_types(self) -> tuple[str, ...]:
-        """Of the part for text, then of the whole."""
-        return tuple(dict.fromkeys(reversed(tuple(self._words("model_type")))))
-
-    def _words(self, key: str) -> Iterator[str]:
-        for holder in (self.data, self.text):
-            said = holder.get(key)
-            yield from (str(word) for word in (said if isinstance(said, list) else [said]) if isinstance(word, str))
+    def model_type(self) -> str:
+        """Of the whole."""
+        return str(self.data.get("model_type", ""))
 
     def count(self, key: str, *names: str) -> ReadFact | None:
         """A fact that counts, by one of its `names` or else those it has in `NAMES`; None where the config has none."""

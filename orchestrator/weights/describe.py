@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from orchestrator.core.errors import Problem, WeightsError
-from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.nearest import nearest
 from orchestrator.engine.architectures import ARCHITECTURES, Architecture, parsers_of
 from orchestrator.weights.config import CONFIG, DRAFTS, LAYERS, NAMES, QUANT_CONFIG, SPARSE, ReadFact, modelopt_word
 from orchestrator.weights.inspect import INDEX
@@ -172,10 +172,12 @@ class _FactReader:
                 "and `cache` is left out"
             )
             return
-        named = f"`{self.name}`" if self.name else f"{CONFIG} names none in `architectures`, which"
-        near = did_you_mean(self.name, ARCHITECTURES).removeprefix("did you mean ").rstrip("?")
-        near = f"; the nearest known is {near}" if "known:" not in near and near else ""
-        message = f"architecture {named} is not known here, and so not what its attention keeps of a token{near}"
+        kept = "what its attention keeps of a token"
+        near = nearest(self.name, ARCHITECTURES)
+        message = f"architecture `{self.name}` is not known here, and so not {kept}"
+        message += f"; the nearest known is `{near}`" if near else ""
+        if not self.name:
+            message = f"{CONFIG} names no architecture in `architectures`, and so it is not known {kept}"
         hint = (
             "`--set cache.head_dim=N` for heads of keys and values, `--set cache.kv_lora_rank=N --set "
             "cache.qk_rope_head_dim=N` for a latent, `--set cache=null` to do without capacity"
@@ -183,7 +185,7 @@ class _FactReader:
         self.missing["cache"] = Problem(message, self.outline.where, hint)
 
     def _parsers(self) -> dict[str, Callable[[], ReadFact | None]]:
-        found = parsers_of(self.name, self.config.model_types)
+        found = parsers_of(self.name, self.config.model_type)
         for flag in ("reasoning-parser", "tool-call-parser"):
             if flag not in {parser.flag for parser in found} and not self.is_given(f"flags.{flag}"):
                 self.notes.append(

@@ -134,7 +134,13 @@ def local_outline(directory: Path) -> Outline:
 
 def hub_outline(repository: str, revision: str | None, hub: Hub) -> tuple[Outline, Listing]:
     """The outline of a checkpoint on the hub, and its commit. Raises as `list_files`, WeightsError as above."""
-    listing = list_files(repository, revision, hub)
+    try:
+        listing = list_files(repository, revision, hub)
+    except WeightsError:
+        raise
+    except HostError as error:
+        hint = "try again; `HF_ENDPOINT` names a mirror; or name a directory that holds the checkpoint"
+        raise HostError(error.message, where=error.where, hint=hint) from error
     return _outline(HubFiles(listing, hub)), listing
 
 

@@ -167,7 +167,7 @@ def write_config(
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     tensors = dict(_tensors(shape or config, prefix, drafts))
-    for layer in range(config["num_hidden_layers"] if experts else 0):
+    for layer in range((shape or config)["num_hidden_layers"] if experts else 0):
         for expert in range(experts):
             for part in ("gate_proj", "up_proj", "down_proj"):
                 name = f"{prefix}layers.{layer}.mlp.experts.{expert}.{part}.weight"

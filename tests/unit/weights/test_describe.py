@@ -188,6 +188,17 @@ def test_an_unknown_architecture_says_what_is_missing_and_what_is_near(tmp_path:
     assert "`LamaForCausalLM` is not known here" in problem.message
     assert "nearest known is `LlamaForCausalLM`" in problem.message
     assert "--set cache.head_dim=N" in problem.hint
+    nameless = write_config(tmp_path, {**LLAMA_33_70B, "architectures": []})
+    assert "names no architecture" in described(nameless).missing["cache"].message
+
+
+def test_a_part_for_text_is_read_and_lends_no_parser_to_the_whole(tmp_path: Path) -> None:
+    """Kimi-K2.5 holds a `kimi_k2`, whose recipe speaks of Kimi-K2 alone."""
+    text = {key: value for key, value in PUBLIC["Kimi-K2-Instruct"].config.items() if key != "architectures"}
+    whole = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": text}
+    facts = values(described(write_config(tmp_path, whole, prefix="language_model.model.")))
+    assert (facts["layers"], facts["quantisation"], facts["cache.kv_lora_rank"]) == (61, "fp8", 512)
+    assert not any(key.startswith("flags") for key in facts)
 
 
 @pytest.mark.parametrize(
