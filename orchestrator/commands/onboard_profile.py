@@ -15,12 +15,12 @@ from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
-from orchestrator.core.validation import read_file
+from orchestrator.core.validation import read_file, read_model
 from orchestrator.plan import NAME
 from orchestrator.plan.capacity import Capacity, graph_requests
 from orchestrator.plan.propose import Need, Tried, adopted, layouts, longest, refused_by_all, shortfall
-from orchestrator.plan.rules import VENDOR_OF, arguments
-from orchestrator.profile import Profile, Scalar, YamlLine, yaml_text
+from orchestrator.plan.rules import VENDOR_OF, arguments, image_arch
+from orchestrator.profile import HardwareFile, Profile, Scalar, YamlLine, yaml_text
 
 _MEASURED: Final = {
     "enable-metrics": "the smoke test and bench read them",
@@ -140,12 +140,15 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
 
 
 def next_command(model: str, home: Home) -> str:
-    """The command that proposes a profile of a model on the first node that holds it, AMD's first; empty for none."""
+    """The command that proposes a profile of a model on the first node that holds it; empty for none.
+
+    AMD's nodes come first, and those with the most memory.
+    """
     catalogue = Catalogue.of(home)
-    vendors = {name: str(_part(catalogue, "hardware", name).get("vendor")) for name in catalogue.names(Kind.HARDWARE)}
-    for hardware in sorted(
-        (name for name in vendors if vendors[name] != "cpu"), key=lambda name: (vendors[name], name)
-    ):
+    nodes = {name: _node(catalogue, name) for name in sorted(catalogue.names(Kind.HARDWARE), reverse=True)}
+    for hardware in sorted(nodes, key=lambda name: (nodes[name].vendor, -nodes[name].vram)):
+        if nodes[hardware].vendor == "cpu":
+            continue
         request = ProfileRequest(model=model, hardware=hardware)
         try:
             found = propose_profile(request, home, name=None, replace_it=True)
@@ -177,8 +180,7 @@ def _free_name(name: str | None, request: ProfileRequest, home: Home, catalogue:
 def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
     """Parts, runtime and workload: as asked for, as the other profile has them, or what suits the hardware."""
     like = read_profile(request.like, catalogue=draft.catalogue) if request.like else None
-    vendor = str(_part(draft.catalogue, "hardware", request.hardware).get("vendor"))
-    engine, why = _engine(request, like, vendor, draft.catalogue)
+    engine, why = _engine(request, like, _node(draft.catalogue, request.hardware), draft.catalogue)
     requirements = _part(draft.catalogue, "engine", engine).get("requirements")
     kept = like is not None and like.composed.names["engine"] == engine
     draft.keys["description"] = ""  # its place is here, its words follow from the layout
@@ -207,24 +209,29 @@ def _part(catalogue: Catalogue, part: str, name: str) -> Mapping[str, Data]:
     return read_file(path, catalogue.shown(path)).data
 
 
-def _engine(request: ProfileRequest, like: Valid | None, vendor: str, catalogue: Catalogue) -> tuple[str, str]:
+def _engine(request: ProfileRequest, like: Valid | None, node: HardwareFile, catalogue: Catalogue) -> tuple[str, str]:
     """The engine that is asked for, that of the other profile, or the newest for such GPUs; an image before wheels."""
     if request.engine:
         catalogue.path(Kind.ENGINE, request.engine)
         return request.engine, "as asked for"
-    if like is not None and VENDOR_OF[like.profile.engine.platform] == vendor:
-        named = like.composed.names["engine"]
-        if catalogue.find(Kind.ENGINE, named) is not None:
-            return named, f"as `{request.like}` has it"
+    named = like.composed.names["engine"] if like is not None else ""
     found: list[tuple[Version, bool, str]] = []
     for name in catalogue.names(Kind.ENGINE):
         engine = _part(catalogue, "engine", name)
-        if VENDOR_OF.get(str(engine.get("platform"))) == vendor:
-            found.append((Version(str(engine.get("version"))), "image" in engine, name))
+        image = str(engine.get("image", ""))
+        if VENDOR_OF.get(str(engine.get("platform"))) == node.vendor and image_arch(image) in {None, node.arch}:
+            found.append((Version(str(engine.get("version"))), bool(image), name))
+    if any(name == named for *_, name in found):
+        return named, f"as `{request.like}` has it"
     if not found:
         hint = "`--engine NAME`, one of `deploy profiles`"
-        raise ProfileError(f"there is no engine for hardware of `{vendor}`", hint=hint)
-    return max(found)[2], f"the newest known for {vendor}"
+        raise ProfileError(f"there is no engine for {node.arch} of {node.vendor}", hint=hint)
+    return max(found)[2], f"the newest known for {node.arch}"
+
+
+def _node(catalogue: Catalogue, name: str) -> HardwareFile:
+    path = catalogue.path(Kind.HARDWARE, name)
+    return read_model(path, HardwareFile, catalogue.shown(path))
 
 
 def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:

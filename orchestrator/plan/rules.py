@@ -79,6 +79,12 @@ VENDOR_OF: Final = {"rocm": "amd", "cuda": "nvidia", "cpu": "cpu"}
 _ARCH_OF_IMAGE: Final = {"mi30x": "gfx942", "mi35x": "gfx950"}
 
 
+def image_arch(image: str) -> str | None:
+    """The GPUs that an image is compiled for, as far as its name says."""
+    family = re.search(r"mi3[05]x", image)
+    return _ARCH_OF_IMAGE[family[0]] if family else None
+
+
 def layout_fits(case: Case) -> Iterator[Problem]:
     """The last GPU that the ranks take is one of the node's; ep divides tp (sglang: `tp_size % ep_size`).
 
@@ -156,10 +162,10 @@ def engine_fits_hardware(case: Case) -> Iterator[Problem]:
             f"choose an engine whose platform is for {hardware.vendor}: `deploy profiles` lists them",
         )
         return
-    family = re.search(r"mi3[05]x", engine.image or "")
-    if family and _ARCH_OF_IMAGE[family[0]] != hardware.arch:
+    arch = image_arch(engine.image or "")
+    if arch and arch != hardware.arch:
         yield Problem(
-            f"the image is compiled for {_ARCH_OF_IMAGE[family[0]]}, the GPUs are {hardware.arch}",
+            f"the image is compiled for {arch}, the GPUs are {hardware.arch}",
             case.place("engine", "image"),
         )
 

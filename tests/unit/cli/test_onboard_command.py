@@ -42,5 +42,5 @@ def test_what_is_refused_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_shell_is_offered_the_names_of_parts() -> None:
     assert names_of("MODEL")("ti") == ["tiny"]
-    assert names_of("HARDWARE")("mi3") == ["mi355x"]
+    assert "mi355x" in names_of("HARDWARE")("mi3")
     assert "sglang-0.5.16-rocm" in names_of("ENGINE")("sglang-0.5.16")

@@ -120,7 +120,7 @@ def test_an_unknown_architecture_is_written_with_what_the_user_knows(home: Home,
     [
         ("layer=80", "unknown key `layer` | did you mean `layers`?"),
         ("layers=many", "`layers` must be a whole number"),
-        ("cache.index_head_dim=128", "`index_head_dim` stands beside a latent"),
+        ("cache.index_head_dim=128", "`index_head_dim`"),
     ],
 )
 def test_what_is_given_is_checked_as_a_file_is(override: str, message: str, home: Home, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from orchestrator.commands.onboard_profile import (
     write_proposal,
 )
 from orchestrator.commands.planning import load
-from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.paths import Home
 
@@ -151,10 +151,22 @@ def test_on_a_cpu_nothing_is_said_of_memory(home: Home) -> None:
     assert "GPU" not in found.valid.profile.description
 
 
+def engine_of(proposal: Proposal) -> str:
+    return proposal.valid.composed.names["engine"]
+
+
 def test_the_engine_is_the_newest_for_such_gpus_or_the_one_asked_for(home: Home) -> None:
-    assert proposed(home, "glm-4.7-flash", "mi355x").valid.composed.names["engine"] == "sglang-0.5.16-rocm"
-    older = proposed(home, "glm-4.7-flash", "mi355x", engine="sglang-0.5.14-rocm")
-    assert older.valid.composed.names["engine"] == "sglang-0.5.14-rocm"
+    catalogue = Catalogue.of(home)
+    newest = max(
+        (tuple(map(int, name.split("-")[1].split("."))), name)
+        for name in catalogue.names(Kind.ENGINE)
+        if name.endswith("-rocm")
+    )[1]
+    assert engine_of(proposed(home, "glm-4.7-flash", "mi355x")) == newest
+    assert engine_of(proposed(home, "glm-4.7-flash", "mi355x", engine="sglang-0.5.14-rocm")) == "sglang-0.5.14-rocm"
+    assert engine_of(proposed(home, "glm-4.7-flash", "mi355x", like="mi355x-tp8-july")) == "sglang-0.5.14-rocm"
+    assert engine_of(proposed(home, "glm-4.7-flash", "mi300x")).endswith("mi30x")  # the newest is compiled for others
+    assert engine_of(proposed(home, "glm-4.7-flash", "mi300x", like="mi355x-tp4dp2")).endswith("mi30x")
 
 
 def test_what_no_size_mends_is_said_once(home: Home) -> None:
