@@ -1,7 +1,8 @@
 """`deploy onboard model`: the file it writes says what the shipped files say, and is one that plans are made from."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from config_samples import GLM_52, LLAMA_33_70B, QUARK_MXFP4, write_config, write_public
@@ -56,8 +57,15 @@ def test_the_facts_are_those_of_the_shipped_file(
         assert found.flags[flag].value == expected.flags[flag].value
 
 
-def test_the_file_says_behind_each_fact_what_says_so(home: Home, tmp_path: Path) -> None:
-    found = onboarded(write_public(tmp_path / "GLM-4.7-Flash", "GLM-4.7-Flash"), home)
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """For a line that is wrapped where the path in it is long."""
+    with TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+def test_the_file_says_behind_each_fact_what_says_so(home: Home, short_path: Path) -> None:
+    found = onboarded(write_public(short_path / "GLM-4.7-Flash", "GLM-4.7-Flash"), home)
     assert (found.name, found.path) == ("glm-4.7-flash", home.root / "profiles/models/glm-4.7-flash.yaml")
     assert (
         found.path.read_text().splitlines()
@@ -65,7 +73,7 @@ def test_the_file_says_behind_each_fact_what_says_so(home: Home, tmp_path: Path)
 # yaml-language-server: $schema=../model.schema.json
 # glm-4.7-flash, as `deploy onboard model` read its checkpoint: behind each fact stands what says so.
 source: config.json and safetensors headers of the checkpoint
-origin: {{kind: directory, location: {tmp_path}/GLM-4.7-Flash}}
+origin: {{kind: directory, location: {short_path}/GLM-4.7-Flash}}
 served_name: glm-4.7-flash  # by its file; another with `--set`
 weights: 62500000000  # bytes of 4 files that model.safetensors.index.json names
 quantisation: bf16  # config.json: dtype
