@@ -90,7 +90,7 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[tuple[Iter
     if subject == "-":
         yield split_lines(whole_lines(iter(lambda: sys.stdin.buffer.read(1 << 16), b""))), ""
     elif Path(subject).is_file():
-        yield LogTail(Path(subject)).to_end(), ""
+        yield LogTail(Path(subject), alone=True).to_end(), ""
     else:
         from orchestrator.commands.proof import not_running
 

@@ -24,6 +24,7 @@ from orchestrator.cli import (
     images,
     kernels,
     onboard,
+    past,
     profiles,
     report,
     reproduce,
@@ -63,6 +64,7 @@ images.register(app)
 cache.register(app)
 kernels.register(app)
 serve.register(app)
+past.register(app)
 diagnose.register(app)
 bench.register(app)
 evals.register(app)

@@ -11,6 +11,7 @@ import typer
 from orchestrator.core.errors import UsageError
 
 _WORD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")
+_RUN: Final = re.compile(rf"{_WORD.pattern}/{_WORD.pattern}")
 
 
 def names_of(kind: str) -> Callable[[str], list[str]]:
@@ -36,6 +37,24 @@ def server_names(incomplete: str) -> list[str]:
     return []
 
 
+def run_names(incomplete: str) -> list[str]:
+    """The runs of this home, as `NAME/RUN`."""
+    from orchestrator.commands.runs import known_names, runs_of
+    from orchestrator.core.paths import Home
+
+    with suppress(Exception):
+        home = Home.from_environment()
+        found = [f"{name}/{run.path.name}" for name in known_names(home) for run in runs_of(home, name)]
+        return [text for text in found if text.startswith(incomplete) and _RUN.fullmatch(text)]
+    return []
+
+
+def sides_to_compare(incomplete: str) -> list[str]:
+    """Profiles, servers and their runs."""
+    found = [*names_of("PROFILE")(incomplete), *server_names(incomplete), *run_names(incomplete)]
+    return list(dict.fromkeys(found))
+
+
 def _words(names: Iterable[str], incomplete: str) -> list[str]:
     """The names that begin so; what is no mere word a shell would carry out, or take for an option."""
     return [name for name in names if name.startswith(incomplete) and _WORD.fullmatch(name)]
@@ -43,6 +62,14 @@ def _words(names: Iterable[str], incomplete: str) -> list[str]:
 
 ProfileArgument: TypeAlias = Annotated[
     str,
+    typer.Argument(
+        metavar="PROFILE",
+        help="a profile's name, or a file; also as --profile or -p",
+        autocompletion=names_of("PROFILE"),
+    ),
+]
+ProfileOrRunArgument: TypeAlias = Annotated[
+    str | None,
     typer.Argument(
         metavar="PROFILE",
         help="a profile's name, or a file; also as --profile or -p",

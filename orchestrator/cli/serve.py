@@ -11,12 +11,13 @@ from orchestrator.cli.options import (
     HostOption,
     Json,
     NameArgument,
-    ProfileArgument,
+    ProfileOrRunArgument,
     RevisionOption,
     SetOption,
     TargetArgument,
     names_of,
     require_kind,
+    run_names,
     server_names,
     with_revision,
 )
@@ -31,12 +32,18 @@ StrictKernels: TypeAlias = Annotated[bool, typer.Option("--strict-kernels", help
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    add(app, up, restart, status, top, ask, logs, smoke, down, section=SERVE)
+    add(app, up, restart, rollback, status, top, ask, logs, smoke, down, section=SERVE)
 
 
 def up(
     *,
-    profile: ProfileArgument,
+    profile: ProfileOrRunArgument = None,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="RUN", help="an earlier start once more, by its own plan", autocompletion=run_names
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="the server's name; default: the profile's")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be started, and stop")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="stop a server of that name first")] = False,
@@ -60,11 +67,13 @@ def up(
     json: Json = False,
 ) -> None:
     """Bring a profile's server up: stage, build, start, wait, prove. Steps already done are skipped."""
+    from orchestrator.commands.rollback import once_more
     from orchestrator.commands.up import UpRequest, preview, up
     from orchestrator.core.paths import Home
 
+    home = Home.from_environment()
     request = UpRequest(
-        profile=profile,
+        profile=profile or "",
         name=name,
         overrides=with_revision(set_, revision),
         host=host,
@@ -76,13 +85,16 @@ def up(
         strict_kernels=strict_kernels,
         timeout=timeout,
     )
+    if from_ is not None:
+        request = once_more(from_, request, home)
+    elif profile is None:
+        raise UsageError("which profile?", hint="`deploy profiles` lists them; `--from RUN` repeats an earlier start")
     if dry_run:
-        would = preview(request, Home.from_environment())
+        would = preview(request, home)
         out(would.files)
         say(would.steps)
         return
-    done = up(request, Home.from_environment())
-    _say_up(done, json=json)
+    _say_up(up(request, home), json=json)
 
 
 def restart(name: NameArgument, *, json: Json = False) -> None:
@@ -91,6 +103,14 @@ def restart(name: NameArgument, *, json: Json = False) -> None:
     from orchestrator.core.paths import Home
 
     _say_up(restart(name, Home.from_environment()), json=json)
+
+
+def rollback(name: NameArgument, *, json: Json = False) -> None:
+    """Bring back the last proven start, with its own plan. If the newest is proven, the one of another plan."""
+    from orchestrator.commands.rollback import rollback
+    from orchestrator.core.paths import Home
+
+    _say_up(rollback(name, Home.from_environment()), json=json)
 
 
 def _say_up(done: "Up", *, json: bool) -> None:

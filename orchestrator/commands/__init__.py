@@ -3,6 +3,7 @@
 - profiles: `listing`, `planning`, `explain`, `capacity`, `flag_tables`, `environment`
 - made from a checkpoint: `onboard_model`, `onboard_profile`
 - before a server: `machine`, `staging`, `prepare`, `coverage`, `kernels`, `tuning`, `caches`
-- a server: `up`, `restart`, `status`, `top`, `ask`, `logs`, `proof`, `down`; all of them: `servers`, `runs`
+- a server: `up`, `restart`, `status`, `top`, `ask`, `logs`, `proof`, `down`, `ending`; all: `servers`, `runs`
+- servers of the past: `past`, `recorded`, `rollback`, `history`, `diff`, `prune`
 - figures: `bench`, `evals`, `report`, `reproduce`, `bill`
 """

@@ -2,11 +2,10 @@
 
 import datetime as dt
 import ipaddress
-import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -26,7 +25,7 @@ from orchestrator.bench import (
     workload_name,
 )
 from orchestrator.commands.kernels import kernel_report
-from orchestrator.commands.runs import RunDir, load_result, read_plan
+from orchestrator.commands.runs import RunDir, load_result, provenance_of, read_plan
 from orchestrator.commands.servers import Fleet, api_key
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import warn
@@ -128,18 +127,8 @@ def server_target(servers: Fleet, name: str) -> MeasuredTarget:
     handle = servers.one(name)
     run = RunDir(Path(handle.run_dir))
     plan = read_plan(run)
-    image = run.read("image.json").get("id")
-    provenance = ServerProvenance(
-        name=handle.name,
-        profile=handle.profile,
-        plan=json.loads(plan.to_json()) if plan else None,
-        plan_digest=handle.plan_digest,
-        image_digest=image if isinstance(image, str) else None,
-        patch_receipt=run.read("patches.json") or None,
-        host=run.read("host.json") or None,
-        gpu=plan.hardware.name if plan else None,
-        gpus=len(plan.gpus) if plan else None,
-    )
+    stood = provenance_of(run, plan)
+    provenance = replace(stood, name=handle.name, profile=handle.profile, plan_digest=handle.plan_digest)
 
     def look() -> dict[str, object] | None:
         report = kernel_report(servers.runtime(handle).logs(handle, follow=False), plan) if plan else None

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from orchestrator.commands.ending import stop_server
 from orchestrator.commands.machine import place_of, wait_until_free
 from orchestrator.commands.runs import claim, latest_run, read_plan
 from orchestrator.commands.servers import Fleet
@@ -24,7 +25,8 @@ def down(servers: Fleet, name: str, *, host: str | None, everyones: bool = True)
     with claim(servers.home, name):
         for handle in servers.find(name):
             if everyones or _is_ours(servers, handle):
-                servers.runtime(handle).stop(handle, grace=grace_of(servers, name))
+                grace = grace_of(servers, name)
+                stop_server(servers.runtime(handle), handle, home=servers.home, grace=grace, why="stopped")
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
             wait_until_free(plan, place_of(plan, servers.home, host))
 

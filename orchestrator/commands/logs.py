@@ -18,7 +18,7 @@ _AGO: Final = re.compile(r"(?=.)(?:(\d{1,5})d)?(?:(\d{1,6})h)?(?:(\d{1,7})m)?(?:
 _CLOCK: Final = re.compile(r"\d\d:\d\d(:\d\d)?")
 
 
-def read_since(text: str, now: datetime) -> datetime:
+def read_since(text: str, now: datetime, *, option: str = "--since") -> datetime:
     """The moment that `5m`, `2h`, `1h30m`, `14:05` or `2026-11-22T14:05` names; times are of the zone of `now`.
 
     Raises UsageError for anything else.
@@ -31,8 +31,8 @@ def read_since(text: str, now: datetime) -> datetime:
         moment = datetime.fromisoformat(f"{now.date()}T{text}" if _CLOCK.fullmatch(text) else text)
         return moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)
     except ValueError as error:
-        hint = "such as `--since 5m`, `--since 2h`, `--since 14:05` or `--since 2026-11-22T14:05`"
-        raise UsageError(f"`--since {text}` is neither a time nor a span of time", hint=hint) from error
+        hint = " or ".join(f"`{option} {each}`" for each in ("5m", "2h", "14:05", "2026-11-22T14:05"))
+        raise UsageError(f"`{option} {text}` is neither a time nor a span of time", hint=hint) from error
 
 
 def kept_log(servers: Fleet, name: str, since: datetime | None = None) -> Iterator[str] | None:

@@ -49,7 +49,7 @@ def await_ready(
         about=about,
     )
     seconds = wait(starting, silence=plan.waiting.silence, timeout=timeout)
-    note_parts(runtime, handle)
+    note_parts(runtime, handle, seconds)
     return seconds
 
 

@@ -64,6 +64,18 @@ def ready_plan(request: ReadyRequest, place: Place) -> tuple[Plan, RowSources]:
     return plan, _rows(request, plan, image, docker, home)
 
 
+def ready_rows(plan: Plan, place: Place, *, accept_untuned: bool) -> RowSources:
+    """Where the rows of a plan that was decided for a ready image are read from, once it is here.
+
+    Raises BuildError for an image that is gone, or is another one by now.
+    """
+    docker, reference = find_docker(place.far), plan.ready_image or ""
+    image = read_ready(docker, fetch_ready(docker, reference))
+    require_ready(plan, image)
+    request = ReadyRequest(profile=plan.profile, overrides=(), image=reference, accept_untuned=accept_untuned)
+    return _rows(request, plan, image, docker, place.home)
+
+
 def ready_preview(request: ReadyRequest, plan: Plan, place: Place, registry: Registry = _ASKED) -> Plan:
     """The same without fetching anything: the receipt of an image that is here, else as its registry tells it.
 

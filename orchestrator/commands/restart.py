@@ -1,14 +1,13 @@
 """`deploy restart`: what ran under a name, once more."""
 
-import json
-from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from orchestrator.commands.machine import place_of
+from orchestrator.commands.past import runs_that_came_up
 from orchestrator.commands.planning import planned
 from orchestrator.commands.ready import ready_preview
-from orchestrator.commands.runs import RunDir, known_names, read_plan, require_name, that_came_up
-from orchestrator.commands.up import Up, UpRequest, up
+from orchestrator.commands.runs import known_names, read_plan, require_name
+from orchestrator.commands.up import Up, up
 from orchestrator.core.errors import NameTakenError, StartError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
@@ -21,12 +20,15 @@ def restart(name: str, home: Home) -> Up:
     Raises StartError where none came up under that name, NameTakenError where its profile says something else by now.
     """
     require_name(name)
-    run, request = next(_that_came_up(home, name), (None, None))
+    run, request = next(runs_that_came_up(home, name), (None, None))
     if run is None or request is None:
         near = did_you_mean(name, {*known_names(home)} - {name})
         raise StartError(
             f"no server `{name}` has come up from here", hint=near or "`deploy up PROFILE` starts a server"
         )
+    again = f"`deploy restart {name}`"
+    if request.run is not None:  # it was started as an earlier one was, and so it is again
+        return up(replace(request, replace=True, run=str(run.path)), home, again=again)
     before, (now, _) = read_plan(run), planned(request.profile, request.overrides, home)
     if request.image:
         now = ready_preview(request.on_image(request.image), now, place_of(now, home, request.host))
@@ -36,23 +38,4 @@ def restart(name: str, home: Home) -> Up:
             details=changes(before.to_dict(), now.to_dict()),
             hint=f"`{request.command(name)} --replace` starts what it says now",
         )
-    return up(replace(request, replace=True), home, again=f"`deploy restart {name}`")
-
-
-def _that_came_up(home: Home, name: str) -> Iterator[tuple[RunDir, UpRequest]]:
-    """The runs that were asked to prove themselves, newest first, with what was asked for."""
-    for run in that_came_up(home, name):
-        if (request := _request(run.read("up.json").get("request"))) is not None:
-            yield run, replace(request, name=name)
-
-
-def _request(asked: object) -> UpRequest | None:
-    """What was asked for; None for what another version has written, or a hand."""
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - no other command reads one
-
-    if not isinstance(asked, dict) or set(asked) != {field.name for field in fields(UpRequest)}:
-        return None
-    try:
-        return TypeAdapter(UpRequest).validate_json(json.dumps(asked), strict=True)
-    except ValidationError:
-        return None
+    return up(replace(request, replace=True), home, again=again)

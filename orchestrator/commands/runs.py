@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,11 +25,22 @@ from orchestrator.core.redaction import redact_data
 from orchestrator.core.text import parse_json, printable_json
 from orchestrator.plan import NAME, Plan
 from orchestrator.render import ContextFile
-from orchestrator.results import RESULT_FILE, BenchResult, Outcome, RequestTimes, outcome_from_json, read_requests
+from orchestrator.results import (
+    RESULT_FILE,
+    BenchResult,
+    Outcome,
+    RequestTimes,
+    ServerProvenance,
+    outcome_from_json,
+    read_requests,
+)
 
+SMOKE_FILE: Final = "smoke.json"
+FILES_FILE: Final = "files.json"  # the names of the files that were rendered for a start
 _MOST_BYTES: Final = 16 << 20  # of a result; one with a hundred points has 1 MB
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 _MOST_REQUESTS: Final = 256 << 20  # of the requests of a point; ten thousand of a thousand tokens each have 200 MB
+_RUN: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-([0-9a-f]{8})(?:-[0-9]{1,4})?")  # as `open_run` calls it
 _PID_WIDTH: Final = 10  # characters, so that a lock file is never truncated
 
 
@@ -49,6 +61,12 @@ class RunDir:
         with contextlib.suppress(ValueError):
             return datetime.strptime(self.path.name.partition("-")[0], _TIME).replace(tzinfo=UTC)
         return None
+
+    @property
+    def digest(self) -> str:
+        """How the digest of its plan begins, by its name; "" for a folder that somebody else has named."""
+        named = _RUN.fullmatch(self.path.name)
+        return named[1] if named else ""
 
     def write(self, files: Iterable[ContextFile]) -> None:
         """Write rendered files, each whole or not at all."""
@@ -150,15 +168,17 @@ def latest_run(home: Home, name: str) -> RunDir | None:
 
 
 def runs_of(home: Home, name: str) -> tuple[RunDir, ...]:
-    """The run directories of a name, newest first."""
-    if not NAME.match(name):  # a path, perhaps
+    """The run directories of a name, newest first; a link leads to what is another name's, or somebody else's."""
+    folder = home.runs / name
+    if not NAME.match(name) or folder.is_symlink():  # a path, perhaps
         return ()
-    return tuple(map(RunDir, sorted((path for path in (home.runs / name).glob("*-*") if path.is_dir()), reverse=True)))
+    found = (path for path in folder.glob("*-*") if path.is_dir() and not path.is_symlink())
+    return tuple(map(RunDir, sorted(found, reverse=True)))
 
 
 def that_came_up(home: Home, name: str) -> Iterator[RunDir]:
     """Those of them that were asked to prove themselves."""
-    return (run for run in runs_of(home, name) if run.read("smoke.json"))
+    return (run for run in runs_of(home, name) if run.read(SMOKE_FILE))
 
 
 def known_names(home: Home) -> tuple[str, ...]:
@@ -174,6 +194,32 @@ def read_plan(run: RunDir | None) -> Plan | None:
         return Plan.from_json(read_own(run.path / "plan.json"))
     except (OSError, ValueError):
         return None
+
+
+def provenance_of(run: RunDir, plan: Plan | None) -> ServerProvenance:
+    """What stood behind a server, as its run directory tells."""
+    image = run.read("image.json").get("id")
+    return ServerProvenance(
+        name=run.path.parent.name,
+        profile=plan.profile if plan else None,
+        plan=json.loads(plan.to_json()) if plan else None,
+        plan_digest=plan.digest if plan else None,
+        image_digest=image if isinstance(image, str) else None,
+        patch_receipt=run.read("patches.json") or None,
+        host=run.read("host.json") or None,
+        gpu=plan.hardware.name if plan else None,
+        gpus=len(plan.gpus) if plan else None,
+    )
+
+
+def find_run(home: Home, text: str) -> RunDir | None:
+    """The run of that directory, or of that `NAME/RUN` or `RUN` in this home; None where there is none."""
+    if (Path(text) / "plan.json").is_file():
+        return RunDir(Path(text).absolute())
+    name, _, run = text.rpartition("/")
+    names = (name,) if name else known_names(home)
+    found = (each for known in names for each in runs_of(home, known) if each.path.name == run)
+    return next(found, None) if _RUN.fullmatch(run) else None
 
 
 def note_request(run: RunDir) -> None:

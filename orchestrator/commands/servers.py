@@ -25,7 +25,7 @@ from orchestrator.core.secret import Secret, know_variable
 from orchestrator.engine import parts, read_key
 from orchestrator.runtimes import REGISTRY, Handle, Runtime, RuntimeKind
 
-_PARTS: Final = "parts.json"  # what a server is made of, noted when it is ready
+PARTS_FILE: Final = "parts.json"  # what a server is made of, noted when it is ready
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,10 @@ def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Se
     return key
 
 
-def note_parts(runtime: Runtime, handle: Handle) -> None:
-    """Note what a server that is ready is made of."""
-    RunDir(Path(handle.run_dir)).save(_PARTS, {"parts": parts(runtime.titles(handle))})
+def note_parts(runtime: Runtime, handle: Handle, seconds: float) -> None:
+    """Note what a server that is ready is made of, and how many seconds it took to become so."""
+    told = {"parts": parts(runtime.titles(handle)), "ready_seconds": round(seconds, 1)}
+    RunDir(Path(handle.run_dir)).save(PARTS_FILE, told)
 
 
 def lost_parts(runtime: Runtime, handle: Handle) -> str:
@@ -138,7 +139,7 @@ def lost_parts(runtime: Runtime, handle: Handle) -> str:
     It is seen in the process table before anything is asked: sglang notices the death of a data-parallel rank by the
     next health request, after 20 s, and that of a tensor-parallel rank when the others wait for it.
     """
-    noted = RunDir(Path(handle.run_dir)).read(_PARTS).get("parts")
+    noted = RunDir(Path(handle.run_dir)).read(PARTS_FILE).get("parts")
     titles = runtime.titles(handle) if noted else ()
     if not titles or not isinstance(noted, Sequence):
         return ""

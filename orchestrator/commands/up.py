@@ -8,13 +8,13 @@ from pathlib import Path
 
 from orchestrator.commands.capacity import note_capacity
 from orchestrator.commands.coverage import (
-    NOTHING_GIVEN,
     RowSources,
     note_coverage,
     require_covered,
     require_fusion_told,
 )
 from orchestrator.commands.down import grace_of
+from orchestrator.commands.ending import keep_ending, stop_server
 from orchestrator.commands.environment import image_hazards, note_environment
 from orchestrator.commands.kernels import kernel_gate, make_table
 from orchestrator.commands.machine import place_of
@@ -29,7 +29,8 @@ from orchestrator.commands.planning import (
 from orchestrator.commands.prepare import bring_checkpoint, far_headers, prepare, require_machine
 from orchestrator.commands.proof import answers, await_ready, explain_failure, prove
 from orchestrator.commands.ready import ReadyRequest, ready_plan, ready_preview, require_contained
-from orchestrator.commands.runs import RunDir, claim, latest_run, open_run, read_plan
+from orchestrator.commands.recorded import recorded, recorded_rows
+from orchestrator.commands.runs import FILES_FILE, RunDir, claim, latest_run, open_run, read_plan
 from orchestrator.commands.servers import Fleet, api_key, fleet, lost_parts
 from orchestrator.commands.steps import starting, steps_text
 from orchestrator.core.catalogue import Catalogue
@@ -61,13 +62,16 @@ class UpRequest:
     accept_untuned: bool
     strict_kernels: bool
     timeout: float | None  # seconds, None for as long as something moves
+    run: str | None = None  # the directory of an earlier start, whose plan is started as it was
 
     def command(self, name: str) -> str:
         """The command that asks for the same again."""
-        argv = ["deploy", "up", "--profile", self.profile, "--name", name]
-        argv += [word for override in self.overrides for word in ("--set", override)]
+        asked = ["--from", self.run] if self.run else ["--profile", self.profile]
+        overrides, image = ((), None) if self.run else (self.overrides, self.image)
+        argv = ["deploy", "up", *asked, "--name", name]
+        argv += [word for override in overrides for word in ("--set", override)]
         argv += ["--host", self.host] if self.host else []
-        argv += ["--image", self.image] if self.image else []
+        argv += ["--image", image] if image else []
         argv += ["--no-stage"] if not self.stage else []
         argv += ["--accept-untuned"] if self.accept_untuned else []
         argv += ["--strict-kernels"] if self.strict_kernels else []
@@ -105,10 +109,12 @@ class Preview:
 
 def preview(request: UpRequest, home: Home) -> Preview:
     """What `up` would do and start, or why it would refuse; it starts and writes nothing."""
-    valid = read_profile(request.profile, overrides=request.overrides, catalogue=Catalogue.of(home))
-    plan, inputs = planned_at(valid, home)
+    valid = None
+    if request.run is None:
+        valid = read_profile(request.profile, overrides=request.overrides, catalogue=Catalogue.of(home))
+    plan, inputs = planned_at(valid, home) if valid else _decided(request, home)
     place = place_of(plan, home, request.host)
-    if request.image:
+    if request.image and valid:
         require_contained(plan)
         plan = ready_preview(request.on_image(request.image), plan, place)
     _tell_hazards(plan)
@@ -118,7 +124,8 @@ def preview(request: UpRequest, home: Home) -> Preview:
     if not plan.ready_image:
         note_coverage(plan, home)
     note_environment(plan, home)
-    note_capacity(plan, valid.capacity)
+    if valid:
+        note_capacity(plan, valid.capacity)
     if not plan.ready_image and not request.accept_untuned:
         require_covered(plan, home)
     if place.far is None:
@@ -136,7 +143,7 @@ def up(request: UpRequest, home: Home, *, again: str = "") -> Up:
 
     `again` is the command that brings back what this stops, by default the one that started it.
     """
-    plan, inputs = planned(request.profile, request.overrides, home)
+    plan, inputs = _decided(request, home)
     name = request.name or plan.profile
     place = place_of(plan, home, request.host)
     if request.image:
@@ -148,8 +155,8 @@ def up(request: UpRequest, home: Home, *, again: str = "") -> Up:
             f"`{name}` listens on {plan.server.host} without an API key: it answers everyone who reaches it", hint=hint
         )
     with fleet(home, request.host) as servers, claim(home, name):
-        rows = NOTHING_GIVEN
-        if request.image:
+        rows = recorded_rows(plan, place, accept_untuned=request.accept_untuned)
+        if request.image and request.run is None:
             plan, rows = ready_plan(request.on_image(request.image), place)
             request = replace(request, image=plan.ready_image)
         if (running := _already_up(servers, name, plan=plan, request=request)) is not None:
@@ -173,6 +180,13 @@ def up(request: UpRequest, home: Home, *, again: str = "") -> Up:
             )
 
 
+def _decided(request: UpRequest, home: Home) -> tuple[Plan, dict[str, bytes]]:
+    """What the profile says now, or what an earlier start was decided to be."""
+    if request.run is not None:
+        return recorded(RunDir(Path(request.run)), home)
+    return planned(request.profile, request.overrides, home)
+
+
 def _record(request: UpRequest, name: str) -> dict[str, object]:
     """What was asked for, so that it can be asked again from anywhere: a profile's file by its whole path."""
     if is_path(request.profile):
@@ -191,7 +205,8 @@ def _artifacts(
     bring_checkpoint(plan, place, stage=request.stage)
     rows = replace(rows, model=far_headers(plan, place)) if applies_to(plan) else rows
     require_fusion_told(plan, home, rows)
-    if not plan.ready_image and make_table(plan, home, place, accept_untuned=request.accept_untuned):
+    as_decided = plan.ready_image or request.run
+    if not as_decided and make_table(plan, home, place, accept_untuned=request.accept_untuned):
         plan, inputs = planned(request.profile, request.overrides, home)
     if not request.accept_untuned:
         require_covered(plan, home, rows)  # by the checkpoint's own config and the image's own rows
@@ -255,7 +270,7 @@ def _make_room(servers: Fleet, name: str) -> None:
         runtime = servers.runtime(handle)
         if runtime.state(handle).status is Status.RUNNING:
             note(f"stopping `{name}` to replace it")
-        runtime.stop(handle, grace=grace_of(servers, name))
+        stop_server(runtime, handle, home=servers.home, grace=grace_of(servers, name), why="replaced")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,9 +288,11 @@ def _bring_up(start: Start, servers: Fleet) -> Up:
     name, plan, key = start.name, start.artifacts.plan, start.key
     runtime = servers.runtimes[plan.runtime]
     run = open_run(servers.home, name, plan)
-    run.write(rendered_files(start.artifacts, name))
+    rendered = rendered_files(start.artifacts, name)
+    run.write(rendered)
     for file, record in start.records.items():
         run.save(file, record)
+    run.save(FILES_FILE, {"files": [file.path for file in rendered]})
     secrets = {plan.server.api_key_env: key} if plan.server.api_key_env and key else {}
     handle = None
     with held():  # whatever ends the block below, nothing more interrupts the taking down
@@ -292,7 +309,7 @@ def _bring_up(start: Start, servers: Fleet) -> Up:
                 kernel_gate(logged, plan=plan, run=run, strict=start.request.strict_kernels)
                 unheard()  # interrupted from here on it would say so, and leave the server up
         except BaseException as error:
-            failure = _give_up(error, handle or _started(runtime, name, run), runtime, keep=start.request.keep)
+            failure = _give_up(error, handle or _started(runtime, name, run), runtime, run=run, keep=start.request.keep)
             if failure is error:
                 raise
             raise failure from error
@@ -313,17 +330,20 @@ def _where_log(request: UpRequest, run: RunDir, name: str) -> str:
     return f"`{quote(['deploy', 'logs', name, *(['--host', request.host] if request.host else [])])}`"
 
 
-def _give_up(error: BaseException, handle: Handle | None, runtime: Runtime, *, keep: bool) -> BaseException:
+def _give_up(
+    error: BaseException, handle: Handle | None, runtime: Runtime, *, run: RunDir, keep: bool
+) -> BaseException:
     """Take the server down, and only then read what its log gives away about the failure; the error to raise.
 
     A start that failed has left no server (`Runtime.start`). What is no DeployError, a full disk or a fault of this
     tool, is raised as it is.
     """
     interrupted = isinstance(error, KeyboardInterrupt)
-    if handle is None:
-        return Interrupted("interrupted", hint="nothing was started") if interrupted else error
     failure = Interrupted("interrupted") if interrupted else error
-    detail = "" if keep else _take_down(handle, runtime)
+    if handle is None:
+        keep_ending(run, _why(failure))
+        return Interrupted("interrupted", hint="nothing was started") if interrupted else error
+    detail = "" if keep else _take_down(handle, runtime, run, _why(failure))
     if not isinstance(failure, DeployError):
         return failure
     if keep:
@@ -341,20 +361,27 @@ def _explanation(runtime: Runtime, handle: Handle, detail: str) -> str:
         return "diagnosis: interrupted"
 
 
-def _take_down(handle: Handle, runtime: Runtime) -> str:
+def _why(failure: BaseException) -> str:
+    """What the run directory keeps of a start that failed."""
+    code = failure.exit_code if isinstance(failure, DeployError) else DeployError.exit_code
+    return f"`up` failed with {code}: {str(failure) or type(failure).__name__}"
+
+
+def _take_down(handle: Handle, runtime: Runtime, run: RunDir, why: str) -> str:
     """Stop a server whatever else fails, and return what its runtime knew of its end."""
     try:
         return runtime.state(handle).detail
     except DeployError:
         return ""
     finally:
-        _stop(handle, runtime)
+        _stop(handle, runtime, run, why)
 
 
-def _stop(handle: Handle, runtime: Runtime) -> None:
+def _stop(handle: Handle, runtime: Runtime, run: RunDir, why: str) -> None:
     """Stop a server; where that fails, say so at once: the error to raise is the one that came before."""
     try:
         runtime.stop(handle, grace=0)
+        keep_ending(run, why)
     except (DeployError, OSError) as error:
         warn(f"`{handle.name}` may still run: {error}", hint=f"`deploy down {handle.name}` stops it")
 

@@ -15,6 +15,7 @@ PROFILE: Final = "PROFILE"  # in a command of a hint: the profile that was asked
 FAR: Final = frozenset(
     {
         *("up", "preflight", "stage", "status", "top", "ask", "logs", "smoke", "down", "diagnose", "bench", "eval"),
+        *("history", "prune"),
         *("reproduce", "cache ls", "cache clear", "build", "inspect", "patches check"),
         *("kernels coverage", "kernels table"),
     }

@@ -7,11 +7,13 @@ import codecs
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import open_own
+from orchestrator.core.log_files import PIECE, full_pieces, piece_of
 from orchestrator.core.redaction import Stream, safe_cut
 
 MAX_LINE_BYTES: Final = 64 * 1024
@@ -23,15 +25,16 @@ _EMPTY_LINES: Final = re.compile(r"\n{2,}")
 
 
 class LogTail:
-    """The new lines of a growing file, at each call, in bounded memory.
+    """The new lines of a growing log, at each call, in bounded memory; all of its pieces, in their order.
 
     A carriage return ends a line as well (progress bars). A file that is not there yet has no lines; one that was
     truncated or replaced is read from its beginning. An unfinished line waits for its end, at most 64 KiB of it.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Read `path` from its beginning."""
-        self._path = path
+    def __init__(self, path: Path, *, alone: bool = False) -> None:
+        """Read `path` from its beginning; `alone` without the full pieces beside it, which may be somebody else's."""
+        self._path, self._alone = path, alone
+        self._number = 1  # of the piece that is read, see `log_files`
         self._offset = 0
         self._inode = 0
         self._rest = b""
@@ -56,20 +59,50 @@ class LogTail:
             self._rest = b""
 
     def _read(self) -> bytes:
-        try:
+        """The next bytes: of the piece that is read, and at its end of the one that was written after it."""
+        while True:
+            try:
+                file, full = self._open()
+            except FileNotFoundError:
+                return b""
+            except OSError as error:
+                raise HostError(f"the log `{self._path}` cannot be read: {error.strerror}") from error
+            with file:
+                status = os.fstat(file.fileno())
+                known = status.st_ino == self._inode and status.st_size >= self._offset
+                if known or full or not self._later():  # else what was read here has gone, and others came after it
+                    if not known:
+                        self._inode, self._offset, self._rest = status.st_ino, 0, b""
+                    file.seek(self._offset)
+                    chunk = file.read(CHUNK_BYTES)
+                    self._offset += len(chunk)
+                    if chunk or not full:
+                        return chunk
+            if gone := self._go_on():
+                return gone
+
+    def _open(self) -> tuple[BinaryIO, bool]:
+        """The piece that is read, and whether it is full. Raises OSError."""
+        aside = piece_of(self._path, self._number)
+        while not self._alone:
+            with suppress(FileNotFoundError):
+                return open_own(aside), True
             file = open_own(self._path)
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise HostError(f"the log `{self._path}` cannot be read: {error.strerror}") from error
-        with file:
-            status = os.fstat(file.fileno())
-            if status.st_ino != self._inode or status.st_size < self._offset:
-                self._inode, self._offset, self._rest = status.st_ino, 0, b""
-            file.seek(self._offset)
-            chunk = file.read(CHUNK_BYTES)
-            self._offset += len(chunk)
-            return chunk
+            if not os.path.lexists(aside):  # it has not become full meanwhile
+                return file, False
+            file.close()
+        return open_own(self._path), False
+
+    def _later(self) -> list[int]:
+        return [] if self._alone else [number for number in full_pieces(self._path) if number > self._number]
+
+    def _go_on(self) -> bytes:
+        """Begin the next piece that is there; a line that says what is not, where some are missing."""
+        following = self._number + 1
+        self._number = next(iter(self._later()), following)
+        self._inode = self._offset = 0
+        gone = self._number - following
+        return f"\n({gone} x {PIECE >> 20} MiB of this log are not kept)\n".encode() if gone > 0 else b""
 
 
 def whole_lines(pieces: Iterable[bytes]) -> Iterator[str]:

@@ -6,7 +6,7 @@ needs the schema of profiles, which takes long to import; a command over servers
 """
 
 from orchestrator.core.origin import Origin
-from orchestrator.plan.changes import changes, flat
+from orchestrator.plan.changes import Difference, changes, differences, flat
 from orchestrator.plan.plan import (
     GREEDY,
     NAME,
@@ -32,6 +32,7 @@ __all__ = [
     "GREEDY",
     "NAME",
     "ContainerNeeds",
+    "Difference",
     "Engine",
     "EnvVar",
     "Flag",
@@ -49,5 +50,6 @@ __all__ = [
     "Ulimit",
     "Waiting",
     "changes",
+    "differences",
     "flat",
 ]

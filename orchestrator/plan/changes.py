@@ -1,17 +1,36 @@
-"""What is different between two plans."""
+"""What is different between plans, and whatever else is flat data. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One value that is not the same on all sides: of each its own, "" where it has none."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+def differences(sides: Sequence[Mapping[str, str]]) -> tuple[Difference, ...]:
+    """What the sides do not have in common, sorted by key."""
+    keys = sorted({key for side in sides for key in side})
+    return tuple(
+        Difference(key=key, values=tuple(side.get(key, "") for side in sides))
+        for key in keys
+        if len({side.get(key) for side in sides}) > 1
+    )
 
 
 def changes(old: Mapping[str, object], new: Mapping[str, object]) -> str:
     """The differences of two plans as data, one line a value: `- key: old`, `+ key: new`."""
-    before, after = flat(old), flat(new)
-    lines = []
-    for key in sorted(before.keys() | after.keys()):
-        if before.get(key) != after.get(key):
-            lines += [f"- {key}: {before[key]}"] if key in before else []
-            lines += [f"+ {key}: {after[key]}"] if key in after else []
-    return "\n".join(lines)
+    sides = (flat(old), flat(new))
+    return "\n".join(
+        f"{sign} {each.key}: {side[each.key]}"
+        for each in differences(sides)
+        for sign, side in zip("-+", sides, strict=True)
+        if each.key in side
+    )
 
 
 def flat(data: Mapping[str, object]) -> dict[str, str]:
@@ -24,8 +43,8 @@ def _flat(value: object, key: str) -> Iterator[tuple[str, str]]:
         for name, inner in value.items():
             yield from _flat(inner, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
-        for item in value:
-            yield from _flat({str(item.get("name") or item.get("id")): _named(item)}, key)
+        for place, item in enumerate(value, start=1):
+            yield from _flat({str(item.get("name") or item.get("id") or place): _named(item)}, key)
     else:
         yield key, _shown(value)
 

@@ -2,9 +2,10 @@
 
 from orchestrator.render.artifacts import Artifacts, BuildContext, Command, ContextFile, needs_options, server_command
 from orchestrator.render.dockerfile import ImageSources, base_reference, build_context, repository
-from orchestrator.render.scripts import SHELL_HOME, files, script_file, wrapped
+from orchestrator.render.scripts import IMAGE_FOLDER, SHELL_HOME, files, script_file, wrapped
 
 __all__ = [
+    "IMAGE_FOLDER",
     "SHELL_HOME",
     "Artifacts",
     "BuildContext",

@@ -6,6 +6,7 @@
 """
 
 from orchestrator.report.compare import foreign
+from orchestrator.report.configuration import configuration_of, started_with
 from orchestrator.report.document import Details, Report, build_report
 from orchestrator.report.economics import NodePower
 from orchestrator.report.over_time import point_to_draw
@@ -24,6 +25,7 @@ from orchestrator.report.published import (
 )
 from orchestrator.report.render import render_html, render_json, render_markdown
 from orchestrator.report.show import comparison_text
+from orchestrator.report.sides import change_text, changes_between, estimate_text
 
 __all__ = [
     "Details",
@@ -35,7 +37,11 @@ __all__ = [
     "Report",
     "ReproduceRun",
     "build_report",
+    "change_text",
+    "changes_between",
     "comparison_text",
+    "configuration_of",
+    "estimate_text",
     "foreign",
     "load_all_published",
     "load_published",
@@ -47,4 +53,5 @@ __all__ = [
     "render_json",
     "render_markdown",
     "split_currency",
+    "started_with",
 ]

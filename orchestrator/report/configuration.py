@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.plan import flat
+from orchestrator.plan import Difference, differences, flat
 from orchestrator.report.compare import Comparison
-from orchestrator.results import figures
+from orchestrator.results import BenchResult, ServerProvenance, figures
+from orchestrator.weights import FROM_RECEIPT
 
 # Of a plan and a workload: names, places and the draw of random prompts, which say nothing of what was measured.
 _NAMES: Final = frozenset(
@@ -23,7 +24,8 @@ _SENDING: Final = (
     "load",
     "arrivals",
 )
-_HOST_CHECKS: Final = ("gpus", "driver", "interpreter")
+_WEIGHTS: Final = "checkpoint"  # the check of preflight that looks at it
+_HOST_CHECKS: Final = ("gpus", "driver", "interpreter", _WEIGHTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,23 +36,14 @@ class Fact:
     values: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """One value of the configuration that is not the same in all results: of each its own, "" where it has none."""
-
-    key: str
-    values: tuple[str, ...]
-
-
-def differences(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
+def differing(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
     """What the results do not have in common: plan, workload, machine, image, and what the endpoint says of itself."""
-    sides = [dict(_configuration(each)) for each in comparisons]
-    keys = sorted({key for side in sides for key in side})
-    return tuple(
-        Difference(key=key, values=tuple(side.get(key, "") for side in sides))
-        for key in keys
-        if len({side.get(key) for side in sides}) > 1
-    )
+    return differences([told(each) for each in comparisons])
+
+
+def told(comparison: Comparison) -> dict[str, str]:
+    """The configuration of a result without the names, places and draws that say nothing of what was measured."""
+    return {key: value for key, value in configuration_of(comparison.result).items() if key not in _NAMES}
 
 
 def same_configuration(comparison: Comparison) -> frozenset[tuple[str, str]] | None:
@@ -62,7 +55,7 @@ def same_configuration(comparison: Comparison) -> frozenset[tuple[str, str]] | N
     known = run.label or run.provenance.plan_digest
     if known is None:
         return None
-    facts = ((key, value) for key, value in _configuration(comparison) if not key.startswith(_RATES))
+    facts = ((key, value) for key, value in told(comparison).items() if not key.startswith(_RATES))
     return frozenset({("", known), ("workload", run.workload_name), *facts})
 
 
@@ -72,13 +65,14 @@ def same_load(one: Comparison, other: Comparison) -> bool:
     return sent[0] == sent[1]
 
 
-def _configuration(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    run = comparison.result.run
+def configuration_of(result: BenchResult) -> dict[str, str]:
+    """Everything that a result was measured with and on, by dotted key."""
+    run = result.run
     stood = run.provenance
-    told: dict[str, object] = {"workload": run.workload, **(stood.plan or {})}
+    more: dict[str, object] = {"workload": run.workload}
     if stood.plan is None:
         facts = run.endpoint
-        told["endpoint"] = {
+        more["endpoint"] = {
             "model": facts.served_model,
             "engine": f"{facts.engine or ''} {facts.engine_version or ''}".strip(),
             "replicas": facts.replicas,
@@ -86,19 +80,42 @@ def _configuration(comparison: Comparison) -> Iterator[tuple[str, str]]:
             "page_size": facts.page_size,
             "speculative": facts.speculative,
         }
-        told["hardware"] = {"name": stood.gpu, "gpus": stood.gpus}
-    told["image"] = stood.image_digest
-    told["host"] = _found(stood.host)
-    for key, value in flat(told).items():
-        if key not in _NAMES and value != "null":
-            yield key, value
+        more["hardware"] = {"name": stood.gpu, "gpus": stood.gpus}
+    return {**started_with(stood), **flat_known(more)}
+
+
+def started_with(stood: ServerProvenance) -> dict[str, str]:
+    """What stood behind an endpoint, by dotted key: its plan, image, patches, weights and machine."""
+    found = _found(stood.host)
+    return flat_known(
+        {
+            **(stood.plan or {}),
+            "image": stood.image_digest,
+            "patched": _states(stood.patch_receipt),
+            "weights": found.pop(_WEIGHTS, None),
+            "host": found,
+        }
+    )
+
+
+def flat_known(data: Mapping[str, object]) -> dict[str, str]:
+    """The same by dotted key, without what is not known."""
+    return {key: value for key, value in flat(data).items() if value != "none"}
 
 
 def _found(host: Mapping[str, object] | None) -> dict[str, str]:
     """What the checks before the start found of the machine, as far as it can make a difference."""
     findings = (host or {}).get("findings")
     found = [each for each in findings if isinstance(each, dict)] if isinstance(findings, list) else []
-    return {str(each["check"]): str(each.get("found", "")) for each in found if each.get("check") in _HOST_CHECKS}
+    told = {str(each["check"]): str(each.get("found", "")) for each in found if each.get("check") in _HOST_CHECKS}
+    return {check: text.removesuffix(FROM_RECEIPT) for check, text in told.items()}
+
+
+def _states(receipt: Mapping[str, object] | None) -> dict[str, str]:
+    """What became of each patch, by its name."""
+    patches = (receipt or {}).get("patches")
+    found = [each for each in patches if isinstance(each, dict)] if isinstance(patches, list) else []
+    return {str(each["id"]): str(each.get("state", "")) for each in found if "id" in each}
 
 
 def facts_of(comparisons: tuple[Comparison, ...]) -> tuple[Fact, ...]:

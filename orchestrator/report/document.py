@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from orchestrator.plan import Difference
 from orchestrator.report.compare import Comparison, compare
-from orchestrator.report.configuration import Difference, Fact, differences, facts_of
+from orchestrator.report.configuration import Fact, differing, facts_of
 from orchestrator.report.economics import Costs, NodePower, costs_of
 from orchestrator.report.headline import headline, named, own_title
 from orchestrator.report.layouts import LayoutRow, hourly, layouts_of
@@ -89,7 +90,7 @@ def build_report(
         published=published,
         comparisons=comparisons,
         facts=facts_of(comparisons),
-        differences=differences(comparisons),
+        differences=differing(comparisons),
         together=together,
         over_time=tuple(over_time(of, *drawn) for of, drawn in sorted(details.requests.items()) if of in firsts),
         layouts=layouts_of(published, comparisons, prices),

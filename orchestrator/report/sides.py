@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
 
-from orchestrator.report.compare import Comparison, RateRow
+from orchestrator.report.compare import Comparison, RateRow, compare
 from orchestrator.report.configuration import same_configuration, same_load
-from orchestrator.results import Change, Estimate, Figure, change, estimate, figures
+from orchestrator.report.published import PriceBook
+from orchestrator.results import BenchResult, Change, Estimate, Figure, change, estimate, figures
 
 _PAIR: Final = 2  # whose interval would be twelve times as wide as their difference
 
@@ -69,6 +70,12 @@ def side_by_side(comparisons: tuple[Comparison, ...]) -> SideBySide:
     members = [[comparisons[index] for index in group] for group in groups.values()]
     sides = tuple(_side(tuple(group), each) for group, each in zip(groups.values(), members, strict=True))
     return SideBySide(sides=sides, rows=tuple(_rows(members)))
+
+
+def changes_between(one: BenchResult, other: BenchResult) -> tuple[SideRow, ...]:
+    """Every figure of two results side by side, the second against the first, of whatever configuration they are."""
+    prices = PriceBook(given={}, published=())
+    return tuple(_rows([[compare(one, None, prices)], [compare(other, None, prices)]]))
 
 
 def _side(runs: tuple[int, ...], members: list[Comparison]) -> Side:

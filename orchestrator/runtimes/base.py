@@ -173,3 +173,5 @@ class RuntimeKind:
     tables: Callable[[Plan, Home], tuple[Path, ...]]  # that the server's aiter reads by itself; an image keeps its own
     caches: Callable[[Home, str | None], tuple[Cache, ...]]  # what its starts have made, here or on a far machine
     open: Callable[[Home, str | None], Runtime]
+    kept: Callable[[Path], ServerState | None] = lambda _: None  # by its record in a run directory
+    leaves: frozenset[str] = frozenset()  # files its starts write into a run directory, beside those of every start

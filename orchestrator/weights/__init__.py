@@ -11,9 +11,10 @@ from orchestrator.weights.overlay import overlay_path, write_overlay
 from orchestrator.weights.receipt import bytes_here, read_receipt
 from orchestrator.weights.safetensors import BadShardError, tensor_dtypes
 from orchestrator.weights.stage import DownloadProgress, stage_checkpoint
-from orchestrator.weights.verify import Verified, checkpoint_directory, needs_mtp, verify_checkpoint
+from orchestrator.weights.verify import FROM_RECEIPT, Verified, checkpoint_directory, needs_mtp, verify_checkpoint
 
 __all__ = [
+    "FROM_RECEIPT",
     "BadShardError",
     "Description",
     "DownloadProgress",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from orchestrator.core.errors import NoWeightsError, WeightsError
 from orchestrator.core.paths import Home
@@ -10,6 +11,8 @@ from orchestrator.plan import Model, Plan
 from orchestrator.weights.facts import require_facts
 from orchestrator.weights.inspect import Wanted, inspect
 from orchestrator.weights.receipt import CheckpointReceipt, Stamps, read_receipt, stamps, write_receipt
+
+FROM_RECEIPT: Final = ", as in its receipt"  # what is said of a checkpoint that was not read again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +28,7 @@ class Verified:
     from_receipt: bool
 
     def __str__(self) -> str:
-        known = ", as in its receipt" if self.from_receipt else ""
+        known = FROM_RECEIPT if self.from_receipt else ""
         return f"{self.shards} shards, {self.tensors} tensors, {self.size / 1e9:.1f} GB{known}"
 
 

@@ -103,4 +103,27 @@ def replace_and_down(deployment: Deployment, dice: Random) -> Iterator[str]:
         yield f"runs, though it was taken down: {replaced.stderr}"
 
 
-SCENES: tuple[Scene, ...] = (two_ups, three_ups, up_and_down, two_downs, replace_and_down, two_ups_on_one_port)
+def replace_and_prune(deployment: Deployment, dice: Random) -> Iterator[str]:
+    """Old runs go; neither what runs, nor what it takes the place of, nor one that is being made."""
+    for _ in range(2):
+        yield from deployment.run(*deployment.up("--replace")).faults(0)
+    prune = ("prune", "--keep", "1", "--older-than", "0s")
+    replaced, *pruned, watched = meet(deployment, dice, deployment.up("--replace"), prune, prune)
+    for one, codes in ((watched, (0,)), (replaced, (0, 6)), *((each, (0, 4)) for each in pruned)):
+        yield from one.faults(*codes)
+    if not runs(deployment):
+        yield f"nothing runs: {replaced.stderr}"
+    for folder in (deployment.home / "runs" / deployment.name).glob("2*"):
+        if not {"plan.json", "process.json", "up.json"} <= {path.name for path in folder.iterdir()}:
+            yield f"half of a run is gone: {sorted(path.name for path in folder.iterdir())}"
+
+
+SCENES: tuple[Scene, ...] = (
+    two_ups,
+    three_ups,
+    up_and_down,
+    two_downs,
+    replace_and_down,
+    two_ups_on_one_port,
+    replace_and_prune,
+)

@@ -66,6 +66,8 @@ def test_the_life_of_a_server(docker_engine: DockerEngine, other: DockerRuntime)
     inspected = json.loads(docker("inspect", server.handle.identity))[0]
     assert [b["HostIp"] for bs in inspected["HostConfig"]["PortBindings"].values() for b in bs] == ["127.0.0.1"]
     assert not inspected["HostConfig"]["Privileged"]
+    bound = {"Type": "json-file", "Config": {"max-size": "128m", "max-file": "8"}}
+    assert inspected["HostConfig"]["LogConfig"] == bound
     write = ["docker", "exec", server.handle.identity, "touch", "/models/tiny/x"]
     assert b"Read-only" in subprocess.run(write, capture_output=True, check=False).stderr
 

@@ -61,7 +61,7 @@ def test_each_rank_answers_for_itself_and_the_death_of_one_is_told(replicas: Cpu
     assert report.failures == ()
     assert "each of 2 ranks answered for itself" in report.to_table()
 
-    note_parts(replicas.runtime, replicas.handle)
+    note_parts(replicas.runtime, replicas.handle, 0)
     first, second = schedulers(replicas)
     os.kill(second, signal.SIGKILL)  # sglang 0.5.14 notices nothing: no line in its log, and its process lives on
     wait_for(lambda: lost_parts(replicas.runtime, replicas.handle) == "rank DP1 has ended while the server runs")

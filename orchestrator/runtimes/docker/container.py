@@ -8,6 +8,7 @@ from typing import Final
 
 from orchestrator import __version__
 from orchestrator.core.errors import StartError
+from orchestrator.core.log_files import MOST, PIECE
 from orchestrator.plan import ContainerNeeds, Plan
 from orchestrator.render import (
     SHELL_HOME,
@@ -21,6 +22,8 @@ from orchestrator.render import (
 )
 from orchestrator.weights import overlay_path
 
+LOG_DRIVER: Final = "json-file"  # Docker's own default, which keeps a log without bound; read whole over its files
+LOG_OPTIONS: Final = {"max-size": f"{PIECE >> 20}m", "max-file": str(MOST)}
 RESTARTS: Final = 3  # a server that dies a fourth time has a cause that one more start does not mend
 RUN_DIR: Final = "deploy.run-dir"  # label: the directory on the starting machine that holds plan.json and the log
 CONFIG_FILE: Final = "/run/secrets/deploy.yaml"  # sglang's `--config` file, which holds the API key
@@ -191,6 +194,9 @@ def _options(artifacts: Artifacts, spec: ContainerSpec, name: str) -> Iterator[t
     yield from _needs(spec)
     yield "--restart", f"on-failure:{spec.restarts}"
     yield "--stop-timeout", str(spec.stop_grace)
+    yield "--log-driver", LOG_DRIVER
+    for limit, most in LOG_OPTIONS.items():
+        yield "--log-opt", f"{limit}={most}"
     host, outside, inside = spec.publish
     yield "--publish", shlex.quote(f"{f'[{host}]' if ':' in host else host}:{outside}:{inside}")
     for mount in spec.mounts:

@@ -91,4 +91,5 @@ DOCKER: Final = RuntimeKind(
     tables=_no_tables,
     caches=_caches,
     open=_open,
+    leaves=frozenset({"docker-run.sh"}),
 )

@@ -7,13 +7,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from docker.types import DeviceRequest, Mount, Ulimit
+from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from orchestrator.core.secret import Secret
 from orchestrator.engine import Delivery
 from orchestrator.plan import ContainerNeeds
 from orchestrator.render import Artifacts
-from orchestrator.runtimes.docker.container import CONFIG_FILE, ContainerSpec, container_argv, container_env
+from orchestrator.runtimes.docker.container import (
+    CONFIG_FILE,
+    LOG_DRIVER,
+    LOG_OPTIONS,
+    ContainerSpec,
+    container_argv,
+    container_env,
+)
 
 GroupId = Callable[[str], str | None]  # the id of a group on the Docker host by its name, None where there is none
 
@@ -47,6 +54,7 @@ def host_options(artifacts: Artifacts, spec: ContainerSpec, *, home: str, gid: G
         "port_bindings": {inside: (host, outside)},
         "restart_policy": {"Name": "on-failure", "MaximumRetryCount": spec.restarts},
         "init": True,
+        "log_config": LogConfig(type=LOG_DRIVER, config=dict(LOG_OPTIONS)),
         **_needs(spec.needs, gid),
     }
 

@@ -10,8 +10,7 @@ from orchestrator.core.console import warn
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.procfs import Marks, Process, family, find_process, identity, send
 from orchestrator.core.waiting import look_until
-from orchestrator.runtimes.process.record import FILE, Record, read_record, write_record
-from orchestrator.runtimes.process.supervisor import CONFIG
+from orchestrator.runtimes.process.record import CONFIG, FILE, UNREADABLE, Record, read_record, write_record
 
 _POLL: Final = 0.05  # seconds between two looks at /proc
 _LAST_WORD: Final = 3.0  # seconds a supervisor has to record the end of its server
@@ -70,7 +69,7 @@ def put_away(name: str, run_dir: Path) -> None:
     try:
         record = read_record(run_dir)
     except HostError:
-        away = run_dir / f"{FILE}.unreadable"
+        away = run_dir / UNREADABLE
         try:
             (run_dir / FILE).rename(away)
         except OSError as error:

@@ -1,6 +1,7 @@
 """The process runtime, put together."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from orchestrator.core.errors import Problem
@@ -9,10 +10,11 @@ from orchestrator.host import Runner, Space
 from orchestrator.plan import Plan
 from orchestrator.plan.rules import Case
 from orchestrator.render import Artifacts, ContextFile
-from orchestrator.runtimes.base import Cache, Runtime, RuntimeKind
+from orchestrator.runtimes.base import Cache, Runtime, RuntimeKind, ServerState
 from orchestrator.runtimes.process.checks import device_access, locked_memory
 from orchestrator.runtimes.process.interpreter import compiler, interpreter
 from orchestrator.runtimes.process.prepare import own_tables, prepare, rendered
+from orchestrator.runtimes.process.record import CONFIG, FILE, UNREADABLE
 
 
 def has_interpreter(case: Case) -> Iterator[Problem]:
@@ -40,6 +42,12 @@ def _caches(home: Home, _: str | None) -> tuple[Cache, ...]:
     return copies(home)
 
 
+def _kept(run_dir: Path) -> ServerState | None:
+    from orchestrator.runtimes.process.runtime import kept_state  # noqa: PLC0415
+
+    return kept_state(run_dir)
+
+
 def _open(home: Home, _: str | None) -> Runtime:
     from orchestrator.runtimes.process.runtime import ProcessRuntime  # noqa: PLC0415
 
@@ -59,4 +67,6 @@ PROCESS: Final = RuntimeKind(
     tables=own_tables,
     caches=_caches,
     open=_open,
+    kept=_kept,
+    leaves=frozenset({FILE, UNREADABLE, CONFIG}),
 )

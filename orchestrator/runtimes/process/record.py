@@ -14,6 +14,8 @@ from orchestrator.core.procfs import Marks
 from orchestrator.core.text import parse_json
 
 FILE: Final = "process.json"
+UNREADABLE: Final = f"{FILE}.unreadable"  # one that was put out of the way
+CONFIG: Final = "secrets.yaml"  # a FIFO, until the server has read it
 _IDENTITY: Final = re.compile(r"[0-9a-z-]+/[0-9]{1,10}/[0-9]{1,20}")
 _OUTPUT: Final = re.compile(r"pipe:\[[0-9]{1,20}\]")  # nothing that a stranger may write to, as /dev/null
 

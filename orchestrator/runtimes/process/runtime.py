@@ -78,15 +78,7 @@ class ProcessRuntime:
             return _no_record(Status.UNKNOWN, error.message)
         if record is None or record.stopped or record.supervisor != handle.identity:
             return _no_record(Status.ABSENT, "")
-        running = record.exit_code is None and serves(record.marks)
-        return ServerState(
-            status=Status.RUNNING if running else Status.EXITED,
-            exit_code=record.exit_code,
-            restarts=0,
-            started_at=record.started_at,
-            ended_at=record.ended_at,
-            detail="" if running else _how_it_ended(record),
-        )
+        return _state(record)
 
     def titles(self, handle: Handle) -> tuple[str, ...]:
         """See `Runtime.titles`."""
@@ -167,6 +159,28 @@ class ProcessRuntime:
             url=plan.server.url,
             token=token_of(run_dir),
         )
+
+
+def kept_state(run_dir: Path) -> ServerState | None:
+    """The state of the server of a run, by its record; None where nothing was started there. Raises HostError."""
+    record = read_record(run_dir)
+    if record is None:
+        return None
+    state = _state(record)
+    stopped = record.stopped and state.status is Status.EXITED
+    return dataclasses.replace(state, detail="stopped") if stopped else state
+
+
+def _state(record: Record) -> ServerState:
+    running = record.exit_code is None and serves(record.marks)
+    return ServerState(
+        status=Status.RUNNING if running else Status.EXITED,
+        exit_code=record.exit_code,
+        restarts=0,
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+        detail="" if running else _how_it_ended(record),
+    )
 
 
 def _launch(request: StartRequest, environ: Mapping[str, str | None], *, lock: int) -> Record:

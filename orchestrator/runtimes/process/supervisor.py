@@ -30,13 +30,13 @@ from typing import IO, Final
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.known_secrets import know
+from orchestrator.core.log_files import BoundedLog
 from orchestrator.core.log_lines import redacted
 from orchestrator.core.procfs import Marks, family, identity, send
 from orchestrator.core.shell import PIPE, Program, start
 from orchestrator.runtimes.base import LOG
-from orchestrator.runtimes.process.record import FILE, Record, private, write_record
+from orchestrator.runtimes.process.record import CONFIG, FILE, Record, private, write_record
 
-CONFIG: Final = "secrets.yaml"
 STARTED: Final = b"started"
 
 _PIPE: Final = 1 << 20  # bytes: as much as any user may have (pipe(7)); so much is taken at once, however busy we are
@@ -96,7 +96,7 @@ def supervise(request: StartRequest, pipe: IO[bytes], lock: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     record = _first_record(request)
     try:
-        log = open(run_dir / LOG, "ab", buffering=0, opener=private)  # noqa: SIM115 - open for as long as the server runs
+        log = BoundedLog(run_dir / LOG, private)
         write_record(run_dir, record)  # first: a server without a record could not be found again
         server = _spawn(request)
         output = f"pipe:[{os.fstat(server.output.fileno()).st_ino}]"
@@ -175,7 +175,7 @@ def _hand_over(fifo: Path, text: bytes, server: Program) -> None:
         fifo.unlink(missing_ok=True)
 
 
-def _copy_output(server: Program, log: IO[bytes], marks: Marks) -> None:
+def _copy_output(server: Program, log: BoundedLog, marks: Marks) -> None:
     for text in redacted(_output(server, marks)):
         with contextlib.suppress(OSError):  # a full disk is no reason to end a server that serves
             log.write(text.encode())

@@ -15,6 +15,9 @@ docker run --detach --init --name deploy-b200-tp8 \
   --ulimit stack=67108864:67108864 \
   --restart on-failure:3 \
   --stop-timeout 300 \
+  --log-driver json-file \
+  --log-opt max-size=128m \
+  --log-opt max-file=8 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-nvfp4,target=/models/glm-5.2-nvfp4,readonly \
   --mount type=volume,source=deploy-cache-1cd839aefa9c-sm100-jit,target=/root/.cache \

@@ -19,6 +19,9 @@ docker run --detach --init --name deploy-mi355x-tp8-july \
   --cap-add SYS_PTRACE \
   --restart on-failure:3 \
   --stop-timeout 300 \
+  --log-driver json-file \
+  --log-opt max-size=128m \
+  --log-opt max-file=8 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
   --mount type=bind,source="$DEPLOY_HOME"/overlays/glm-5.2-mxfp4/mtp-shared-expert-exclude/config.json,target=/models/glm-5.2-mxfp4/config.json,readonly \

@@ -13,7 +13,7 @@ from orchestrator.host import PreflightReport, fail
 USAGE, PROFILE, HOST, START, KERNELS, BENCH = 2, 3, 4, 6, 9, 10
 PROFILED = ("up", "render", "show", "preflight", "stage", "build", "kernels coverage", "kernels table", "kernels tune")
 OF_A_SERVER = (
-    *("ask {} hi", "logs {}", "smoke {}", "down {}", "status {}", "top {}", "restart {}"),
+    *("ask {} hi", "logs {}", "smoke {}", "down {}", "status {}", "top {}", "restart {}", "rollback {}"),
     "bench {} -w smoke-tiny",
 )
 
@@ -55,6 +55,22 @@ CASES = {
     "bench http://127.0.0.1:9 -w smoke-tiny --api telepathy": USAGE,
     "smoke http://127.0.0.1:9 --strict-kernels": USAGE,
     "smoke nobody --against cpu-tiny": USAGE,
+    "diff cpu-tiny": USAGE,
+    "diff cpu-tiny nothing-of-ours": USAGE,
+    "diff cpu-tiny damaged.json": BENCH,
+    "diff cpu-tiny broken.yaml": PROFILE,
+    "diff cpu-tiny mi355x-tp8": 0,
+    "up --from nobody": USAGE,
+    "up cpu-tiny --from nobody": USAGE,
+    "history": 0,
+    "history nobody": START,
+    "history No/Name": USAGE,
+    "history --results nowhere": USAGE,
+    "prune": 0,
+    "prune nobody": START,
+    "prune No/Name": USAGE,
+    "prune --older-than soon": USAGE,
+    "prune --keep 0": USAGE,
     "diagnose nobody": USAGE,
     "diagnose no-such.log": USAGE,
     "diagnose /no/such.log": USAGE,

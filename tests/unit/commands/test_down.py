@@ -9,7 +9,7 @@ from orchestrator.commands import down as command
 from orchestrator.commands.servers import Fleet
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.paths import Home
-from orchestrator.runtimes import Handle
+from orchestrator.runtimes import Handle, ServerState, Status
 
 FAILURES = {
     "b": HostError("the record `b` cannot be read", hint="look"),
@@ -33,6 +33,9 @@ class Stopping:
 
     def find(self, name: str | None = None) -> tuple[Handle, ...]:
         return tuple(handle for handle in self.handles if name in {None, handle.name})
+
+    def state(self, _handle: Handle) -> ServerState:
+        return ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
 
     def stop(self, handle: Handle, *, grace: float) -> None:
         assert grace > 0

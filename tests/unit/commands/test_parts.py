@@ -36,7 +36,7 @@ def handle(tmp_path: Path) -> Handle:
 
 
 def lost_of(handle: Handle, *, ready: tuple[str, ...], running: tuple[str, ...]) -> str:
-    note_parts(Table(ready), handle)  # type: ignore[arg-type]
+    note_parts(Table(ready), handle, 12.34)  # type: ignore[arg-type]
     return lost_parts(Table(running), handle)  # type: ignore[arg-type]
 
 

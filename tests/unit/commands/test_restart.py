@@ -2,9 +2,9 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
+from run_samples import request_of
 
 from orchestrator.commands import restart as command
 from orchestrator.commands.planning import load
@@ -13,12 +13,6 @@ from orchestrator.commands.servers import Fleet
 from orchestrator.commands.up import UpRequest
 from orchestrator.core.errors import NameTakenError, StartError
 from orchestrator.core.paths import Home
-
-
-def request_of(*overrides: str) -> UpRequest:
-    choices: dict[str, Any] = {"keep": False, "stage": True, "accept_untuned": False, "strict_kernels": False}
-    choices |= {field: None for field in UpRequest.__dataclass_fields__ if field not in choices}
-    return UpRequest(**{**choices, "profile": "cpu-tiny", "overrides": overrides, "replace": False})
 
 
 def ran(home: Home, request: UpRequest, *, came_up: bool, planned: tuple[str, ...] | None = None, day: int = 1) -> None:

@@ -2,8 +2,9 @@
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from hypothesis import given
@@ -11,13 +12,31 @@ from hypothesis import strategies as st
 
 from orchestrator.core import log_lines
 from orchestrator.core.errors import HostError
+from orchestrator.core.files import open_own
+from orchestrator.core.log_files import BoundedLog
 from orchestrator.core.log_lines import LONGEST_LINE, LogTail, holding, split_lines, whole_lines
 from orchestrator.core.text import alike
+
+Bounded = Callable[[int, int], BoundedLog]
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "server.log"
+
+
+@pytest.fixture
+def bounded(log: Path) -> Iterator[Bounded]:
+    """Make a log of pieces of so many bytes, so many at most."""
+    made: list[BoundedLog] = []
+
+    def make(piece: int, most: int) -> BoundedLog:
+        made.append(BoundedLog(log, private, piece=piece, most=most))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
 
 
 def append(path: Path, text: str) -> None:
@@ -128,3 +147,89 @@ def test_lines_that_differ_in_digits_only_are_alike() -> None:
 def test_the_lines_that_hold_a_word_are_all_found(words: list[str]) -> None:
     text = "".join(words)
     assert [*holding("ab", text)] == [line for line in text.split("\n") if "ab" in line]
+
+
+def private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def test_a_full_log_begins_another_piece_and_is_read_whole(log: Path, bounded: Bounded) -> None:
+    """`server.log` grew without end."""
+    written, tail = bounded(40, 8), LogTail(log)
+    seen = []
+    for number in range(20):
+        written.write(f"line {number:02}\n".encode())
+        if number % 3 == 0:  # now and then, over the border between two pieces
+            seen += tail()
+    seen += tail.to_end()
+    assert seen == list(LogTail(log).to_end()) == [f"line {number:02}" for number in range(20)]
+    assert sorted(path.name for path in log.parent.iterdir()) == ["server.log", *(f"server.log.{n}" for n in (1, 2, 3))]
+    assert log.stat().st_mode & 0o077 == 0
+
+
+def test_the_bound_keeps_how_a_log_begins_and_how_it_ends(log: Path, bounded: Bounded) -> None:
+    written, ahead, behind = bounded(40, 4), LogTail(log), LogTail(log)
+    written.write(b"line 00\n")
+    assert list(behind()) == ["line 00"]
+    seen = []
+    for number in range(1, 60):
+        written.write(f"line {number:02}\n".encode())
+        seen += ahead()
+        assert sum(path.stat().st_size for path in log.parent.iterdir()) <= 4 * 40
+    assert seen == [f"line {number:02}" for number in range(60)]
+    whole = list(LogTail(log).to_end())
+    assert whole == [*seen[:5], "(8 x 128 MiB of this log are not kept)", *seen[45:]]
+    assert [*behind.to_end()] == whole[1:]
+
+
+def test_a_reader_that_falls_behind_says_what_it_has_missed(log: Path, bounded: Bounded) -> None:
+    written, tail = bounded(40, 4), LogTail(log)
+    for number in range(60):
+        written.write(f"line {number:02}\n".encode())
+        if number in {0, 12}:
+            seen = list(tail())
+    assert seen[-1] == "line 12"
+    assert [*tail.to_end()][:2] == ["(6 x 128 MiB of this log are not kept)", "line 45"]
+
+
+def test_a_disk_that_takes_no_further_piece_leaves_the_log_as_it_is(
+    log: Path, bounded: Bounded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = bounded(10, 4)
+    written.write(b"line 1\n")
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(written, "_opener", full)
+    with pytest.raises(OSError, match="No space"):
+        written.write(b"line 2\n")
+    monkeypatch.setattr(written, "_opener", private)
+    written.write(b"line 3\n")
+    assert list(LogTail(log).to_end()) == ["line 1", "line 3"]
+
+
+def test_a_log_of_somebody_else_is_read_alone(log: Path) -> None:
+    """`logrotate` counts the other way round: its `.1` is the youngest."""
+    append(log, "now\n")
+    for number in (1, 3):
+        log.with_name(f"server.log.{number}").write_text(f"before {number}\n")
+    assert list(LogTail(log, alone=True).to_end()) == ["now"]
+    assert list(LogTail(log).to_end()) == ["before 1", "(1 x 128 MiB of this log are not kept)", "before 3", "now"]
+
+
+def test_a_piece_that_becomes_full_while_it_is_opened_is_read_to_its_end(
+    log: Path, bounded: Bounded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, tail = bounded(40, 8), LogTail(log)
+    written.write(b"line 00\n")
+    assert list(tail()) == ["line 00"]
+    written.write(b"line 01\n")
+
+    def turned_meanwhile(path: Path) -> BinaryIO:
+        if path == log and not path.with_name("server.log.1").exists():
+            written.write(b"x" * 39 + b"\n")
+        return open_own(path)
+
+    monkeypatch.setattr(log_lines, "open_own", turned_meanwhile)
+    assert list(tail()) == ["line 01", "x" * 39]

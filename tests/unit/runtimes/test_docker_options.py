@@ -50,6 +50,8 @@ def test_limits_and_nvidia_gpus() -> None:
     options = host_options(artifacts, spec, home="/h", gid=GROUPS.get)
     assert {"Name": "memlock", "Soft": -1, "Hard": -1} in options["ulimits"]
     assert options["device_requests"][0]["Capabilities"] == [["gpu"]]
+    assert options["log_config"]["Config"] == {"max-size": "128m", "max-file": "8"}
+
     none = dataclasses.replace(spec, needs=dataclasses.replace(spec.needs, all_gpus=False, ulimits=()))
     assert host_options(artifacts, none, home="/h", gid=GROUPS.get)["device_requests"] == []
     one = dataclasses.replace(

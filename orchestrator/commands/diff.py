@@ -1,0 +1,198 @@
+"""`deploy diff`: what is not the same between two starts, profiles or results, and what that did to the figures."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from orchestrator.commands.history import PastStart, past_start
+from orchestrator.commands.runs import RunDir, find_run, known_names, latest_run, load_result, provenance_of
+from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.console import table
+from orchestrator.core.errors import StartError, UsageError
+from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.paths import Home
+from orchestrator.plan import Difference, differences
+from orchestrator.report import change_text, changes_between, configuration_of, estimate_text, started_with
+from orchestrator.results import RESULT_FILE, BenchResult, ServerProvenance, figures
+
+_AREAS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("image", "patched", "engine", "patches", "ready_image"), "image"),
+    **dict.fromkeys(("weights", "model"), "weights"),
+    **dict.fromkeys(("host", "hardware"), "host"),
+    "workload": "load",
+}
+_ORDER: Final = ("configuration", "image", "weights", "host", "load", "outcome")
+_OBSERVED: Final = ("image", "patched", "weights", "host", "workload", "outcome")  # what only a start or a load tells
+_SAID: Final = ("description", "hazards", "inexact", "wrong_answers", "model.questions")  # which follow from the rest
+_FIGURES: Final = {figure.key: figure for figure in figures.FIGURES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffSide:
+    """One of the two: what it is, everything that is known of it by dotted key, and what was measured on it."""
+
+    label: str
+    values: Mapping[str, str]
+    results: tuple[BenchResult, ...] = ()
+
+    def knows(self, group: str) -> bool:
+        """Whether anything is known of it there."""
+        return any(key.partition(".")[0] == group for key in self.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferentFigure:
+    """One figure of one workload and load, on both sides; `change` is B against A, "" where it cannot be told."""
+
+    workload: str
+    load: str
+    figure: str
+    a: str
+    b: str
+    change: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differences:
+    """What differs, by where it belongs; `unknown` says what one of the two does not tell."""
+
+    a: str
+    b: str
+    differences: tuple[tuple[str, Difference], ...]
+    figures: tuple[DifferentFigure, ...]
+    unknown: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain JSON-able data."""
+        told = [
+            {"in": area, "key": each.key, "a": each.values[0], "b": each.values[1]} for area, each in self.differences
+        ]
+        return {**asdict(self), "differences": told}
+
+
+def side_of(text: str, home: Home, results: Sequence[BenchResult] = ()) -> DiffSide:
+    """What a word of the command line means: a result, a run directory, `NAME/RUN`, a profile, or a server's last run.
+
+    `results` are those that may be of a run. Raises UsageError for what is none of them, ProfileError, BenchError.
+    """
+    path = Path(text)
+    if (path / RESULT_FILE).is_file() or (path.is_file() and path.suffix == ".json"):
+        return _of_result(path)
+    if (run := find_run(home, text)) is not None:
+        return _of_run(run, results)
+    catalogue = Catalogue.of(home)
+    if path.is_file() or catalogue.find(Kind.PROFILE, text) is not None:
+        from orchestrator.commands.planning import load  # noqa: PLC0415 - as long as all else that two runs need
+
+        plan = load(text, catalogue=catalogue).plan
+        provenance = ServerProvenance(plan=plan.to_dict(), plan_digest=plan.digest)
+        return DiffSide(label=f"profile `{text}`", values=started_with(provenance))
+    if (last := latest_run(home, text)) is not None:
+        return _of_run(last, results)
+    near = did_you_mean(text, {*catalogue.names(Kind.PROFILE), *known_names(home)})
+    where = "a profile, a result, a run directory, or `NAME/RUN` as `deploy history` shows it"
+    raise UsageError(f"`{text}` is nothing that can be set beside another", hint=near or where)
+
+
+def diff(a: DiffSide, b: DiffSide) -> Differences:
+    """What differs between two sides. What only one of them can know is said, and is no difference."""
+    one_sided = [group for group in (*_OBSERVED, "layout") if a.knows(group) != b.knows(group)]
+    found = differences([_comparable(side, one_sided) for side in (a, b)])
+    placed = sorted(((_area(each.key), each) for each in found), key=lambda pair: _ORDER.index(pair[0]))
+    measured = tuple(_figures(a.results, b.results))
+    unknown = [f"{'B' if a.knows(group) else 'A'} does not tell its {_word(group)}" for group in one_sided]
+    if bool(a.results) != bool(b.results):
+        unknown.append(f"no measurement of {'B' if a.results else 'A'} is known")
+    return Differences(a=a.label, b=b.label, differences=tuple(placed), figures=measured, unknown=tuple(unknown))
+
+
+def diff_text(found: Differences, *, width: int | None = None) -> str:
+    """The difference for people."""
+    parts = [f"A: {found.a}\nB: {found.b}"]
+    if found.differences:
+        rows = [(area, each.key, *(value or "-" for value in each.values)) for area, each in found.differences]
+        parts.append(table(("in", "differs", "A", "B"), rows, width=width))
+    else:
+        parts.append("nothing differs of what both tell")
+    if found.figures:
+        figure_rows = [(each.workload, each.load, each.figure, each.a, each.b, each.change) for each in found.figures]
+        parts.append(table(("workload", "load", "figure", "A", "B", "B against A"), figure_rows, width=width))
+    parts += ["\n".join(f"note: {text}" for text in found.unknown)] if found.unknown else []
+    return "\n\n".join(parts)
+
+
+def _comparable(side: DiffSide, one_sided: Sequence[str]) -> dict[str, str]:
+    """What of a side can be held against the other; without a plan on one, nothing that only plans say."""
+    planless = "layout" in one_sided
+    return {
+        key: value
+        for key, value in side.values.items()
+        if not key.startswith(_SAID)
+        and (group := key.partition(".")[0]) not in one_sided
+        and not (planless and group not in _OBSERVED)
+    }
+
+
+def _area(key: str) -> str:
+    group = key.partition(".")[0]
+    return "outcome" if group == "outcome" else _AREAS.get(group, "configuration")
+
+
+def _word(group: str) -> str:
+    return {"layout": "plan", "patched": "patches as they were found", "workload": "load"}.get(group, group)
+
+
+def _of_result(path: Path) -> DiffSide:
+    result = load_result(path)
+    stood = result.run.provenance
+    of = f" of `{stood.name}`" if stood.name else ""
+    plan = f", plan {stood.plan_digest[:8]}" if stood.plan_digest else ""
+    marked = "" if result.comparable else ", NOT COMPARABLE"
+    label = f"result `{path}`{of}{plan}, {result.run.started_at}{marked}"
+    return DiffSide(label=label, values=configuration_of(result), results=(result,))
+
+
+def _of_run(run: RunDir, results: Sequence[BenchResult]) -> DiffSide:
+    plan = run.read("plan.json")  # also one of another version: values that are there can be compared
+    if not plan:
+        raise StartError("the plan of this run cannot be read", where=str(run.path / "plan.json"))
+    start, measured = past_start(run, results)
+    label = f"run `{start.name}/{start.run}` of `{start.profile or plan.get('profile')}`"
+    stood = replace(provenance_of(run, None), plan=plan)
+    values = {**started_with(stood), **{f"outcome.{key}": text for key, text in _outcome(start)}}
+    return DiffSide(label=label, values=values, results=measured)
+
+
+def _outcome(start: PastStart) -> Iterator[tuple[str, str]]:
+    if start.ready_seconds is not None:
+        yield "ready", f"{start.ready_seconds:.0f} s"
+    for verdict, count in start.smoke.items():
+        yield f"smoke.{verdict}", str(count)
+    if start.failed:
+        yield "smoke.checks that failed", ", ".join(start.failed)
+    for what, count in start.kernels.items():
+        yield f"kernels.{what}", str(count)
+    if start.ended:
+        yield "ended", start.ended
+
+
+def _figures(a: Sequence[BenchResult], b: Sequence[BenchResult]) -> Iterator[DifferentFigure]:
+    """The last measurement of each workload that both have, figure by figure."""
+    last = [{result.run.workload_name: result for result in _by_time(side)} for side in (a, b)]
+    for workload in sorted(last[0].keys() & last[1].keys()):
+        for row in changes_between(last[0][workload], last[1][workload]):
+            figure, (one, other) = _FIGURES[row.figure], row.estimates
+            changed = row.changes[1]
+            yield DifferentFigure(
+                workload=workload,
+                load=row.load,
+                figure=figure.title,
+                a=estimate_text(figure, one),
+                b=estimate_text(figure, other),
+                change=change_text(changed) if changed is not None else "",
+            )
+
+
+def _by_time(results: Sequence[BenchResult]) -> list[BenchResult]:
+    return sorted(results, key=lambda result: result.run.started_at)

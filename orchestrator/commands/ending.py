@@ -1,0 +1,47 @@
+"""The end of a server: who stops one keeps in its run directory how it ended, as its runtime forgets that."""
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from orchestrator.commands.runs import RunDir
+from orchestrator.core.errors import DeployError, HostError
+from orchestrator.core.paths import Home
+from orchestrator.runtimes import REGISTRY, Handle, Runtime, ServerState, Status
+
+ENDING_FILE: Final = "ending.json"
+
+
+def stop_server(runtime: Runtime, handle: Handle, *, home: Home, grace: float, why: str) -> None:
+    """Stop a server, and keep `why`, or how it had ended before. Raises as `Runtime.stop`."""
+    state = None
+    with suppress(DeployError):  # what cannot be asked can often be stopped
+        state = runtime.state(handle)
+    runtime.stop(handle, grace=grace)
+    run_dir = Path(handle.run_dir)
+    if home.holds(run_dir) and (state is None or state.status is not Status.ABSENT):
+        keep_ending(RunDir(run_dir), why, state)
+
+
+def keep_ending(run: RunDir, why: str, state: ServerState | None = None) -> None:
+    """Keep how a start ended: by itself where its last `state` says so, else now, and `why`.
+
+    A disk that does not take it keeps nobody from stopping a server.
+    """
+    by_itself = state is not None and state.status is Status.EXITED
+    record = {
+        "how": (state.detail or "it exited") if state and by_itself else why,
+        "ended_at": state.ended_at if state and by_itself else datetime.now(UTC).isoformat(timespec="seconds"),
+        "exit_code": state.exit_code if state else None,
+        "restarts": state.restarts if state else 0,
+    }
+    with suppress(HostError):
+        run.save(ENDING_FILE, record)
+
+
+def kept_state(run: RunDir) -> ServerState | None:
+    """What the runtime's own record in a run directory says of the server; None where there is none to be read."""
+    with suppress(HostError):
+        return next(filter(None, (kind().kept(run.path) for kind in REGISTRY.values())), None)
+    return None

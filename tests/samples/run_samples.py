@@ -1,0 +1,76 @@
+"""Run directories as starts leave them, without a server."""
+
+import json
+import os
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from orchestrator.commands.planning import load
+from orchestrator.commands.runs import FILES_FILE, SMOKE_FILE, RunDir
+from orchestrator.commands.up import UpRequest
+from orchestrator.core.paths import Home
+from orchestrator.core.procfs import identity
+from orchestrator.plan import Plan
+from orchestrator.runtimes.process.record import FILE
+
+_NOBODY = "00000000-0000-0000-0000-000000000000/1/1"  # of another boot
+
+
+def request_of(*overrides: str, **more: object) -> UpRequest:
+    choices: dict[str, Any] = {"keep": False, "stage": True, "accept_untuned": False, "strict_kernels": False}
+    choices |= {field: None for field in UpRequest.__dataclass_fields__ if field not in choices}
+    return UpRequest(**{**choices, "profile": "cpu-tiny", "overrides": overrides, "replace": False, **more})
+
+
+@cache
+def _plan(overrides: tuple[str, ...]) -> Plan:
+    return load("cpu-tiny", overrides=overrides).plan
+
+
+def past_run(
+    home: Home,
+    day: int,
+    *overrides: str,
+    name: str = "owl",
+    proven: bool | None = True,  # None: it never came to its smoke test
+    running: bool = False,
+) -> RunDir:
+    """A run of July 2026 with everything that a start as a process writes."""
+    plan = _plan(overrides)
+    run = RunDir(home.make_runs(name) / f"202607{day:02}T000000Z-{plan.digest[:8]}")
+    run.save("plan.json", plan.to_dict())
+    (run.path / "plan.json").write_text(plan.to_json())
+    run.save("up.json", {"command": "deploy up …", "request": asdict(request_of(*overrides))})
+    run.save("host.json", {"findings": [{"check": "driver", "found": "6.14"}]})
+    (run.path / "server.sh").write_text("#!/bin/sh\n")
+    run.save(FILES_FILE, {"files": ["plan.json", "server.sh"]})
+    (run.path / "server.log").write_text("begins\n")
+    write_process(run, running=running, plan=plan.digest)
+    if proven is not None:
+        run.save("parts.json", {"parts": ["scheduler"], "ready_seconds": 12.5})
+        checks = [{"name": "stream agrees", "verdict": "passed" if proven else "failed"}]
+        run.save(SMOKE_FILE, {"ok": proven, "checks": [*checks, {"name": "log clean", "verdict": "passed"}]})
+    return run
+
+
+def write_process(run: RunDir, *, running: bool, plan: str = "") -> Path:
+    """The supervisor's record; of a server that runs it names this very process."""
+    record = {
+        "name": run.path.parent.name,
+        "profile": "cpu-tiny",
+        "plan_digest": plan,
+        "url": "http://127.0.0.1:1",
+        "argv": ["python"],
+        "started_at": "2026-07-01T00:00:00+00:00",
+        "token": str(run.path.resolve()),
+        "supervisor": identity(os.getpid()) if running else _NOBODY,
+        "server": None,
+        "output": None,
+        "exit_code": None if running else 137,
+        "ended_at": None if running else "2026-07-01T00:10:00+00:00",
+        "stopped": not running,
+    }
+    (run.path / FILE).write_text(json.dumps(record))
+    return run.path / FILE
