@@ -49,6 +49,11 @@ class _Known:
     words: re.Pattern[str] | None = None  # the short ones
 
     @cached_property
+    def plain(self) -> tuple[str, ...]:
+        """Those forms that may simply be replaced: none stands over the end of itself, nor over what replaces it."""
+        return tuple(form for form, edge in self.forms if not edge and _stands_apart(form))
+
+    @cached_property
     def may_overlap(self) -> bool:
         """Whether one form may take in the middle of another that stands beside it, or is read as something else."""
         forms = [form for form, _ in self.forms]
@@ -66,6 +71,11 @@ def _takes_in(one: str, other: str) -> bool:
         if other[first:last] == one[first - start : last - start] and (start or one != other):
             return True
     return False
+
+
+def _stands_apart(form: str) -> bool:
+    ends = any(form.startswith(form[at:]) for at in range(1, len(form)))
+    return not ends and not _CHANGING.search(form) and not {*"[]"} & {*form}
 
 
 def remember(value: str) -> None:
@@ -135,6 +145,31 @@ def _character(mark: re.Match[str]) -> str:
     if mark.lastindex is None:
         return ""
     return mark[4] or chr(int(mark[mark.lastindex], 16))
+
+
+def known_as_it_is(text: str) -> str | None:
+    """That form of a known secret which is all that `text` holds of them, each time as it is; empty where it holds none.
+
+    None where more would have to be read to tell.
+    """
+    if not _may_hold_any(text):
+        return ""
+    held = [form for form, _ in _known.forms if form in text]
+    if len(held) != 1 or held[0] not in _known.plain or _known.may_overlap:
+        return None
+    middle = len(held[0]) // 2
+    rest = text.replace(held[0], f"{held[0][:middle]}\0{held[0][middle + 1 :]}")
+    return None if _may_hold_any(rest) else held[0]
+
+
+def _may_hold_any(text: str) -> bool:
+    if _known.words is not None and _known.words.search(text):
+        return True
+    return bool(_known.forms) and any(_may_hold_known(window) for window in _windows(text))
+
+
+def _windows(text: str) -> Iterator[str]:
+    return (text[at : at + _WINDOW + MOST_APART] for at in range(0, len(text), _WINDOW))
 
 
 def known_spans(text: str) -> Iterator[tuple[int, int]]:

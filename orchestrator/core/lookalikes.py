@@ -3,7 +3,7 @@
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from orchestrator.core.text import alike
@@ -73,36 +73,101 @@ class Lookalike(NamedTuple):
     end: int
 
 
+class _Found(NamedTuple):
+    """The same within a line of some kind; with `doubtful` it is only one where a certain line says so."""
+
+    told: int
+    start: int
+    end: int
+    doubtful: bool
+
+
 def lookalikes(text: str) -> Iterator[Lookalike]:
     """All that looks like a secret. Most texts hold nothing of the kind."""
-    if not (told := [*_told(text)]):
-        return
-    kinds = alike(text).split("\n")
-    by_kind, line = _by_kind("\n".join(dict.fromkeys(kinds)), told), 0
+    kinds, by_kind = _kinds(text)
+    line = 0
     for kind in kinds if by_kind else ():
-        for found, is_user in by_kind.get(kind, ()):
+        for found in by_kind.get(kind, ()):
             start, end, before = line + found.start, line + found.end, max(line + found.told - _HEADER, 0)
-            if not is_user or _is_user(text[start:end], text[before : line + found.told].lower()):
+            if not found.doubtful or _is_user(text[start:end], text[before : line + found.told].lower()):
                 yield Lookalike(before, start, end)
         line += len(kind) + 1
 
 
-def _by_kind(kinds: str, told: Sequence[str]) -> dict[str, list[tuple[Lookalike, bool]]]:
-    """What stands in the lines of each kind, and whether it is only one where it names a user.
+def without_lookalikes(text: str) -> tuple[str, list[str]]:
+    """`text` with `[REDACTED]` for all that looks like a secret, and what that was. Lines that are equal are cut once."""
+    kinds, by_kind = _kinds(text)
+    if not by_kind:
+        return text, []
+    lines, removed = text.split("\n"), list[str]()
+    done: dict[str, tuple[str, list[str]]] = {}
+    for index, kind in enumerate(kinds):
+        if found := by_kind.get(kind):
+            line = lines[index]
+            if (cut := done.get(line)) is None:
+                before = kinds[max(index - _HEADER, 0) : index]
+                cut = _cut(line, [each for each in found if not each.doubtful or _is_one(each, line, before)])
+                if not any(each.doubtful for each in found):
+                    done[line] = cut
+            lines[index] = cut[0]
+            removed += cut[1]
+    return "\n".join(lines), removed
 
-    No shape goes beyond its line, and none but a user asks for certain digits.
-    """
-    by_kind: dict[str, list[tuple[Lookalike, bool]]] = {}
+
+def without(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    """`text` with `[REDACTED]` for each of these spans, which are merged."""
+    pieces, at = list[str](), 0
+    for start, end in spans:
+        pieces += (text[at:start], REDACTED)
+        at = end
+    return "".join([*pieces, text[at:]]) if spans else text
+
+
+def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans in their order, those that overlap as one."""
+    ordered = list[tuple[int, int]]()
+    for start, end in sorted(spans):
+        if ordered and start < ordered[-1][1]:
+            ordered[-1] = (ordered[-1][0], max(end, ordered[-1][1]))
+        else:
+            ordered.append((start, end))
+    return ordered
+
+
+def _kinds(text: str) -> tuple[list[str], dict[str, list[_Found]]]:
+    """The lines of `text` without their digits, and what stands in those of each kind."""
+    if not (told := [*_told(text)]):
+        return [], {}
+    kinds = alike(text).split("\n")
+    return kinds, _by_kind("\n".join(dict.fromkeys(kinds)), told)
+
+
+def _by_kind(kinds: str, told: Sequence[str]) -> dict[str, list[_Found]]:
+    """What stands in the lines of each kind. No shape goes beyond its line, and none but a user asks for certain digits."""
+    by_kind: dict[str, list[_Found]] = {}
     lower = _lowered(kinds)
     for telltale, shape, is_secret in _SHAPES:
         for match in shape.finditer(lower) if telltale in told else ():
             start, end = match.span("value")
-            is_user = is_secret is _is_user
-            if is_user or is_secret(kinds[start:end], ""):
-                line, ends = kinds.rfind("\n", 0, start) + 1, kinds.find("\n", end)
-                found = Lookalike(match.start() - line, start - line, end - line)
-                by_kind.setdefault(kinds[line : ends if ends >= 0 else len(kinds)], []).append((found, is_user))
+            line, ends = kinds.rfind("\n", 0, start) + 1, kinds.find("\n", end)
+            value, told_at = kinds[start:end], match.start() - line
+            before = kinds[max(match.start() - _HEADER, line) : match.start()].lower()
+            doubtful = is_secret is _is_user and "authorization" not in before and ("0" in value or told_at < _HEADER)
+            if doubtful or is_secret(value, before):
+                kind = kinds[line : ends if ends >= 0 else len(kinds)]
+                by_kind.setdefault(kind, []).append(_Found(told_at, start - line, end - line, doubtful))
     return by_kind
+
+
+def _is_one(found: _Found, line: str, kinds_before: Sequence[str]) -> bool:
+    """Whether this is the password of a user: by its own digits, or by a header that began in a line before."""
+    before = "\n".join([*kinds_before, line[: found.told]])[-_HEADER:]
+    return _is_user(line[found.start : found.end], before.lower())
+
+
+def _cut(line: str, found: Sequence[_Found]) -> tuple[str, list[str]]:
+    spans = merged((each.start, each.end) for each in found)
+    return without(line, spans), [line[start:end] for start, end in spans]
 
 
 def _lowered(text: str) -> str:

@@ -4,20 +4,27 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from orchestrator.core.known_secrets import MOST_APART, known_spans, may_begin
-from orchestrator.core.lookalikes import REDACTED, lookalikes
+from orchestrator.core.known_secrets import MOST_APART, known_as_it_is, known_spans, may_begin
+from orchestrator.core.lookalikes import REDACTED, lookalikes, merged, without, without_lookalikes
 
 _TELLING: Final = 4  # characters of a secret that may be shown: the last ones before a stream pauses
 
 
 def redact(text: str) -> str:
     """`text` with every known secret, and everything that looks like one, replaced by `[REDACTED]`."""
-    return _without(text, _spans(text))
+    if (plain := known_as_it_is(text)) is None:
+        return without(text, merged(_spans(text)))
+    shown, removed = without_lookalikes(text)
+    if not plain:
+        return shown
+    if text.count(plain) == shown.count(plain) + "\n".join(removed).count(plain):  # none stands over the end of another
+        return shown.replace(plain, REDACTED)
+    return without(text, merged(_spans(text)))
 
 
 def redact_known(text: str) -> str:
     """`text` without the known secrets: for what we have written ourselves, where a lookalike is none."""
-    return _without(text, [*known_spans(text)])
+    return without(text, merged(known_spans(text)))
 
 
 def redact_data(data: object) -> object:
@@ -65,11 +72,15 @@ class Stream:
     def feed(self, piece: str) -> str:
         """What may leave by now."""
         shown, text = len(self._shown), self._shown + self._held + piece
-        spans = _merged(_spans(text))
-        begins = max([may_begin(text), *(end for start, end in spans[-1:])])
+        begins = may_begin(text)
+        if not shown and begins == len(text):
+            self._held = ""
+            return redact(text)
+        spans = merged(_spans(text))
+        begins = max([begins, *(end for start, end in spans[-1:])])
         leaves = max(begins, shown) if len(text) - begins >= _TELLING else len(text)
         self._shown, self._held = text[begins:leaves], text[leaves:]
-        return _without(
+        return without(
             text[shown:leaves], [(max(start - shown, 0), end - shown) for start, end in spans if end > shown]
         )
 
@@ -81,21 +92,3 @@ class Stream:
 
 def _spans(text: str) -> list[tuple[int, int]]:
     return [*known_spans(text), *((each.start, each.end) for each in lookalikes(text))]
-
-
-def _without(text: str, spans: list[tuple[int, int]]) -> str:
-    pieces, at = [], 0
-    for start, end in _merged(spans):
-        pieces += [text[at:start], REDACTED]
-        at = end
-    return "".join([*pieces, text[at:]]) if spans else text
-
-
-def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
-        if merged and start < merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
