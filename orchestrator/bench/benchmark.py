@@ -21,6 +21,7 @@ from orchestrator.bench.steady import knee
 from orchestrator.bench.workload import LEAST_TOKENS, Workload
 from orchestrator.core.errors import BenchError, DeployError, Interrupted, UsageError
 from orchestrator.core.files import write_whole
+from orchestrator.core.lookups import abandon_lookups
 from orchestrator.core.redaction import redact_data, redact_json
 from orchestrator.core.secret import Secret
 from orchestrator.results import (
@@ -109,6 +110,7 @@ async def _measure(request: BenchRequest, say: Callable[[str, str], None]) -> Be
         return await _all_points(request, runner, result)
     finally:
         connections.close()
+        abandon_lookups()  # the event loop would wait for them
 
 
 async def _tokens(request: BenchRequest, endpoint: Endpoint) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ from orchestrator.cli import (
 from orchestrator.cli.grammar import Group
 from orchestrator.core.console import out, show_error
 from orchestrator.core.errors import DeployError, HostError, Interrupted
+from orchestrator.core.lookups import look_up_in_time
 from orchestrator.core.redaction import redact
 from orchestrator.core.signals import start_deaf
 
@@ -95,6 +96,7 @@ def main() -> None:
     the command a signal just ends the process, see `orchestrator.__main__`.
     """
     os.umask(os.umask(0o022) | 0o022)
+    look_up_in_time()
     try:
         _answer(signal.default_int_handler, _interrupt)
         sys.unraisablehook = _interrupt_again

@@ -33,6 +33,7 @@ _CHANGING: Final = re.compile(r"[%\\\x00\x1b\r\n]")  # of a form that is read as
 _URL_SAFE: Final = str.maketrans("+/", "-_")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]")
 _LONGEST_MARK: Final = 32  # characters: colours with all their numbers
+_FEW_ENDS: Final = 32  # characters of a line: with fewer there are many
 _WITH_FEW_ESCAPES: Final = 1024  # characters at the end of a text: enough to tell whether a secret begins there
 _TORN: Final = 64  # characters that are read otherwise where an escape is torn
 
@@ -138,6 +139,8 @@ def _is_marked(text: str) -> bool:
 
 
 def _without_ends(text: str) -> str:
+    if text.count("\n") > len(text) // _FEW_ENDS:  # many are taken out more quickly by their number than by their place
+        return text.encode("utf-8", "surrogatepass").translate(None, b"\r\n").decode("utf-8", "surrogatepass")
     return text.replace("\n", "").replace("\r", "")
 
 
@@ -148,7 +151,7 @@ def _character(mark: re.Match[str]) -> str:
 
 
 def known_as_it_is(text: str) -> str | None:
-    """That form of a known secret which is all that `text` holds of them, each time as it is; empty where it holds none.
+    """The one form of a known secret that `text` holds, each time as it is and in no other way; empty for none.
 
     None where more would have to be read to tell.
     """
@@ -165,11 +168,7 @@ def known_as_it_is(text: str) -> str | None:
 def _may_hold_any(text: str) -> bool:
     if _known.words is not None and _known.words.search(text):
         return True
-    return bool(_known.forms) and any(_may_hold_known(window) for window in _windows(text))
-
-
-def _windows(text: str) -> Iterator[str]:
-    return (text[at : at + _WINDOW + MOST_APART] for at in range(0, len(text), _WINDOW))
+    return bool(_known.forms) and _may_hold_known(text)
 
 
 def known_spans(text: str) -> Iterator[tuple[int, int]]:

@@ -95,7 +95,7 @@ def lookalikes(text: str) -> Iterator[Lookalike]:
 
 
 def without_lookalikes(text: str) -> tuple[str, list[str]]:
-    """`text` with `[REDACTED]` for all that looks like a secret, and what that was. Lines that are equal are cut once."""
+    """`text` with `[REDACTED]` for all that looks like a secret, and what that was."""
     kinds, by_kind = _kinds(text)
     if not by_kind:
         return text, []
@@ -143,7 +143,10 @@ def _kinds(text: str) -> tuple[list[str], dict[str, list[_Found]]]:
 
 
 def _by_kind(kinds: str, told: Sequence[str]) -> dict[str, list[_Found]]:
-    """What stands in the lines of each kind. No shape goes beyond its line, and none but a user asks for certain digits."""
+    """What stands in the lines of each kind.
+
+    No shape goes beyond its line, and none but a user asks for certain digits.
+    """
     by_kind: dict[str, list[_Found]] = {}
     lower = _lowered(kinds)
     for telltale, shape, is_secret in _SHAPES:
@@ -178,7 +181,7 @@ def _lowered(text: str) -> str:
 
 def _told(text: str) -> Iterator[str]:
     """The telltales that stand in it, in any case; told without the characters that stand in none, a line once."""
-    letters = text.encode("utf-8", "surrogatepass").translate(_LOWER_BYTES, _IN_NO_TELLTALE)
+    letters = text.encode("ascii", "ignore").translate(_LOWER_BYTES, _IN_NO_TELLTALE)
     lines = letters.split(b"\n", len(letters) // _LINE)
     different = letters if len(lines) > len(letters) // _LINE else b"\n".join(set(lines))
     return (telltale for telltale in _TELLTALES if telltale.encode() in different)

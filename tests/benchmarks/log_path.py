@@ -9,6 +9,7 @@ in turns with this one, and prints its figure first.
 """
 
 import argparse
+import importlib
 import os
 import subprocess
 import sys
@@ -69,16 +70,17 @@ LOGS: Final = {
 }
 
 
-def pieces(path: Path) -> Iterator[bytes]:
+def pieces(path: Path, size: int = 1 << 16) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as file:
-        yield from iter(lambda: file.read(1 << 16), b"")
+        yield from iter(lambda: file.read(size), b"")
 
 
 def copy(path: Path) -> None:
     from orchestrator.core.log_lines import redacted
+    from orchestrator.runtimes.process.supervisor import _PIECE
 
     with path.with_suffix(".copy").open("wb", buffering=0) as log:
-        for block in redacted(pieces(path)):
+        for block in redacted(pieces(path, _PIECE)):
             log.write(block.encode())
 
 
@@ -146,6 +148,7 @@ def measure(part: str, path: Path) -> None:
     from orchestrator.prove import waiting
 
     Secret(KEY)
+    importlib.import_module("orchestrator.runtimes.process.supervisor")
     diagnose([waiting.__name__])  # its catalogue is read, and its search made
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     began, before = time.process_time(), kib("VmRSS")

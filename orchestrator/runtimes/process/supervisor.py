@@ -40,7 +40,7 @@ from orchestrator.runtimes.process.record import CONFIG, FILE, Record, private, 
 STARTED: Final = b"started"
 
 _PIPE: Final = 1 << 20  # bytes: as much as any user may have (pipe(7)); so much is taken at once, however busy we are
-_PIECE: Final = 1 << 16
+_PIECE: Final = 1 << 18
 _PAUSE: Final = 0.25  # seconds between two looks at a server that writes nothing
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 

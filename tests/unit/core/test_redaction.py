@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from orchestrator.bench.answer import Answer
 from orchestrator.cli.main import _of_this_tool
 from orchestrator.commands.runs import RunDir
-from orchestrator.core import console, known_secrets
+from orchestrator.core import console, known_secrets, redaction
 from orchestrator.core.errors import DeployError
 from orchestrator.core.known_secrets import know, known
 from orchestrator.core.log_lines import redacted
+from orchestrator.core.lookalikes import merged, without
 from orchestrator.core.redaction import REDACTED, Stream, excerpt, looks_secret, redact, redact_json
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
@@ -348,6 +349,7 @@ PIECES = (
     "5c",
     "\x1b[31m",
     "u0041",
+    "\\u001b[0m",
     "n",
     "A",
     "-0123",
@@ -370,6 +372,7 @@ def test_a_text_that_is_passed_over_holds_no_secret_in_any_reading(
         )
         text = f"{text[:at]}{written}{text[at + (written != piece) :]}"
         text = data.draw(st.sampled_from([text, text.replace("\\", "\\\\")]))
+    text = data.draw(st.sampled_from(["", *PIECES])) + text
     held = any(form in reading for reading in known_secrets._readings(text) for form, _ in known_secrets._known.forms)
     assert known_secrets._may_hold_known(text) or not held
 
@@ -385,6 +388,9 @@ def test_a_text_that_is_passed_over_holds_no_secret_in_any_reading(
         "sk-Ab%5c\\u005cu005f0123456789".replace("%5c", ""),
         "s%6b-" + "".join(f"\x1b[38;5;{number}m{letter}" for number, letter in enumerate("Ab_0123456789" * 2)),
         "=3d41\\x73k-Ab_0123456789 = %3D%73k-Ab_0123456789",
+        "\\u\\n0073k-Ab_0123456789 \\u\\n0073\\u\\n006b\\u\\n002d\\u\\n0041\\u\\n0062_0123456\\n789",
+        "sk-Ab_\\n0123456789 \\x41 " + "\\x5a" * 600 + "\\x73k-Ab_012345678\\x39",  # an escape is the last of it
+        "\\x5a" * 600 + "\\x73k-Ab_0123456789\\x3",
     ],
 )
 def test_a_known_secret_is_hidden_in_escapes_that_others_begin_in(text: str) -> None:
@@ -433,3 +439,32 @@ def test_a_line_looks_secret_whatever_lines_stand_beside_it(one: list[str], othe
     filled = "x" * 30  # more than may stand between the name of a header and its value
     alone = [redact(each) for each in (f"{filled}{line}", f"{filled}{counted}", f"{filled}{beside}")]
     assert redact(f"{filled}{line}\n{filled}{counted}\n{filled}{beside}") == "\n".join(alone)
+
+
+AROUND = ("sk-Ab_0123456789", "sk-%41b_0123456789", "sk-Ab_01\n23456789", "c2stQWJfMDEyMzQ1Njc4OQ==", "%", "\\n")
+
+
+@given(st.lists(st.sampled_from([*LOOKALIKES, *AROUND]), max_size=40), st.booleans())
+@settings(max_examples=400)
+def test_what_is_cut_a_line_at_a_time_is_what_is_found_in_all_of_it(pieces: list[str], known: bool) -> None:
+    """A block is cut the short way, each kind of line once and a key by its text; the spans tell what it comes to."""
+    know(["sk-Ab_0123456789"] if known else [])
+    text = "".join(pieces)
+    stream, whole = Stream(), without(text, merged(redaction._spans(text)))
+    assert redact(text) == whole
+    assert stream.feed(f"{text} .\n") + stream.close() == without(
+        f"{text} .\n", merged(redaction._spans(f"{text} .\n"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Bearer sk-Ab_0123456789", f"Bearer {REDACTED}"),
+        ("Bearer sk-Ab_0123456789,tail sk-Ab_0123456789", f"Bearer {REDACTED} {REDACTED}"),  # it ends behind the token
+        ("api_key='sk-Ab_0123456789,tail', Bearer abcdef", f"api_key='{REDACTED}', Bearer {REDACTED}"),
+    ],
+)
+def test_a_key_that_goes_beyond_what_looks_like_one_is_hidden_to_its_end(text: str, shown: str) -> None:
+    know(["sk-Ab_0123456789,tail" if "tail" in text else "sk-Ab_0123456789"])
+    assert redact(text).replace("sk-Ab_0123456789", REDACTED if "tail" in text else "") == shown
