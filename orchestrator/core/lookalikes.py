@@ -84,8 +84,10 @@ class _Found(NamedTuple):
 
 def lookalikes(text: str) -> Iterator[Lookalike]:
     """All that looks like a secret. Most texts hold nothing of the kind."""
-    kinds, by_kind = _kinds(text)
-    line = 0
+    if not (told := [*_told(text)]):
+        return
+    kinds = alike(text).split("\n")
+    by_kind, line = _by_kind(kinds, told), 0
     for kind in kinds if by_kind else ():
         for found in by_kind.get(kind, ()):
             start, end, before = line + found.start, line + found.end, max(line + found.told - _HEADER, 0)
@@ -95,23 +97,25 @@ def lookalikes(text: str) -> Iterator[Lookalike]:
 
 
 def without_lookalikes(text: str) -> tuple[str, list[str]]:
-    """`text` with `[REDACTED]` for all that looks like a secret, and what that was."""
-    kinds, by_kind = _kinds(text)
-    if not by_kind:
+    """`text` with `[REDACTED]` for all that looks like a secret, and what that was. Equal lines are cut once."""
+    if not (told := [*_told(text)]):
         return text, []
-    lines, removed = text.split("\n"), list[str]()
-    done: dict[str, tuple[str, list[str]]] = {}
-    for index, kind in enumerate(kinds):
-        if found := by_kind.get(kind):
-            line = lines[index]
-            if (cut := done.get(line)) is None:
-                before = kinds[max(index - _HEADER, 0) : index]
-                cut = _cut(line, [each for each in found if not each.doubtful or _is_one(each, line, before)])
-                if not any(each.doubtful for each in found):
-                    done[line] = cut
-            lines[index] = cut[0]
-            removed += cut[1]
-    return "\n".join(lines), removed
+    lines = text.split("\n")
+    different = [*dict.fromkeys(lines)]
+    kinds = alike("\n".join(different)).split("\n")
+    by_kind = _by_kind(kinds, told)
+    if any(each.doubtful for found in by_kind.values() for each in found):
+        return _cut(text, lookalikes(text))
+    cut = {line: _cut(line, by_kind[kind]) for line, kind in zip(different, kinds, strict=True) if kind in by_kind}
+    if not cut:
+        return text, []
+    removed = [each for line in lines if line in cut for each in cut[line][1]]
+    return "\n".join([cut[line][0] if line in cut else line for line in lines]), removed
+
+
+def _cut(text: str, found: Iterable[Lookalike | _Found]) -> tuple[str, list[str]]:
+    spans = merged((each.start, each.end) for each in found)
+    return without(text, spans), [text[start:end] for start, end in spans]
 
 
 def without(text: str, spans: Sequence[tuple[int, int]]) -> str:
@@ -134,20 +138,13 @@ def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return ordered
 
 
-def _kinds(text: str) -> tuple[list[str], dict[str, list[_Found]]]:
-    """The lines of `text` without their digits, and what stands in those of each kind."""
-    if not (told := [*_told(text)]):
-        return [], {}
-    kinds = alike(text).split("\n")
-    return kinds, _by_kind("\n".join(dict.fromkeys(kinds)), told)
-
-
-def _by_kind(kinds: str, told: Sequence[str]) -> dict[str, list[_Found]]:
+def _by_kind(lines: Iterable[str], told: Sequence[str]) -> dict[str, list[_Found]]:
     """What stands in the lines of each kind.
 
     No shape goes beyond its line, and none but a user asks for certain digits.
     """
     by_kind: dict[str, list[_Found]] = {}
+    kinds = "\n".join(dict.fromkeys(lines))
     lower = _lowered(kinds)
     for telltale, shape, is_secret in _SHAPES:
         for match in shape.finditer(lower) if telltale in told else ():
@@ -160,17 +157,6 @@ def _by_kind(kinds: str, told: Sequence[str]) -> dict[str, list[_Found]]:
                 kind = kinds[line : ends if ends >= 0 else len(kinds)]
                 by_kind.setdefault(kind, []).append(_Found(told_at, start - line, end - line, doubtful))
     return by_kind
-
-
-def _is_one(found: _Found, line: str, kinds_before: Sequence[str]) -> bool:
-    """Whether this is the password of a user: by its own digits, or by a header that began in a line before."""
-    before = "\n".join([*kinds_before, line[: found.told]])[-_HEADER:]
-    return _is_user(line[found.start : found.end], before.lower())
-
-
-def _cut(line: str, found: Sequence[_Found]) -> tuple[str, list[str]]:
-    spans = merged((each.start, each.end) for each in found)
-    return without(line, spans), [line[start:end] for start, end in spans]
 
 
 def _lowered(text: str) -> str:

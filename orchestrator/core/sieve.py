@@ -65,7 +65,7 @@ class Sieve:
             if marked:
                 data = _read(data)
             if data == before:
-                break
+                return False
             coloured, marked = b"\x1b" in data, _is_marked(data)
         return self._finds(data)
 
