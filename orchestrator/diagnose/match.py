@@ -17,6 +17,7 @@ KEPT_EVIDENCE: Final = 3
 SHOWN_CHARACTERS: Final = 400
 _KEPT_CHARACTERS: Final = 8192  # of a line: enough to tell a secret that stands where it is cut
 _SHARED: Final = range(4, 10)  # characters
+_NO_LETTERS: Final = bytes({*range(256)} - {*b"_", *range(ord("A"), ord("Z") + 1), *range(ord("a"), ord("z") + 1)})
 
 
 class _Watch:
@@ -54,7 +55,7 @@ class _Search:
     """The search for the literals of all signatures: a text without the pieces that they share holds none of them.
 
     What a search costs goes by the length of what is searched for, inversely, and a log repeats itself but for digits:
-    each kind of line is searched and judged once a batch.
+    each kind of line is searched and judged once a batch. Half of most logs is no letters, and is left out of it.
     """
 
     def __init__(self, watches: Sequence[_Watch]) -> None:
@@ -62,6 +63,9 @@ class _Search:
         for watch in watches:
             for clause in _clauses(watch.signature):
                 self._watches.setdefault(alike(clause.text), []).append(watch)
+        self._literals: dict[str, list[str]] = {}  # by their letters
+        for literal in self._watches:
+            self._literals.setdefault(_letters(literal), []).append(literal)
 
     def see(self, lines: Sequence[str], *, before: int) -> None:
         """Show each line to the signatures it may be a line of; `before` lines were shown already."""
@@ -83,8 +87,9 @@ class _Search:
     def _concerned(self, kinds: str) -> dict[str, list[_Watch]]:
         """Those kinds of lines with a literal in them, to the signatures."""
         concerned: dict[str, dict[int, _Watch]] = {}
-        by_piece = _by_piece(frozenset(self._watches))
-        for literal in [each for piece, all_of in by_piece.items() if piece in kinds for each in all_of]:
+        letters, by_piece = _letters(kinds), _by_piece(frozenset(self._literals) - {""})
+        found = ["", *(each for piece, all_of in by_piece.items() if piece in letters for each in all_of)]
+        for literal in [literal for each in found for literal in self._literals.get(each, ())]:
             for kind in holding(literal, kinds):
                 concerned.setdefault(kind, {}).update((id(watch), watch) for watch in self._watches[literal])
         return {kind: [*watches.values()] for kind, watches in concerned.items()}
@@ -143,6 +148,10 @@ def _pieces(literal: str) -> set[str]:
     """What others may share of it, and itself."""
     starts = range(len(literal) - _SHARED.start + 1)
     return {literal, *(literal[at : at + length] for length in _SHARED for at in starts)}
+
+
+def _letters(text: str) -> str:
+    return text.encode("utf-8", "surrogatepass").translate(None, _NO_LETTERS).decode("ascii")
 
 
 def _clauses(signature: Signature) -> tuple[Clause, ...]:

@@ -33,15 +33,15 @@ def in_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 def test_a_nameserver_that_swallows_what_it_is_asked_outlasts_no_request() -> None:
     begun = time.monotonic()
-    with EngineClient("http://swallows.test:1", key=None) as client:
-        with pytest.raises(NoAnswerError, match=r"no nameserver has answered within 0\.3 s"):
-            client.models()
+    late = pytest.raises(NoAnswerError, match=r"no nameserver has answered within 0\.3 s")
+    with EngineClient("http://swallows.test:1", key=None) as client, late:
+        client.models()
     assert time.monotonic() - begun < 5
 
 
 def test_what_is_found_and_what_is_not_is_told_as_ever() -> None:
     assert socket.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM)[0][4] == ("127.0.0.1", 80)
-    with pytest.raises(socket.gaierror, match="Name or service not known|Temporary failure"):
+    with pytest.raises(socket.gaierror, match="Name or service not known"):
         socket.getaddrinfo("nowhere.invalid", 80, flags=socket.AI_NUMERICHOST)
 
 

@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from orchestrator.core.text import alike
 from orchestrator.diagnose import diagnose, load_catalogue
 from orchestrator.diagnose.catalogue import Clause
-from orchestrator.diagnose.match import _by_piece
+from orchestrator.diagnose.match import _by_piece, _Search, _Watch
 
 LOGS = Path(__file__).with_name("logs")
 
@@ -129,3 +132,14 @@ def test_every_literal_is_found_by_a_piece_of_it_and_all_pieces_cost_less() -> N
     assert sorted(literal for found in by_piece.values() for literal in found) == sorted(literals)
     assert all(piece in literal for piece, found in by_piece.items() for literal in found)
     assert sum(1 / len(piece) for piece in by_piece) < sum(1 / len(literal) for literal in literals)
+
+
+SEARCH = _Search([_Watch(signature) for signature in load_catalogue()])
+LITERALS = sorted(SEARCH._watches)
+
+
+@given(st.lists(st.sampled_from([*LITERALS, *(each[1:] for each in LITERALS), "\n", "0", ": ", "é"]), max_size=12))
+def test_every_line_with_a_literal_of_the_catalogue_is_judged(pieces: list[str]) -> None:
+    kinds = alike("".join(pieces))
+    holds = {kind for kind in kinds.split("\n") if any(literal in kind for literal in LITERALS)}
+    assert {*SEARCH._concerned(kinds)} == holds
