@@ -5,5 +5,5 @@
 - files: `paths`, `files`, `document` (YAML with its lines), `validation`, `catalogue`, `origin`
 - logs: `log_files`, `log_lines`
 - programs: `shell`, `procfs`, `signals`, `waiting`
-- requests over httpx: `http`
+- requests: `http` (over httpx), `lookups` (names of hosts)
 """
