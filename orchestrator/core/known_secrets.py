@@ -51,8 +51,9 @@ class _Known:
 
     @cached_property
     def plain(self) -> tuple[str, ...]:
-        """Those forms that may simply be replaced: none stands over the end of itself, nor over what replaces it."""
-        return tuple(form for form, edge in self.forms if not edge and _stands_apart(form))
+        """Those forms that may simply be replaced: read as nothing else, and no part of what replaces them."""
+        odd = [form for form, edge in self.forms if edge or _CHANGING.search(form) or {*"[]"} & {*form}]
+        return tuple(form for form, _ in self.forms if form not in odd)
 
     @cached_property
     def may_overlap(self) -> bool:
@@ -72,11 +73,6 @@ def _takes_in(one: str, other: str) -> bool:
         if other[first:last] == one[first - start : last - start] and (start or one != other):
             return True
     return False
-
-
-def _stands_apart(form: str) -> bool:
-    ends = any(form.startswith(form[at:]) for at in range(1, len(form)))
-    return not ends and not _CHANGING.search(form) and not {*"[]"} & {*form}
 
 
 def remember(value: str) -> None:

@@ -41,8 +41,9 @@ def test_a_nameserver_that_swallows_what_it_is_asked_outlasts_no_request() -> No
 
 def test_what_is_found_and_what_is_not_is_told_as_ever() -> None:
     assert socket.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM)[0][4] == ("127.0.0.1", 80)
-    with pytest.raises(socket.gaierror, match="Name or service not known"):
+    with pytest.raises(socket.gaierror) as caught:
         socket.getaddrinfo("nowhere.invalid", 80, flags=socket.AI_NUMERICHOST)
+    assert caught.value.errno == socket.EAI_NONAME
 
 
 def test_a_lookup_that_is_abandoned_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
