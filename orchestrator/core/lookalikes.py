@@ -105,16 +105,20 @@ def without_lookalikes(text: str) -> tuple[str, list[str]]:
     kinds = alike("\n".join(different)).split("\n")
     by_kind = _by_kind(kinds, told)
     if any(each.doubtful for found in by_kind.values() for each in found):
-        return _cut(text, lookalikes(text))
-    cut = {line: _cut(line, by_kind[kind]) for line, kind in zip(different, kinds, strict=True) if kind in by_kind}
+        return _cut(text, _spans(lookalikes(text)))
+    spans = {kind: _spans(found) for kind, found in by_kind.items()}
+    cut = {line: _cut(line, spans[kind]) for line, kind in zip(different, kinds, strict=True) if kind in spans}
     if not cut:
         return text, []
     removed = [each for line in lines if line in cut for each in cut[line][1]]
     return "\n".join([cut[line][0] if line in cut else line for line in lines]), removed
 
 
-def _cut(text: str, found: Iterable[Lookalike | _Found]) -> tuple[str, list[str]]:
-    spans = merged((each.start, each.end) for each in found)
+def _spans(found: Iterable[Lookalike | _Found]) -> list[tuple[int, int]]:
+    return merged((each.start, each.end) for each in found)
+
+
+def _cut(text: str, spans: Sequence[tuple[int, int]]) -> tuple[str, list[str]]:
     return without(text, spans), [text[start:end] for start, end in spans]
 
 
