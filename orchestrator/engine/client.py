@@ -195,7 +195,7 @@ class EngineClient:
 
 def _words(error: Exception | None, end: Deadline, limits: TimeLimits) -> str:
     if end.reached:
-        return f"no whole answer within {limits.whole:.3g} s"
+        return f"no whole answer within {round(limits.whole, 1):g} s"
     if isinstance(error, httpx.ConnectTimeout):
         return f"no connection within {limits.connect:g} s"
     if isinstance(error, httpx.TimeoutException):
