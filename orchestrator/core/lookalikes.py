@@ -73,7 +73,7 @@ class Lookalike(NamedTuple):
     end: int
 
 
-class _Found(NamedTuple):
+class _InPlace(NamedTuple):
     """The same within a line of some kind; with `doubtful` it is only one where a certain line says so."""
 
     told: int
@@ -114,7 +114,7 @@ def without_lookalikes(text: str) -> tuple[str, list[str]]:
     return "\n".join([cut[line][0] if line in cut else line for line in lines]), removed
 
 
-def _spans(found: Iterable[Lookalike | _Found]) -> list[tuple[int, int]]:
+def _spans(found: Iterable[Lookalike | _InPlace]) -> list[tuple[int, int]]:
     return merged((each.start, each.end) for each in found)
 
 
@@ -142,12 +142,12 @@ def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return ordered
 
 
-def _by_kind(lines: Iterable[str], told: Sequence[str]) -> dict[str, list[_Found]]:
+def _by_kind(lines: Iterable[str], told: Sequence[str]) -> dict[str, list[_InPlace]]:
     """What stands in the lines of each kind.
 
     No shape goes beyond its line, and none but a user asks for certain digits.
     """
-    by_kind: dict[str, list[_Found]] = {}
+    by_kind: dict[str, list[_InPlace]] = {}
     kinds = "\n".join(dict.fromkeys(lines))
     lower = _lowered(kinds)
     for telltale, shape, is_secret in _SHAPES:
@@ -159,7 +159,7 @@ def _by_kind(lines: Iterable[str], told: Sequence[str]) -> dict[str, list[_Found
             doubtful = is_secret is _is_user and "authorization" not in before and ("0" in value or told_at < _HEADER)
             if doubtful or is_secret(value, before):
                 kind = kinds[line : ends if ends >= 0 else len(kinds)]
-                by_kind.setdefault(kind, []).append(_Found(told_at, start - line, end - line, doubtful))
+                by_kind.setdefault(kind, []).append(_InPlace(told_at, start - line, end - line, doubtful))
     return by_kind
 
 
