@@ -16,7 +16,7 @@ from orchestrator.engine.client import EngineClient
 def in_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Look-ups of this tool, as long as the test runs; `swallows.test` is never answered."""
     over = threading.Event()
-    real = socket.getaddrinfo
+    real = lookups._look_up  # what a command that ran before has put in place of `socket.getaddrinfo` asks this again
 
     def look_up(host: str, *asked: object, **more: object) -> object:
         if host == "swallows.test":
@@ -25,7 +25,7 @@ def in_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     monkeypatch.setattr(lookups, "_look_up", look_up)
     monkeypatch.setattr(lookups, "_LONGEST", 60.0)
-    monkeypatch.setattr(socket, "getaddrinfo", real)
+    monkeypatch.setattr(socket, "getaddrinfo", socket.getaddrinfo)
     lookups.look_up_in_time()
     yield over
     over.set()
