@@ -22,7 +22,7 @@ from orchestrator.cli.options import (
     with_revision,
 )
 from orchestrator.core.console import note, out, out_json, say, terminal_width
-from orchestrator.core.errors import StartError, UsageError
+from orchestrator.core.errors import UsageError
 
 if TYPE_CHECKING:
     from orchestrator.commands.up import Up
@@ -202,15 +202,14 @@ def ask(
 ) -> None:
     """Stream one greedy completion of a running server."""
     from orchestrator.commands.ask import ask
-    from orchestrator.commands.proof import key_of, not_running
+    from orchestrator.commands.proof import key_of, require_running
     from orchestrator.commands.servers import fleet
     from orchestrator.core.paths import Home
     from orchestrator.core.redaction import Stream
 
     with fleet(Home.from_environment(), host) as servers:
         handle = servers.one(name)
-        if (ended := not_running(servers.runtime(handle), handle)) is not None:
-            raise StartError(ended.message, hint=ended.hint)
+        require_running(servers.runtime(handle), handle)
         answer = Stream()
         try:
             for piece in ask(handle.url, prompt, tokens=tokens, key=key_of(handle)):

@@ -25,6 +25,7 @@ from orchestrator.bench import (
     workload_name,
 )
 from orchestrator.commands.kernels import kernel_report
+from orchestrator.commands.proof import require_running
 from orchestrator.commands.runs import RunDir, load_result, provenance_of, read_plan
 from orchestrator.commands.servers import Fleet, api_key
 from orchestrator.core.catalogue import Catalogue, Kind
@@ -123,8 +124,12 @@ def url_target(
 
 
 def server_target(servers: Fleet, name: str) -> MeasuredTarget:
-    """A server that `deploy up` started, with its plan, gate and host from its run directory."""
+    """A server that `deploy up` started, with its plan, gate and host from its run directory.
+
+    Raises StartError where there is none of that name, or it has ended.
+    """
     handle = servers.one(name)
+    require_running(servers.runtime(handle), handle)
     run = RunDir(Path(handle.run_dir))
     plan = read_plan(run)
     stood = provenance_of(run, plan)

@@ -75,10 +75,17 @@ def not_running(runtime: Runtime, handle: Handle) -> Problem | None:
     return Problem(f"`{handle.name}` does not run: {state.ending}", hint=AGAIN.format(name=handle.name))
 
 
+def require_running(runtime: Runtime, handle: Handle) -> None:
+    """Raise StartError, with how it has ended, for a server that no longer runs."""
+    if (ended := not_running(runtime, handle)) is not None:
+        raise StartError(ended.message, hint=ended.hint)
+
+
 def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeReport:
     """The smoke test of a server that is up, by the plan it was started with, and another look at its kernels.
 
-    Raises StartError where this machine does not know that plan, KernelsError on a miss where `strict_kernels`.
+    Raises StartError where this machine does not know that plan or the server has ended, KernelsError on a miss where
+    `strict_kernels`.
     """
     handle = servers.one(name)
     runtime, run = servers.runtime(handle), RunDir(Path(handle.run_dir))
@@ -87,8 +94,7 @@ def prove_again(servers: Fleet, name: str, *, strict_kernels: bool) -> SmokeRepo
         raise StartError(
             f"the plan of `{name}` is not on this machine", hint="`deploy up PROFILE --replace` starts it from here"
         )
-    if (ended := not_running(runtime, handle)) is not None:
-        raise SmokeError(ended.message, hint=ended.hint)
+    require_running(runtime, handle)
     if lost := lost_parts(runtime, handle):
         raise SmokeError(f"`{name}` does not serve as its profile says: {lost}", hint=AGAIN.format(name=name))
     report = prove(handle, runtime, plan=plan, key=api_key(plan.server.api_key_env))

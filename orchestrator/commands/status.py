@@ -6,7 +6,7 @@ from multiprocessing.pool import ThreadPool
 
 from orchestrator.commands.servers import Fleet, lost_parts
 from orchestrator.core.console import table
-from orchestrator.core.errors import HostError, SmokeError, StartError
+from orchestrator.core.errors import HostError, SmokeError
 from orchestrator.runtimes import Handle, Status
 
 _ASKED_AT_ONCE = 16
@@ -52,14 +52,13 @@ def require_well(servers: Fleet, found: Iterable[ServerStatus], *, named: bool) 
 
     StartError is for one that has ended, SmokeError for one that runs and does not serve.
     """
-    from orchestrator.commands.proof import AGAIN, not_running  # noqa: PLC0415 - see `_health`
+    from orchestrator.commands.proof import AGAIN, require_running  # noqa: PLC0415 - see `_health`
 
     if servers.silent:
         raise HostError("; ".join(f"{kind} could not be asked: {why}" for kind, why in servers.silent.items()))
     for server in found if named else ():
         handle = servers.one(server.name)
-        if (ended := not_running(servers.runtime(handle), handle)) is not None:
-            raise StartError(ended.message, hint=ended.hint)
+        require_running(servers.runtime(handle), handle)
         if server.health == "unhealthy":
             why = server.detail or "it does not answer"
             raise SmokeError(f"`{server.name}` runs and does not serve: {why}", hint=AGAIN.format(name=server.name))

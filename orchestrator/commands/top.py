@@ -12,7 +12,7 @@ from typing import Final
 from orchestrator.bench import EnergyReader, EnergyReading, EnergyUnavailableError, read_energy, server_counts
 from orchestrator.commands.coverage import takes_table
 from orchestrator.commands.machine import place_of, runner_for
-from orchestrator.commands.proof import key_of, not_running
+from orchestrator.commands.proof import key_of, require_running
 from orchestrator.commands.runs import RunDir, read_plan
 from orchestrator.commands.servers import Fleet, lost_parts
 from orchestrator.core.console import table
@@ -261,8 +261,7 @@ class View:
         self._client.close()
 
     def _require_running(self) -> ServerState:
-        if (ended := not_running(self._runtime, self._handle)) is not None:
-            raise StartError(ended.message, hint=ended.hint)
+        require_running(self._runtime, self._handle)
         return self._runtime.state(self._handle)
 
     def _count(self) -> str:

@@ -12,7 +12,7 @@
     │       └── FactsError   4   a checkpoint that is another one than the profile says
     ├── BuildError           5   an image or an environment that cannot be built
     │   └── PatchError       5   a required patch that neither applies nor is present
-    ├── StartError           6   the server was not started, or exited at once
+    ├── StartError           6   no such server, not started, or it has ended
     │   └── NameTakenError   6   that name is in use
     ├── NotReadyError        7   the server started and never became ready
     ├── SmokeError           8   the server is ready and does not serve as its profile says
@@ -123,7 +123,7 @@ class PatchError(BuildError):
 
 
 class StartError(DeployError):
-    """The server was not started, or exited at once."""
+    """No server of that name, one that was not started, or one that has ended."""
 
     exit_code = 6
 

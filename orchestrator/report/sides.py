@@ -40,6 +40,7 @@ class SideBySide:
 
     sides: tuple[Side, ...]
     rows: tuple[SideRow, ...]
+    alike: bool = False  # two runs of one configuration, beside each other
 
     @property
     def shared(self) -> tuple[SideRow, ...]:
@@ -51,6 +52,8 @@ class SideBySide:
         """What the figures say of their own noise, in a sentence."""
         if any(len(side.runs) > 1 for side in self.sides):
             return "± and the ranges behind changes are 95 % intervals, from several runs of one configuration."
+        if self.alike:
+            return "Both ran one configuration: what lies between them is noise, or a change that no result records."
         if any(each is not None for row in self.rows for each in row.changes):
             return "One run each: whether a change is more than noise is not known. Measure each several times."
         return ""
@@ -65,11 +68,12 @@ def side_by_side(comparisons: tuple[Comparison, ...]) -> SideBySide:
     for index, comparison in enumerate(comparisons):
         key = same_configuration(comparison)
         groups.setdefault(index if key is None else key, []).append(index)
-    if len(groups) == 1 and len(comparisons) == _PAIR:
+    alike = len(groups) == 1 and len(comparisons) == _PAIR
+    if alike:
         groups = {index: [index] for index in range(_PAIR)}
     members = [[comparisons[index] for index in group] for group in groups.values()]
     sides = tuple(_side(tuple(group), each) for group, each in zip(groups.values(), members, strict=True))
-    return SideBySide(sides=sides, rows=tuple(_rows(members)))
+    return SideBySide(sides=sides, rows=tuple(_rows(members)), alike=alike)
 
 
 def changes_between(one: BenchResult, other: BenchResult) -> tuple[SideRow, ...]:

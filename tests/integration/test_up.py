@@ -150,7 +150,7 @@ def its_death_is_told(deploy: CommandLine, name: str, run: Path) -> None:
     assert told["detail"] == "killed by SIGKILL"
     wait_for(lambda: not processes_in(run))  # the supervisor goes last, a moment after it has recorded the end
     smoke = deploy.run("smoke", name)
-    assert smoke.returncode == 8
+    assert smoke.returncode == 6
     assert f"`{name}` does not run: killed by SIGKILL" in smoke.stderr
 
 

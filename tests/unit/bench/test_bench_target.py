@@ -22,17 +22,21 @@ from orchestrator.commands.bench import (
 )
 from orchestrator.commands.planning import load
 from orchestrator.commands.servers import Fleet
-from orchestrator.core.errors import UsageError
+from orchestrator.core.errors import StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.report import load_published
-from orchestrator.runtimes import Handle
+from orchestrator.runtimes import Handle, ServerState, Status
 
 
 class OneServer:
     """A runtime that has one server."""
 
-    def __init__(self, handle: Handle) -> None:
-        self.handle = handle
+    def __init__(self, handle: Handle, status: Status) -> None:
+        self.handle, self.status = handle, status
+
+    def state(self, _handle: Handle) -> ServerState:
+        ended = "killed by SIGKILL" if self.status is Status.EXITED else ""
+        return ServerState(status=self.status, exit_code=None, restarts=0, started_at=None, detail=ended)
 
     def find(self, _name: str | None = None) -> tuple[Handle, ...]:
         return (self.handle,)
@@ -42,7 +46,7 @@ class OneServer:
         yield MISS
 
 
-def fleet_with(profile: str, folder: Path) -> Fleet:
+def fleet_with(profile: str, folder: Path, status: Status = Status.RUNNING) -> Fleet:
     plan = load(profile).plan
     (folder / "plan.json").write_text(plan.to_json())
     handle = Handle(
@@ -54,7 +58,7 @@ def fleet_with(profile: str, folder: Path) -> Fleet:
         run_dir=str(folder),
         identity="1",
     )
-    return Fleet(Home(folder), {plan.runtime: OneServer(handle)})  # type: ignore[dict-item]
+    return Fleet(Home(folder), {plan.runtime: OneServer(handle, status)})  # type: ignore[dict-item]
 
 
 def changes(**given: object) -> WorkloadChanges:
@@ -79,6 +83,12 @@ def test_a_cpu_has_no_gpus_and_no_kernel_gate(tmp_path: Path) -> None:
     target = server_target(fleet_with("cpu-tiny", tmp_path), "mine")
     assert target.provenance.gpus == 0
     assert target.kernel_gate() is None
+
+
+def test_a_server_that_has_ended_is_not_measured_and_says_how_it_ended(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="`mine` does not run: killed by SIGKILL") as told:
+        server_target(fleet_with("cpu-tiny", tmp_path, Status.EXITED), "mine")
+    assert "`deploy restart mine` starts it anew" in told.value.hint
 
 
 def test_any_endpoint_can_be_measured_by_its_url() -> None:

@@ -98,7 +98,7 @@ def test_two_runs_of_one_configuration_are_compared(tmp_path: Path) -> None:
     shown = comparison_text(made(tmp_path, before=run(tok_s=1000.0), after=run(tok_s=1100.0)))
 
     assert re.search(r"output tok/s per node +A +B +B against A\n2 rps +1,000 +1,100 +\+10 %\n", shown)
-    assert "One run each: whether a change is more than noise is not known." in shown
+    assert "Both ran one configuration: what lies between them is noise, or a change that no result records." in shown
 
 
 def test_a_change_within_the_noise_says_so(tmp_path: Path) -> None:
