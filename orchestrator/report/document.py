@@ -8,7 +8,7 @@ from orchestrator.plan import Difference
 from orchestrator.report.compare import Comparison, compare
 from orchestrator.report.configuration import Fact, differing, facts_of
 from orchestrator.report.economics import Costs, NodePower, costs_of
-from orchestrator.report.headline import headline, named, own_title
+from orchestrator.report.headline import headline, named, title_of
 from orchestrator.report.layouts import LayoutRow, hourly, layouts_of
 from orchestrator.report.over_time import OverTime, over_time
 from orchestrator.report.published import PriceBook, Prices, Published, Reference, of_kind
@@ -85,7 +85,7 @@ def build_report(
     references = of_kind(everything, Reference) if published else ()
     firsts = {side.runs[0] for side in together.sides}
     return Report(
-        title=details.title or (published.title if published else own_title(comparisons)),
+        title=details.title or title_of(comparisons, published.title if published else None),
         headline=headline(comparisons, together, references, published=published is not None),
         published=published,
         comparisons=comparisons,

@@ -12,8 +12,10 @@ from orchestrator.results import figures
 _OF_A_CHANGE = (figures.OUTPUT, figures.TTFT_P95, figures.TPOT_P50)
 
 
-def own_title(comparisons: tuple[Comparison, ...]) -> str:
-    """Which models were measured on which systems."""
+def title_of(comparisons: tuple[Comparison, ...], published: str | None) -> str:
+    """Which models were measured on which systems; the published title where any result is comparable with it."""
+    if published is not None and any(comparison.comparable for comparison in comparisons):
+        return published
     models = dict.fromkeys(comparison.result.run.endpoint.served_model for comparison in comparisons)
     systems = dict.fromkeys(comparison.system for comparison in comparisons)
     return f"{', '.join(models)} on {', '.join(systems)}"
@@ -42,13 +44,15 @@ def headline(
 
     `references` are what others measured: how many drafts they had accepted is said beside ours.
     """
+    own = (*(_own_side(side, comparisons, together) for side in together.sides), *_changes(together, comparisons))
     if not published:
-        return (*(_own_side(side, comparisons, together) for side in together.sides), *_changes(together, comparisons))
+        return own
     judged = [comparison for comparison in comparisons if comparison.comparable]
-    sentences = tuple(_sentence(comparison, references) for comparison in judged)
+    sentences = tuple(_sentence(comparison, references) for comparison in judged) or own
     if not (forbidden := len(comparisons) - len(judged)):
         return sentences
-    return (f"{forbidden} of {len(comparisons)} results must not be compared with what was published.", *sentences)
+    of = f"{forbidden} of {len(comparisons)} results" if len(comparisons) > 1 else "The result"
+    return (f"{of} must not be compared with what was published.", *sentences)
 
 
 def _sentence(comparison: Comparison, references: tuple[Reference, ...]) -> str:

@@ -116,7 +116,7 @@ def _rows(members: list[list[Comparison]]) -> Iterator[SideRow]:
         for load in loads:
             found = tuple(_estimate(runs, load, figure) for runs in at)
             if any(each is not None for each in found):
-                changes = (None,) * len(found) if figure.exact else _changes(found, members)
+                changes = _changes(found, members) if figure.relative else (None,) * len(found)
                 yield SideRow(figure=figure.key, load=load, estimates=found, changes=changes)
 
 

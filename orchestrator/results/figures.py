@@ -69,8 +69,13 @@ class Figure:
     _: KW_ONLY
     shown: Shown
     higher_is_better: bool = True
-    exact: bool = False  # no tolerance beside a published figure, and no relative change shown
+    exact: bool = False  # no tolerance beside a published figure
     unpublished: str = "not published"  # in place of the figure of a published layout
+
+    @property
+    def relative(self) -> bool:
+        """Whether a change is told as a share of the figure; that of a share would read as the share itself."""
+        return self.show is not share
 
     @property
     def title(self) -> str:

@@ -128,6 +128,9 @@ def test_published_figures_stand_beside_the_same_kind_only(tmp_path: Path) -> No
     asked = made(tmp_path / "asked", own(1.0), published="wafer-glm52")
     assert asked.published is not None
     assert [reason.kind for reason in asked.comparisons[0].reasons] == ["another-workload", "another-machine"]
+    assert asked.title == "owl on 1×L40S"
+    assert asked.headline[0] == "The result must not be compared with what was published."
+    assert asked.headline[1].startswith("TP1 on 1×L40S, owl-burst: sustains at least 1 request a second")
 
 
 def test_code_in_a_message_stays_code_in_markdown(tmp_path: Path) -> None:

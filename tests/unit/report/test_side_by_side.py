@@ -101,6 +101,20 @@ def test_two_runs_of_one_configuration_are_compared(tmp_path: Path) -> None:
     assert "Both ran one configuration: what lies between them is noise, or a change that no result records." in shown
 
 
+def test_a_share_has_no_change_in_percent(tmp_path: Path) -> None:
+    """Of 0.1 % to 0 % would be −100 %."""
+    hit, missed = run(plan="one"), run(plan="two")
+    cache = hit.points[0].cache
+    assert cache is not None
+    hit, missed = (
+        replace(each, points=(replace(each.points[0], cache=replace(cache, usage_share=share)),))
+        for each, share in ((hit, 0.0004), (missed, 0.0))
+    )
+    shown = comparison_text(made(tmp_path, hit=hit, missed=missed))
+
+    assert re.search(r"from cache +A +B *\n2 rps +0 % +0 % *\n", shown)
+
+
 def test_a_change_within_the_noise_says_so(tmp_path: Path) -> None:
     runs = {f"old-{at}": run(tok_s=tok_s, plan="one") for at, tok_s in enumerate((900.0, 1000.0, 1100.0))}
     runs |= {f"new-{at}": run(tok_s=tok_s, plan="two") for at, tok_s in enumerate((950.0, 1050.0, 1150.0))}
