@@ -130,7 +130,7 @@ def _exit_with(error: DeployError) -> NoReturn:
 
 
 def _is_of_the_machine(error: Exception) -> TypeGuard[OSError]:
-    """Whether a system call failed for what the user can mend: a full disk, a home that is not theirs, a dead file."""
+    """Whether a system call failed for what the user can change: a full disk, a foreign home, a dead file."""
     return isinstance(error, OSError) and error.errno in _OF_THE_MACHINE | _IN_THE_WAY
 
 
@@ -143,7 +143,7 @@ def _of_the_machine(error: OSError) -> HostError:
 
 
 def _of_this_tool(error: Exception) -> DeployError:
-    """A fault of ours, said as one; the whole of it is in a file, for whoever mends it."""
+    """A fault of ours, said as one; the whole of it is in a file, for whoever repairs it."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     whole = redact("".join(traceback.format_exception(error)))
     try:

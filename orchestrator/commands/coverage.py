@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from orchestrator.core.asked import as_asked
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import KernelsError, ProfileError
@@ -98,7 +99,9 @@ def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
         rows += Store.of(home, plan).measured()
         rows += promised_rows(plan, pins.upstream_keys, known, checkpoint.moe if checkpoint else None)
         names = [
-            "none yet; `deploy up PROFILE` and `deploy kernels table PROFILE` build one, which will hold at least this"
+            as_asked(
+                "none yet; `deploy up PROFILE` or `deploy kernels table PROFILE` builds one that holds at least this"
+            )
         ]
     return CoveredPlan(
         found=coverage_of(plan, rows, checkpoint=checkpoint, names=known),

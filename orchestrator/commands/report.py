@@ -37,7 +37,7 @@ def find_results(paths: Sequence[Path]) -> tuple[Path, ...]:
             raise UsageError(
                 "no result of `deploy bench` here",
                 where=str(path),
-                hint=f"`deploy bench NAME|URL --output {path}` puts one there",
+                hint=f"`deploy bench` with `--output {path}` puts one there",
             )
         found += here
     return tuple(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""Preflight: is this machine ready for this plan? Every check runs, and each says what was found and what mends it."""
+"""Preflight: is this machine ready for this plan? Every check runs, and says what it found and what to do."""
 
 from collections.abc import Sequence
 from typing import Final

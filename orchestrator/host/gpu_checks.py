@@ -9,7 +9,7 @@ from orchestrator.host.report import Finding, fail, info, warn
 from orchestrator.host.subject import Subject
 from orchestrator.plan import Plan
 
-VRAM_IN_USE = "vram in use"  # the name of the one check that mends itself in time
+VRAM_IN_USE = "vram in use"  # the name of the one check that passes by itself in time
 DRAINED = 0.10  # share of a GPU's VRAM that may be in use at a start (InferenceX benchmark_lib.sh)
 
 _VRAM_TOLERANCE = 0.97  # firmware keeps a little: 183359 of 184320 MiB on a B200

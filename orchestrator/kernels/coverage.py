@@ -259,7 +259,7 @@ def _bucket_dict(bucket: Bucket) -> dict[str, object]:
 def to_text(found: Coverage, *, tables: str) -> str:
     """A profile's coverage by `tables`: what decides between the keys, and a line a bucket with one column a key."""
     source = f"aiter {found.aiter[:12]}" if found.aiter else "an unknown aiter"
-    answer = {True: "fused", False: "not fused", None: "open"}[found.fusion.fused]
+    answer = {True: "fused", False: "not fused", None: "not known yet"}[found.fusion.fused]
     lines = [f"{found.profile}: {found.layout} on {found.gpu}, {source}", f"tables: {tables}"]
     lines.append(f"shared expert: {answer}: {found.fusion.because}")
     if found.fusion.hint:

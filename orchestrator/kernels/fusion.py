@@ -64,7 +64,9 @@ def _without_checkpoint(plan: Plan) -> Fusion:
     """MXFP4 has an exclude list (Quark), which may keep shared experts apart."""
     if plan.model.moe and not is_mxfp4(plan):
         return _by_configuration(plan, plan.model.moe)
-    return Fusion(fused=None, because="the checkpoint's exclude list decides, and it is not here")
+    return Fusion(
+        fused=None, because="the checkpoint says, and is not here", hint="`--model DIR` names a copy of its config.json"
+    )
 
 
 def _kept_apart(plan: Plan, checkpoint: MoeCheckpoint, veto: str) -> Fusion:

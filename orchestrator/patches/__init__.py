@@ -1,4 +1,4 @@
-"""The ledger of patches: what each mends, how it is told whether it is needed, when it drops itself.
+"""The ledger of patches: what each repairs, how it is told whether it is needed, when it drops itself.
 
 Which patches a plan carries is decided by version and facts (orchestrator/plan/patches.py). Whether the sources at hand
 need them is decided by their content, in one place for an image, a wheel and a directory: images/apply_patches.py.

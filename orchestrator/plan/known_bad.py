@@ -52,7 +52,7 @@ class When(StrictModel):
 
 
 class KnownBad(StrictModel):
-    """One report: what breaks, where it was reported, what mends it."""
+    """One report: what breaks, where it was reported, what repairs it."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     what: Text = Field(description="what happens, as a user sees it")

@@ -161,7 +161,7 @@ def test_the_whole_line(deploy: CommandLine, up: list[str], port: int) -> None:
     shown = status(deploy)
     assert (shown["status"], shown["exit_code"], shown["restarts"]) == ("exited", 137, 3)
     assert shown["detail"] == "the restart limit is reached (restarted 3 of 3 times), last exit code 137"
-    assert deploy.run("smoke", NAME).returncode == 8
+    assert deploy.run("smoke", NAME).returncode == 6
 
     down = deploy.run("down", NAME)
     assert down.returncode == 0, down.stderr

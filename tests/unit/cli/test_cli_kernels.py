@@ -78,6 +78,16 @@ def test_fp8_is_looked_up_by_blocks_and_in_the_gpu_s_own_type(
     assert "asks aiter for no MXFP4 experts" in capsys.readouterr().err
 
 
+def test_what_is_not_known_yet_names_the_command_that_tells(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert deploy(monkeypatch, "coverage", "mi355x-tp4dp2", "--set", "layout.tp=4") == 0
+    shown = capsys.readouterr().out
+    assert "`deploy kernels table mi355x-tp4dp2 --set layout.tp=4` builds one" in shown
+    assert "shared expert: not known yet: the checkpoint says, and is not here" in shown
+    assert "hint: `--model DIR` names a copy of its config.json" in shown
+
+
 def test_full_coverage_exits_with_0_and_is_readable_by_programs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], covering: Path
 ) -> None:
