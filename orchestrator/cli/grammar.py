@@ -2,16 +2,21 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import typer
+from typer._click.exceptions import NoArgsIsHelpError  # typer's copy of click has no public name
+from typer._click.exceptions import UsageError as Misused
 from typer.core import TyperCommand, TyperGroup
 
 from orchestrator.cli.options import with_revision
 from orchestrator.core.asked import note_asked
+from orchestrator.core.errors import UsageError
+from orchestrator.core.nearest import did_you_mean
 
-if TYPE_CHECKING:  # typer's copy of click has no public name
-    from typer._click import Context, HelpFormatter
+if TYPE_CHECKING:
+    from typer._click import Command, Context, HelpFormatter
 
 PREPARE: Final = "Prepare"
 SERVE: Final = "Serve"
@@ -20,6 +25,7 @@ LOOK_UP: Final = "Look up"
 
 _SECTIONS: Final = (PREPARE, SERVE, MEASURE, LOOK_UP)
 _PROFILE: Final = re.compile(r"--profile(?:=(.+))?|-p(?:=?(.+))?")
+_QUOTED: Final = re.compile(r"'([^']*)'")
 _TYPE: Final = re.compile(r" <.*>$")  # of an argument, behind its name
 
 
@@ -29,7 +35,8 @@ class ProfileCommand(TyperCommand):
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """As click does."""
         profiled = any(parameter.name == "profile" for parameter in self.params)
-        return super().parse_args(ctx, list(_by_place(args)) if profiled else args)
+        with _in_our_words(ctx):
+            return super().parse_args(ctx, list(_by_place(args)) if profiled else args)
 
     def invoke(self, ctx: "Context") -> object:
         """As click does; what was asked for is noted, for the commands in messages."""
@@ -52,6 +59,16 @@ class ProfileCommand(TyperCommand):
 
 class Group(TyperGroup):
     """Commands below a word, listed by section, each with its first sentence whole."""
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        """As click does."""
+        with _in_our_words(ctx):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: "Context", args: list[str]) -> "tuple[str | None, Command | None, list[str]]":
+        """As click does."""
+        with _in_our_words(ctx):
+            return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         """As click does, but by section."""
@@ -76,6 +93,27 @@ def below(app: typer.Typer, name: str, *, section: str, text: str) -> typer.Type
     group = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, help=text)
     app.add_typer(group, name=name, rich_help_panel=section)
     return group
+
+
+@contextmanager
+def _in_our_words(ctx: "Context") -> Iterator[None]:
+    """What click says of a command line, as an error like every other one: what is wrong, and what helps."""
+    try:
+        yield
+    except NoArgsIsHelpError:
+        raise
+    except Misused as error:
+        if ctx.resilient_parsing:
+            raise  # while the shell completes a line
+        said, _, more = _QUOTED.sub(r"`\1`", error.format_message().rstrip(".")).partition(". ")
+        near = did_you_mean(getattr(error, "option_name", None) or "", getattr(error, "possibilities", None) or ())
+        help_ = f"`{ctx.command_path} -h` shows what it takes"
+        said = ": ".join(_begun_small(part) for part in said.partition(" (Possible")[0].split(": "))
+        raise UsageError(said, hint=near or _begun_small(more) or help_) from error
+
+
+def _begun_small(text: str) -> str:
+    return text[:1].lower() + text[1:]
 
 
 def _by_place(args: Sequence[str]) -> Iterator[str]:

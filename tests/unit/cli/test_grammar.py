@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
 from orchestrator.cli.options import names_of, server_names
+from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 
 
@@ -72,6 +73,24 @@ def test_help_of_a_command(words: tuple[str, ...]) -> None:
     names = re.findall(r"^  (\S+)  ", shown.partition("Arguments:")[2].partition("Options:")[0], re.MULTILINE)
     assert [name.upper() for name in names] == names
     assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "hint"),
+    [
+        ("status --hots", "no such option: --hots", "did you mean `--host`?"),
+        ("stat", "no such command `stat`", "did you mean `status`, "),
+        ("top", "missing argument `NAME`", "`deploy top -h` shows what it takes"),
+        ("kernels foo", "no such command `foo`", "`deploy kernels -h` shows"),
+        ("top a --interval 0.1", "invalid value for `--interval`: input should be greater than or equal to 0.5", ""),
+        ("down a b", "got unexpected extra argument(s) (b)", "`deploy down -h` shows"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_an_error_like_others(line: str, said: str, hint: str) -> None:
+    ended = CliRunner().invoke(app, line.split(), prog_name="deploy")
+    assert isinstance(ended.exception, UsageError)
+    assert ended.exception.message == said
+    assert hint in ended.exception.hint
 
 
 def test_every_command_has_a_section_and_a_whole_sentence() -> None:
