@@ -90,6 +90,7 @@ class Scheduler:
         labels = '{engine_type="unified",model_name="tiny",moe_ep_rank="0",pp_rank="0",tp_rank="0"}'
         lines = [f"sglang:{name}_total{labels} {float(value)}" for name, value in self.counts.items()]
         lines += [f"sglang:num_{state}_reqs{labels} 0.0" for state in ("queue", "running")]
+        lines += [f"sglang:num_used_tokens{labels} 0.0", f"sglang:max_total_num_tokens{labels} 65536.0"]
         lines += [f"sglang:fwd_occupancy{labels} NaN"]
         for latency in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
             lines += [f"sglang:{latency}_sum{labels} 0.1", f"sglang:{latency}_count{labels} 1.0"]

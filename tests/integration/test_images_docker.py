@@ -234,7 +234,7 @@ def test_a_tag_that_moved_is_an_error(docker: Docker, base: str) -> None:
     moving = "deploy-standin/moving:latest"
     tag_image(docker, base, moving)
     plan = load("mi355x-tp4dp2-july", overrides=base_overrides(moving)).plan
-    build_image(docker, render_artifacts(plan))
+    build_image(docker, render_artifacts(plan), no_cache=True)  # an earlier run may have left one, of another base
     tag_image(docker, base_image(wheel("0.5.14"), replaced={"newer.py": b"#"}, docker=docker.program), moving)
 
     with pytest.raises(BuildError, match="its tag has moved"):

@@ -129,11 +129,12 @@ def its_past_is_told(deploy: CommandLine, name: str) -> None:
     """Two starts: how each was proven and ended, and what differs between them."""
     last, first = json.loads(deploy.run("history", name, "--json").stdout)
     assert (first["ended"], last["ended"]) == ("replaced", "killed by SIGKILL")
-    assert min(first["ready_seconds"], last["ready_seconds"]) > 1
+    assert first["ready_seconds"] < last["ready_seconds"]  # of the scripted engine, and of real sglang
     assert first["smoke"].keys() == last["smoke"].keys() == {"passed", "not applicable"}
     found = json.loads(deploy.run("diff", first["run"], f"{name}/{last['run']}", "--json").stdout)
     told = {each["key"]: (each["a"], each["b"]) for each in found["differences"] if each["in"] == "configuration"}
-    assert told == {"flags.max-total-tokens": ("65536", "32768"), "server.api_key_env": ("", "THE_KEY")}
+    assert told["flags.max-total-tokens"] == ("65536", "32768")
+    assert told["server.api_key_env"] == ("", "THE_KEY")
 
 
 def its_death_is_told(deploy: CommandLine, name: str, run: Path) -> None:

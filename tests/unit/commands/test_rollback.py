@@ -178,7 +178,8 @@ def test_a_table_is_not_made_and_nothing_is_decided_anew(home: Home, monkeypatch
     assert made.plan == plan
 
 
-def test_a_run_is_named_in_three_ways(home: Home) -> None:
+def test_a_run_is_named_in_three_ways(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     run = past_run(home, 1)
     for text in (str(run.path), f"owl/{run.path.name}", run.path.name):
         assert named_run(home, text) == run
