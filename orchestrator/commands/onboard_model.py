@@ -92,14 +92,22 @@ def _free_name(name: str, home: Home, *, replace: bool) -> str:
     if not can_be_named(name) or "/" in name:
         hint = "give one: `--name NAME`, of letters, digits, `.`, `_`, `+` and `-`"
         raise UsageError(f"`{name}` cannot be the name of a model", hint=hint)
+    if not replace:
+        require_free(Kind.MODEL, name, home)
+    return name
+
+
+def require_free(kind: Kind, name: str, home: Home) -> None:
+    """Raises UsageError where there is a file of that kind and name, here or among those that ship."""
     catalogue = Catalogue.of(home)
-    if not replace and (path := catalogue.find(Kind.MODEL, name)) is not None:
+    if (path := catalogue.find(kind, name)) is not None:
         ours = path.is_relative_to(home.root)
         hint = "`--replace` writes over it" if ours else "`--replace` lets yours take the place of the shipped one"
         raise UsageError(
-            f"there is a model `{name}` already", where=catalogue.shown(path), hint=f"{hint}; or give a `--name NAME`"
+            f"there is a {kind.name.lower()} `{name}` already",
+            where=catalogue.shown(path),
+            hint=f"{hint}; or give a `--name NAME`",
         )
-    return name
 
 
 def _lines(

@@ -8,6 +8,7 @@ from typing import Final
 
 from packaging.version import Version
 
+from orchestrator.commands.onboard_model import require_free
 from orchestrator.commands.planning import Valid, read_draft, read_profile
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.document import Data
@@ -122,7 +123,7 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
     catalogue = Catalogue.of(home)
     for part in ("model", "hardware"):
         catalogue.path(_PARTS[part], getattr(request, part))
-    name = _free_name(name, request, home, catalogue, replace_it=replace_it)
+    name = _free_name(name, request, home, replace_it=replace_it)
     base = _base(request, _Draft(name=name, path=_path(name, home), catalogue=catalogue))
     first = base.copy()
     first.set("layout", "tp", 1, "")
@@ -163,17 +164,13 @@ def _path(name: str, home: Home) -> Path:
     return home.root / Kind.PROFILE.value.replace("*", name)
 
 
-def _free_name(name: str | None, request: ProfileRequest, home: Home, catalogue: Catalogue, *, replace_it: bool) -> str:
+def _free_name(name: str | None, request: ProfileRequest, home: Home, *, replace_it: bool) -> str:
     name = name or re.sub(r"[^a-z0-9]*([._-])[^a-z0-9]*", r"\1", f"{request.hardware}-{request.model}".lower())
     if not NAME.match(name):
         hint = "give one: `--name NAME`, lower-case letters and digits, with single `.`, `_` or `-` between them"
         raise UsageError(f"a profile cannot be called `{name}`", hint=hint)
-    if not replace_it and (path := catalogue.find(Kind.PROFILE, name)) is not None:
-        ours = path.is_relative_to(home.root)
-        hint = "`--replace` writes over it" if ours else "`--replace` lets yours take the place of the shipped one"
-        raise UsageError(
-            f"there is a profile `{name}` already", where=catalogue.shown(path), hint=f"{hint}; or give a `--name NAME`"
-        )
+    if not replace_it:
+        require_free(Kind.PROFILE, name, home)
     return name
 
 
