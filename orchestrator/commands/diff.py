@@ -13,7 +13,14 @@ from orchestrator.core.errors import StartError, UsageError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.plan import Difference, differences
-from orchestrator.report import change_text, changes_between, configuration_of, estimate_text, started_with
+from orchestrator.report import (
+    ONE_RUN_EACH,
+    change_text,
+    changes_between,
+    configuration_of,
+    estimate_text,
+    started_with,
+)
 from orchestrator.results import RESULT_FILE, BenchResult, ServerProvenance, figures
 
 _AREAS: Final[Mapping[str, str]] = {
@@ -118,6 +125,7 @@ def diff_text(found: Differences, *, width: int | None = None) -> str:
     if found.figures:
         figure_rows = [(each.workload, each.load, each.figure, each.a, each.b, each.change) for each in found.figures]
         parts.append(table(("workload", "load", "figure", "A", "B", "B against A"), figure_rows, width=width))
+        parts.append(f"{ONE_RUN_EACH} `deploy compare` takes several.")
     parts += ["\n".join(f"note: {text}" for text in found.unknown)] if found.unknown else []
     return "\n\n".join(parts)
 

@@ -25,9 +25,10 @@ from orchestrator.report.published import (
 )
 from orchestrator.report.render import render_html, render_json, render_markdown
 from orchestrator.report.show import comparison_text
-from orchestrator.report.sides import change_text, changes_between, estimate_text
+from orchestrator.report.sides import ONE_RUN_EACH, change_text, changes_between, estimate_text
 
 __all__ = [
+    "ONE_RUN_EACH",
     "Details",
     "NodePower",
     "PriceBook",

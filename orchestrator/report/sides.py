@@ -10,6 +10,7 @@ from orchestrator.report.configuration import same_configuration, same_load
 from orchestrator.report.published import PriceBook
 from orchestrator.results import BenchResult, Change, Estimate, Figure, change, estimate, figures
 
+ONE_RUN_EACH: Final = "One run each: whether a change is more than noise is not known. Measure each several times."
 _PAIR: Final = 2  # whose interval would be twelve times as wide as their difference
 
 
@@ -55,7 +56,7 @@ class SideBySide:
         if self.alike:
             return "Both ran one configuration: what lies between them is noise, or a change that no result records."
         if any(each is not None for row in self.rows for each in row.changes):
-            return "One run each: whether a change is more than noise is not known. Measure each several times."
+            return ONE_RUN_EACH
         return ""
 
 

@@ -80,6 +80,7 @@ def test_two_results_have_their_figures_compared(home: Home, tmp_path: Path) -> 
     rows = {(row.figure, row.load): (row.a, row.b, row.change) for row in found.figures}
     assert rows["TTFT p50 s", "0.5 rps"] == ("0.58", "0.49", "−16 %")
     assert rows["TTFT p50 s", "2.4 rps"] == ("0.84", "-", "")
+    assert "One run each: whether a change is more than noise is not known." in diff_text(found)
     assert json.loads(json.dumps(found.to_dict()))["figures"][0]["workload"] == "wafer-20k-1k"
 
 
