@@ -2,7 +2,8 @@
 
 Run with the engine's Python: `python glm4_moe_mtp.py DIRECTORY`. What it says makes no sense; it is there to exercise
 experts, speculation and parallel ranks on GPUs. The MTP layer hands on the embedding it is given, which the target's
-layers hardly change: most of its drafts are accepted. (`glm4_moe_wrong_mtp.py` makes one whose drafts never are.)
+layers hardly change: most of its drafts are accepted. (`glm4_moe_wrong_mtp.py` makes one whose drafts never are,
+`glm4_moe_large.py` one of 23 GB.)
 """
 
 import json
@@ -10,6 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +20,8 @@ from safetensors.torch import save_file
 from tiny_model import tokenizer
 
 SEED: Final = 20
-HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD = 2048, 12, 32, 4, 128
-DENSE, EXPERT, EXPERTS, TOP_K = 6144, 1024, 32, 4
+HIDDEN, HEADS, KV_HEADS, HEAD = 2048, 32, 4, 128
+DENSE, EXPERT, TOP_K = 6144, 1024, 4
 VOCABULARY: Final = 151552
 CONTEXT: Final = 32768
 FAINT: Final = 0.002  # the spread of what a layer adds to the stream: small beside the embedding's own
@@ -29,7 +31,6 @@ CONFIG: Final = {
     "vocab_size": VOCABULARY,
     "hidden_size": HIDDEN,
     "intermediate_size": DENSE,
-    "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS,
     "num_key_value_heads": KV_HEADS,
     "head_dim": HEAD,
@@ -46,7 +47,6 @@ CONFIG: Final = {
     "moe_intermediate_size": EXPERT,
     "num_experts_per_tok": TOP_K,
     "n_shared_experts": 1,
-    "n_routed_experts": EXPERTS,
     "routed_scaling_factor": 1.0,
     "n_group": 1,
     "topk_group": 1,
@@ -56,6 +56,22 @@ CONFIG: Final = {
     "num_nextn_predict_layers": 1,
     "dtype": "bfloat16",
 }
+
+
+@dataclass(frozen=True)
+class Size:
+    """What makes a checkpoint large."""
+
+    layers: int
+    experts: int  # routed, of each layer but the first
+
+    def config(self) -> dict[str, int]:
+        """As `config.json` has it."""
+        return {"num_hidden_layers": self.layers, "n_routed_experts": self.experts}
+
+
+SMALL: Final = Size(layers=12, experts=32)
+LARGE: Final = Size(layers=24, experts=64)
 
 Tensors = dict[str, torch.Tensor]
 _device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -81,19 +97,19 @@ def mlp(name: str, width: int) -> Tensors:
     }
 
 
-def experts(name: str) -> Tensors:
+def experts(name: str, count: int) -> Tensors:
     """The router, the routed experts and the shared one."""
     tensors = {
-        f"{name}.gate.weight": noise(EXPERTS, HIDDEN),
-        f"{name}.gate.e_score_correction_bias": torch.zeros(EXPERTS),
+        f"{name}.gate.weight": noise(count, HIDDEN),
+        f"{name}.gate.e_score_correction_bias": torch.zeros(count),
     }
-    for expert in range(EXPERTS):
+    for expert in range(count):
         tensors |= mlp(f"{name}.experts.{expert}", EXPERT)
     return tensors | mlp(f"{name}.shared_experts", EXPERT)
 
 
-def layer(name: str, *, dense: bool) -> Tensors:
-    """One transformer layer."""
+def layer(name: str, *, routed: int) -> Tensors:
+    """One transformer layer; a dense one has no routed experts."""
     return {
         f"{name}.input_layernorm.weight": ones(),
         f"{name}.post_attention_layernorm.weight": ones(),
@@ -101,15 +117,15 @@ def layer(name: str, *, dense: bool) -> Tensors:
         f"{name}.self_attn.k_proj.weight": noise(KV_HEADS * HEAD, HIDDEN),
         f"{name}.self_attn.v_proj.weight": noise(KV_HEADS * HEAD, HIDDEN),
         f"{name}.self_attn.o_proj.weight": noise(HIDDEN, HEADS * HEAD, spread=FAINT),
-        **(mlp(f"{name}.mlp", DENSE) if dense else experts(f"{name}.mlp")),
+        **(experts(f"{name}.mlp", routed) if routed else mlp(f"{name}.mlp", DENSE)),
     }
 
 
-def mtp(name: str, vocabulary: Tensors, *, right: bool) -> Tensors:
+def mtp(name: str, vocabulary: Tensors, *, routed: int, right: bool) -> Tensors:
     """The layer that drafts; a `right` one passes the token's embedding on, any other mixes it beyond recognition."""
     mixing = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], dim=1).to(torch.bfloat16)
     return {
-        **layer(name, dense=False),
+        **layer(name, routed=routed),
         f"{name}.eh_proj.weight": mixing if right else noise(HIDDEN, 2 * HIDDEN),
         f"{name}.enorm.weight": ones(),
         f"{name}.hnorm.weight": ones(),
@@ -119,7 +135,7 @@ def mtp(name: str, vocabulary: Tensors, *, right: bool) -> Tensors:
     }
 
 
-def write(target: Path, *, right: bool = True) -> None:
+def write(target: Path, *, size: Size = SMALL, right: bool = True) -> None:
     """Write the checkpoint, one file a layer, beside `target`, then rename it into place."""
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -127,8 +143,8 @@ def write(target: Path, *, right: bool = True) -> None:
         words = tokenizer()
         words.save_pretrained(scratch)
         ids = {f"{name}_token_id": getattr(words, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-        (scratch / "config.json").write_text(json.dumps({**CONFIG, **ids}, indent=2) + "\n")
-        _write_tensors(scratch, words.get_vocab(), right=right)
+        (scratch / "config.json").write_text(json.dumps({**CONFIG, **size.config(), **ids}, indent=2) + "\n")
+        _write_tensors(scratch, words.get_vocab(), size, right=right)
         for path in (scratch, *scratch.iterdir()):
             path.chmod(0o755 if path.is_dir() else 0o644)  # a container may read it as another user
         scratch.rename(target)
@@ -136,7 +152,7 @@ def write(target: Path, *, right: bool = True) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _write_tensors(folder: Path, numbers: dict[str, int], *, right: bool) -> None:
+def _write_tensors(folder: Path, numbers: dict[str, int], size: Size, *, right: bool) -> None:
     head = noise(VOCABULARY, HIDDEN)
     words = torch.zeros(VOCABULARY, dtype=torch.bool)
     words[[number for token, number in numbers.items() if re.fullmatch(r"Ġ?[A-Za-z]{2,}", token)]] = True
@@ -147,17 +163,20 @@ def _write_tensors(folder: Path, numbers: dict[str, int], *, right: bool) -> Non
         "model.norm.weight": ones(),
     }
     index: dict[str, str] = {}
-    size = _save(folder, index, vocabulary)
-    for number in range(LAYERS):
-        size += _save(folder, index, layer(f"model.layers.{number}", dense=number == 0))
-    size += _save(folder, index, mtp(f"model.layers.{LAYERS}", vocabulary, right=right))
-    whole = {"metadata": {"total_size": size}, "weight_map": index}
+    files = size.layers + 2
+    total = _save(folder, files, index, vocabulary)
+    for number in range(size.layers):
+        routed = size.experts if number else 0
+        total += _save(folder, files, index, layer(f"model.layers.{number}", routed=routed))
+    last = mtp(f"model.layers.{size.layers}", vocabulary, routed=size.experts, right=right)
+    total += _save(folder, files, index, last)
+    whole = {"metadata": {"total_size": total}, "weight_map": index}
     (folder / "model.safetensors.index.json").write_text(json.dumps(whole, indent=2) + "\n")
 
 
-def _save(folder: Path, index: dict[str, str], tensors: Tensors) -> int:
+def _save(folder: Path, files: int, index: dict[str, str], tensors: Tensors) -> int:
     """Write one more file; returns the bytes of its tensors."""
-    name = f"model-{len(list(folder.glob('*.safetensors'))) + 1:05}-of-{LAYERS + 2:05}.safetensors"
+    name = f"model-{len(list(folder.glob('*.safetensors'))) + 1:05}-of-{files:05}.safetensors"
     save_file(tensors, folder / name, metadata={"format": "pt"})
     index |= dict.fromkeys(tensors, name)
     return sum(tensor.nbytes for tensor in tensors.values())

@@ -1,5 +1,6 @@
 """`deploy` on this machine's GPUs, seen from outside: its command line, nvidia-smi and the process table."""
 
+import json
 import os
 import re
 import shlex
@@ -11,9 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
+from typing import Any
 
 DEPLOY = shlex.split(os.environ.get("DEPLOY", f"{sys.executable} -m orchestrator"))
 SETTINGS = [word for setting in os.environ.get("GPU_SET", "").split() for word in ("--set", setting)]
@@ -91,6 +94,29 @@ class Line:
     def up(self, profile: str, *settings: str, name: str | None = None) -> Done:
         """Bring a profile up."""
         return self.run(*self._up(profile, *settings, name=name))
+
+    def bench_serving(
+        self, name: str, *, input_tokens: int, output_tokens: int, rate: int, requests: int
+    ) -> dict[str, Any]:
+        """What sglang's own client measures on a server; run by the engine's Python, with random token ids."""
+        script = max((self.home / "runs" / name).glob("*/server.sh")).read_text()
+        launch = shlex.split(script[script.index("\nexec ") :])
+        option = dict(pairwise(launch))
+        stub = self.home / "bench-serving"  # of Hugging Face's `datasets`, which it imports and does not use here
+        stub.mkdir(exist_ok=True)
+        (stub / "datasets.py").write_text("def load_dataset(*_args, **_options):\n    raise RuntimeError\n")
+        written = stub / f"{name}.jsonl"
+        argv = [option["exec"], "-m", "sglang.bench_serving", "--backend=sglang", "--dataset-name=random-ids"]
+        argv += [f"--base-url=http://{option['--host']}:{option['--port']}", f"--model={option['--model-path']}"]
+        argv += [f"--random-input-len={input_tokens}", f"--random-output-len={output_tokens}"]
+        argv += ["--random-range-ratio=1.0", f"--request-rate={rate}", f"--num-prompts={requests}"]
+        argv += ["--tokenize-prompt", "--flush-cache", "--seed=1", "--disable-tqdm", f"--output-file={written}"]
+        env = {**self._env(), "PYTHONPATH": str(stub), "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(argv, env=env, cwd=self.home, capture_output=True, text=True, timeout=300, check=False)
+        print(f"\n$ {shlex.join(argv)}\n{done.stdout}{done.stderr[-2000:]}", flush=True)
+        assert done.returncode == 0
+        measured: dict[str, Any] = json.loads(written.read_text().splitlines()[-1])
+        return measured
 
     @contextmanager
     def going_up(self, profile: str, *settings: str) -> "Iterator[GoingUp]":

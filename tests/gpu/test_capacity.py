@@ -1,7 +1,7 @@
 """The capacity that `deploy show --capacity` computes beforehand, against what sglang makes of a real GPU's memory.
 
-On one GPU and over two, with a cache of bfloat16 and of FP8; each is a start of its own. FP8 is read by Triton's
-attention: FA3's library may have been cut down to bfloat16 to be carried to such a machine.
+On one GPU, over two and over four, with a cache of bfloat16 and of FP8; each is a start of its own. FP8 is read by
+Triton's attention: FA3's library may have been cut down to bfloat16 to be carried to such a machine.
 """
 
 import json
@@ -14,12 +14,15 @@ from line import SETTINGS, Line, assert_free, count
 
 WITHIN = 0.05
 GIB = 1 << 30
+SMALL = "model=glm4-moe-random"
 FP8 = ("flags.kv-cache-dtype=fp8_e4m3", "flags.attention-backend=triton")
 CASES = {
     "tp1-bf16": ("h200-glm-mtp", 1, ()),
     "tp1-fp8": ("h200-glm-mtp", 1, FP8),
-    "tp2-bf16": ("h200x4-tp2dp2", 2, ("layout.dp=1",)),
-    "tp2-fp8": ("h200x4-tp2dp2", 2, ("layout.dp=1", *FP8)),
+    "tp2-bf16": ("h200x4-tp2dp2", 2, ("layout.dp=1", SMALL)),
+    "tp2-fp8": ("h200x4-tp2dp2", 2, ("layout.dp=1", SMALL, *FP8)),
+    "tp4-bf16": ("h200x4-tp4", 4, ()),
+    "tp4-fp8": ("h200x4-tp4", 4, FP8),
 }
 
 

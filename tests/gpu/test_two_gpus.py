@@ -1,4 +1,4 @@
-"""Two GPUs: the death of a rank in both layouts, and two servers that share a node."""
+"""Several GPUs: the death of a rank in both layouts, two servers that share a node, and the layouts' trade on four."""
 
 import json
 import os
@@ -12,7 +12,9 @@ from line import IDLE_MIB, Line, assert_free, count, schedulers, used_mib, wait_
 
 pytestmark = pytest.mark.skipif(count() < 2, reason="this machine has fewer than two NVIDIA GPUs")
 
-LAYOUTS = {"dp2": ("layout.tp=1", "layout.dp=2"), "tp2": ("layout.tp=2", "layout.dp=1")}
+SMALL = "model=glm4-moe-random"
+LAYOUTS = {"dp2": (SMALL, "layout.tp=1", "layout.dp=2"), "tp2": (SMALL, "layout.tp=2", "layout.dp=1")}
+LADDER = "8,16,32,64,96,128"  # requests a second: to the knee of both
 
 
 @pytest.mark.usefixtures("free")
@@ -68,11 +70,20 @@ def test_two_servers_share_a_node(line: Line, results: Path) -> None:
 
 @pytest.mark.skipif(count() < 4, reason="this machine has fewer than four NVIDIA GPUs")
 @pytest.mark.usefixtures("free")
-def test_the_two_layouts_of_four_gpus_beside_each_other(line: Line, results: Path) -> None:
-    for profile in ("h200x4-tp4", "h200x4-tp2dp2"):
-        assert line.up(profile).code == 0
-        for workload in ("random-4k-256", "single-stream-10k-1.5k"):
-            output = str(results / f"{profile}-{workload}")
-            assert line.run("bench", profile, "--workload", workload, "--output", output).code == 0
-        assert line.run("down", profile).code == 0
-    assert line.run("report", str(results)).code == 0
+@pytest.mark.parametrize("profile", ["h200x4-tp4", "h200x4-tp2dp2"])
+def test_a_layout_of_four_gpus_is_measured_to_its_knee(line: Line, results: Path, profile: str) -> None:
+    """One request at a time and the ladder; the last run, of prompts that share nothing, beside sglang's own client."""
+    assert line.up(profile).code == 0
+    measured = {
+        "ladder": ("--workload", "random-4k-256", "--rates", LADDER),
+        "single": ("--workload", "single-stream-10k-1.5k"),
+        "plain": ("--in", "4000", "--out", "256", "--rates", "8", "--requests", "96"),
+    }
+    for name, words in measured.items():
+        output = str(results / f"{profile}-{name}")
+        assert line.run("bench", profile, *words, "--price", "3.50", "--output", output).code == 0
+    theirs = line.bench_serving(profile, input_tokens=4000, output_tokens=256, rate=8, requests=96)
+    ours = json.loads((results / f"{profile}-plain" / "result.json").read_text())["points"][0]
+    assert theirs["completed"] == ours["succeeded"] == 96
+    assert line.run("down", profile).code == 0
+    assert line.run("report", *map(str, sorted(results.glob("h200x4-*-ladder")))).code == 0

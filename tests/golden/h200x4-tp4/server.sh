@@ -16,8 +16,8 @@ CDPATH= cd -- "${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 export PYTHONSAFEPATH=1  # nothing in that folder is imported
 export SGLANG_TIMEOUT_KEEP_ALIVE=900
 exec python3 -m sglang.launch_server \
-  --model-path models/glm4-moe-random \
-  --served-model-name glm4-moe-random \
+  --model-path models/glm4-moe-random-large \
+  --served-model-name glm4-moe-random-large \
   --host 127.0.0.1 \
   --port 30040 \
   --tp-size 4 \
