@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from orchestrator.bench.drive import Drive, Sample
-from orchestrator.bench.steady import judge_sustained, realised_share, steady_window, ttft_growth
+from orchestrator.bench.steady import judge_sustained, realised_share, shows_a_rate, steady_window, ttft_growth
 from orchestrator.bench.workload import Workload
 from orchestrator.results import (
     CacheHits,
@@ -39,7 +39,11 @@ def open_point(observed: Observation, workload: Workload, *, rate_rps: float, pr
     """The figures of one offered rate, judged against the workload's limits."""
     samples = observed.drive.samples
     window = steady_window(samples)
-    steady = throughput(samples, begin=window[0], end=window[1], gpus=observed.gpus) if window else None
+    steady = (
+        throughput(samples, begin=window[0], end=window[1], gpus=observed.gpus)
+        if window and shows_a_rate(window)
+        else None
+    )
     point = replace(
         _point(observed, workload, arrivals=workload.arrivals),
         offered_rps=rate_rps,

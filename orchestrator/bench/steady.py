@@ -1,7 +1,9 @@
 """When a load is sustained: the steady window, the growth of the wait, and the knee.
 
 **Steady window**: from two median end-to-end latencies after the first planned arrival (by then the batch is full) to
-the last planned arrival (from then on it drains).
+the last planned arrival (from then on it drains). Shorter than one median latency it sees a part of what a request goes
+through, its prefill or its decode, and shows no rate: overloaded, four H200 gave 8,889 tok/s over 22 s and 5,905 in a
+window of 0.46 s.
 
 **Realised share**: of the requests planned one median latency earlier than the window, the share that was completed
 within it. A server that gives 1.9 rps of 2.0 offered shows 0.95, whatever the arrivals' own noise.
@@ -39,6 +41,12 @@ def steady_window(samples: Sequence[Sample]) -> tuple[float, float] | None:
         return None
     begin, end = 2 * median(done), max(sample.scheduled_s for sample in samples)
     return (begin, end) if begin < end else None
+
+
+def shows_a_rate(window: tuple[float, float]) -> bool:
+    """Whether it is long enough for tokens and completions a second."""
+    begin, end = window
+    return end - begin >= begin / 2
 
 
 def realised_share(samples: Sequence[Sample], window: tuple[float, float]) -> float | None:
@@ -97,13 +105,12 @@ def judge_sustained(
         reasons.append(f"the queue grows: TTFT rises by {point.ttft_growth_s_per_s:.3f} s a second")
     if reasons:
         return False, tuple(reasons)
+    begin, end = steady_window(samples) or (0.0, 0.0)
     if point.realised_share is None or point.ttft_growth_s_per_s is None:
-        window = steady_window(samples)
-        counted = min(_due(samples, window) if window else 0, len(_later(samples)))
+        counted = min(_due(samples, (begin, end)), len(_later(samples)))
         return None, (_too_few(counted, len(samples)),)
-    if point.window is None or point.window.seconds < _SHORTEST:
-        seconds = point.window.seconds if point.window else 0.0
-        return None, (_too_short(seconds),)
+    if end - begin < _SHORTEST:
+        return None, (_too_short(end - begin),)
     return True, ()
 
 

@@ -98,6 +98,15 @@ def test_output_throughput_of_a_steady_state_is_rate_times_length() -> None:
     assert measured.full_run.output_tok_per_s == pytest.approx(100 * 11 / 100.5)
 
 
+def test_a_window_shorter_than_a_request_shows_no_rate() -> None:
+    """Requests take 1.5 s in the middle: of 5 s of arrivals 2 are steady, of 4 s only 1."""
+    shown, hidden = (point([request(index, at=index / 4) for index in range(4 * seconds + 1)]) for seconds in (5, 4))
+    assert shown.window is not None
+    assert shown.window.seconds == pytest.approx(2)
+    assert hidden.full_run is not None
+    assert (hidden.window, hidden.achieved_rps) == (None, None)
+
+
 def test_chunks_without_counts_share_the_requests_tokens() -> None:
     blind = [replace(sample, chunk_tokens=(None,) * 11) for sample in steady()]
     assert point(blind).full_run == point(steady()).full_run

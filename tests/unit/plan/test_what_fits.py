@@ -34,7 +34,7 @@ def hazards(profile: str, *overrides: str) -> dict[str, str]:
     return {hazard.id: hazard.what for hazard in plan.hazards if hazard.id.startswith("capacity")}
 
 
-@pytest.mark.parametrize("run", range(3))
+@pytest.mark.parametrize("run", range(5))
 def test_a_gpu_holds_what_its_server_logged(run: int) -> None:
     """sglang 0.5.16 on H200s: weights and cache of one GPU in GiB, the tokens of a replica."""
     words, *lines = LOGGED[run].splitlines()
@@ -46,7 +46,7 @@ def test_a_gpu_holds_what_its_server_logged(run: int) -> None:
     free = float(re.findall(r"Load weight begin\. avail mem=([0-9.]+) GB", text)[0])
 
     found = cache(profile, *overrides)
-    assert found.tokens == pytest.approx(tokens, rel=0.002)
+    assert found.tokens == pytest.approx(tokens, rel=0.004)
     assert found.held_bytes * tokens / GIB == pytest.approx(sum(pools), rel=0.05)
     assert memory(profile, *overrides).free_bytes / GIB == pytest.approx(free, rel=0.01)
     assert memory(profile, *overrides).weights_bytes / GIB == pytest.approx(sum(weights), rel=0.02, abs=0.03)
