@@ -7,7 +7,6 @@ from typing import Final
 
 import httpx
 
-from orchestrator.bench import Address
 from orchestrator.commands.kernels import kernel_gate
 from orchestrator.commands.runs import RunDir, read_plan
 from orchestrator.commands.servers import Fleet, api_key, lost_parts, note_parts
@@ -111,6 +110,8 @@ def prove_url(url: str, *, plan: Plan | None, key: Secret | None) -> SmokeReport
 
     Raises UsageError for what is no URL, SmokeError for what is no sglang server that answers.
     """
+    from orchestrator.bench import Address  # noqa: PLC0415 - and with it asyncio and the whole load client
+
     url = Address.from_url(url).url
     if plan is not None:
         return smoke_test(target_of(plan, url=url, api_key=key), faults=None)

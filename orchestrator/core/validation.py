@@ -61,7 +61,7 @@ VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*
 class StrictModel(BaseModel):
     """What a file of ours says: frozen, strict about types, and closed to keys it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 Model = TypeVar("Model", bound=BaseModel)
