@@ -4,9 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.servers import lost_parts, note_parts
+from orchestrator.commands.planning import load
+from orchestrator.commands.proof import prove_again
+from orchestrator.commands.servers import Fleet, lost_parts, note_parts
+from orchestrator.commands.status import require_well, statuses
+from orchestrator.core.errors import SmokeError
+from orchestrator.core.paths import Home
 from orchestrator.engine import parts
-from orchestrator.runtimes import Handle
+from orchestrator.runtimes import Handle, ServerState, Status
 
 READY = ("python -m sglang.launch_server --dp-size 2", "sglang::data_parallel_controller", "sglang::scheduler_DP0")
 READY = (*READY, "sglang::scheduler_DP1", "sglang::detokenizer", "python -c from multiprocessing.spawn import main")
@@ -20,6 +25,20 @@ class Table:
 
     def titles(self, _: Handle) -> tuple[str, ...]:
         return self.running
+
+
+class OneServer(Table):
+    """The same with one server, which runs."""
+
+    def __init__(self, handle: Handle, titles: tuple[str, ...]) -> None:
+        super().__init__(titles)
+        self.handle = handle
+
+    def find(self, _: str | None = None) -> tuple[Handle, ...]:
+        return (self.handle,)
+
+    def state(self, _: Handle) -> ServerState:
+        return ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
 
 
 @pytest.fixture
@@ -61,3 +80,28 @@ def test_nothing_is_lost_where_nothing_can_be_told(handle: Handle) -> None:
     assert lost_parts(Table(READY[:1]), handle) == ""  # type: ignore[arg-type]  # never ready: nothing was noted
     assert lost_of(handle, ready=READY, running=()) == ""  # no process table
     assert lost_of(handle, ready=READY[:1], running=READY) == ""
+
+
+def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
+    handle: Handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server without a rank would be waited for: 54 s by `status`, up to 180 s for a request of `smoke`."""
+
+    def asked(*_: object, **__: object) -> None:
+        raise AssertionError("the server was asked")
+
+    monkeypatch.setattr("orchestrator.commands.proof.answers", asked)
+    monkeypatch.setattr("orchestrator.commands.proof.prove", asked)
+    (tmp_path / "plan.json").write_text(load("cpu-tiny").plan.to_json())
+    note_parts(Table(READY), handle, 12.34)  # type: ignore[arg-type]
+    running = tuple(title for title in READY if title != "sglang::scheduler_DP1")
+    servers = Fleet(Home(tmp_path), {"process": OneServer(handle, running)})  # type: ignore[dict-item]
+
+    found = statuses(servers, "two", ask=True)
+    assert [(server.health, server.detail) for server in found] == [
+        ("unhealthy", "rank DP1 has ended while the server runs")
+    ]
+    with pytest.raises(SmokeError, match="`two` runs and does not serve: rank DP1 has ended"):
+        require_well(servers, found, named=True)
+    with pytest.raises(SmokeError, match="`two` does not serve as its profile says: rank DP1 has ended"):
+        prove_again(servers, "two", strict_kernels=False)
