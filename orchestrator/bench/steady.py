@@ -14,7 +14,8 @@ seen from the queue. Above 400 requests the slopes are those between the medians
 them: 19,900 slopes, however many requests there are.
 
 A point is **sustained** when TTFT p95 (from schedule) and success meet the workload's limits, the realised share is at
-least 0.97 and the growth at most 0.03. Too few requests or seconds in the window to tell: None, and never the knee.
+least 0.97 and the growth at most 0.03. Too few requests or seconds in the window to tell, or a window that shows no
+rate: None, and never the knee.
 """
 
 import math
@@ -46,7 +47,7 @@ def steady_window(samples: Sequence[Sample]) -> tuple[float, float] | None:
 def shows_a_rate(window: tuple[float, float]) -> bool:
     """Whether it is long enough for tokens and completions a second."""
     begin, end = window
-    return end - begin >= begin / 2
+    return end - begin >= begin / 2  # one median latency
 
 
 def realised_share(samples: Sequence[Sample], window: tuple[float, float]) -> float | None:
@@ -109,8 +110,8 @@ def judge_sustained(
     if point.realised_share is None or point.ttft_growth_s_per_s is None:
         counted = min(_due(samples, (begin, end)), len(_later(samples)))
         return None, (_too_few(counted, len(samples)),)
-    if end - begin < _SHORTEST:
-        return None, (_too_short(end - begin),)
+    if end - begin < (needed := max(_SHORTEST, begin / 2)):
+        return None, (_too_short(end - begin, needed),)
     return True, ()
 
 
@@ -127,7 +128,7 @@ def unjudged(workload: Workload) -> tuple[tuple[str, ...], str]:
         if (counted := requests - requests // 2) < _FEWEST:
             found.setdefault(_too_few(counted, requests), []).append(f"{rate:g}")
         elif short:
-            found.setdefault(_too_short((requests - 1) / rate), []).append(f"{rate:g}")
+            found.setdefault(_too_short((requests - 1) / rate, _SHORTEST), []).append(f"{rate:g}")
         if short or workload.duration_s is not None:
             hint = f"`--duration {max(2 * _SHORTEST, math.ceil(2 * _FEWEST / min(workload.rates_rps))):g}`"
     return tuple(f"{', '.join(rates)} rps will not be judged: {reason}" for reason, rates in found.items()), hint
@@ -137,8 +138,8 @@ def _too_few(counted: int, requests: int) -> str:
     return f"{counted} of {requests} requests counted, {_FEWEST} needed"
 
 
-def _too_short(seconds: float) -> str:
-    return f"{seconds:.1f} s counted, {_SHORTEST:g} s needed"
+def _too_short(seconds: float, needed: float) -> str:
+    return f"{seconds:.1f} s counted, {needed:.3g} s needed"
 
 
 def knee(points: Sequence[Point]) -> float | None:

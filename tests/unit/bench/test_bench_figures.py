@@ -202,6 +202,14 @@ def test_too_few_seconds_cannot_be_told() -> None:
     assert longer.sustained is True
 
 
+def test_what_shows_no_rate_is_not_called_sustained() -> None:
+    """Requests take 8 s: of 22 s of arrivals 6 are steady."""
+    measured = point([request(index, at=index / 4, itl=0.75) for index in range(4 * 22 + 1)], rate=4)
+    assert measured.window is None
+    assert measured.sustained is None
+    assert measured.not_sustained_because == ("6.0 s counted, 8 s needed",)
+
+
 def test_success_and_ttft_limits() -> None:
     some = [request(index, at=float(index)) if index % 50 else failed(index, at=float(index)) for index in range(100)]
     measured = point(some)
