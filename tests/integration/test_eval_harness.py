@@ -20,14 +20,14 @@ from orchestrator.core.errors import BenchError
 from orchestrator.core.paths import Home
 from orchestrator.evals import EvalRequest, find_suite
 from orchestrator.evals.harness import argv
-from orchestrator.results import Outcome, judge_outcomes
+from orchestrator.results import Outcome, judge_outcomes, outcome_to_json
 
 SUMS = [(number, 2 * number + 1) for number in range(12)]
 
 
 @contextmanager
-def adding_model(*wrong: int) -> Iterator[MeasuredTarget]:
-    """An endpoint that answers `a + b`, and one more where `a` is in `wrong`."""
+def adding_model(*wrong: int, aside: str = "It is so.") -> Iterator[MeasuredTarget]:
+    """An endpoint that answers `a + b`, and one more where `a` is in `wrong`, with an aside before it."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -36,7 +36,7 @@ def adding_model(*wrong: int) -> Iterator[MeasuredTarget]:
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
             a, b = map(int, re.findall(r"\d+", asked.rpartition("Question:")[2]))
-            text = f" It is so.\n#### {a + b + (a in wrong)}"
+            text = f" {aside}\n#### {a + b + (a in wrong)}"
             self._answer({"choices": [{"index": 0, "text": text, "finish_reason": "stop"}], "usage": {}})
 
         def _answer(self, document: object) -> None:
@@ -72,7 +72,9 @@ def questions(tmp_path: Path) -> Path:
 def ask(engine_home: Home, questions: Path) -> Callable[..., Outcome]:
     """Evaluate a target; the harness's environment is built at the first call."""
 
-    def evaluate(target: MeasuredTarget, *, limit: int | None = None) -> Outcome:
+    def evaluate(
+        target: MeasuredTarget, *, limit: int | None = None, say: Callable[[str], None] = lambda _: None
+    ) -> Outcome:
         return run_eval(
             target,
             suite="gsm8k",
@@ -80,7 +82,7 @@ def ask(engine_home: Home, questions: Path) -> Callable[..., Outcome]:
             data=questions,
             command="deploy eval",
             home=engine_home,
-            say=lambda _: None,
+            say=say,
         )
 
     return evaluate
@@ -101,9 +103,14 @@ def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(ask: Ca
     assert not judgement.significant
 
 
-def test_a_limit_is_kept(ask: Callable[..., Outcome]) -> None:
-    with adding_model() as target:
-        assert len(ask(target, limit=5).items) == 5
+def test_a_limit_is_kept_and_nothing_of_a_hostile_answer_though_it_is_right(ask: Callable[..., Outcome]) -> None:
+    """Answers are scored and dropped: only which question was answered right is kept, and the harness prints none."""
+    said: list[str] = []
+    with adding_model(aside="\x1b]0;OWNED\x07 <script>OWNED</script> Authorization: Bearer OWNED") as target:
+        outcome = ask(target, limit=5, say=said.append)
+    assert [item.right for item in outcome.items] == [True] * 5
+    assert said
+    assert "OWNED" not in outcome_to_json(outcome) + "\n".join(said)
 
 
 def test_questions_that_cannot_be_read_are_an_error_with_the_harness_s_last_words(
