@@ -1,22 +1,24 @@
-"""`deploy onboard`: a checkpoint becomes a model, and a model on a machine a profile."""
+"""`deploy onboard`: a checkpoint becomes a model, an image an engine, and a model on a machine a profile."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from orchestrator.cli.grammar import PREPARE, add, below
-from orchestrator.cli.options import Json, RevisionOption, names_of
+from orchestrator.cli.options import HostOption, Json, RevisionOption, names_of
 from orchestrator.core.console import note, out, out_json, say, table, terminal_width
 
 if TYPE_CHECKING:
-    from orchestrator.commands.onboard_model import OnboardedModel
+    from orchestrator.commands.onboard_engine import OnboardedEngine
+    from orchestrator.commands.onboard_file import OnboardedFile
 
 NameOption: TypeAlias = Annotated[
-    str | None, typer.Option("--name", metavar="NAME", help="what it is to be called; default: as the checkpoint is")
+    str | None, typer.Option("--name", metavar="NAME", help="what it is to be called; default: as what it is read from")
 ]
 FactOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="a fact of the model, such as layers=61; may be repeated"),
+    typer.Option("--set", metavar="KEY=VALUE", help="a fact, such as layers=61 or platform=rocm; may be repeated"),
 ]
 ReplaceOption: TypeAlias = Annotated[bool, typer.Option("--replace", help="write over the file of that name")]
 
@@ -62,8 +64,13 @@ ContextOption: TypeAlias = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    group = below(app, "onboard", section=PREPARE, text="Add a model from its checkpoint, and a profile that fits.")
-    add(group, model, profile)
+    group = below(
+        app,
+        "onboard",
+        section=PREPARE,
+        text="Add a model from its checkpoint, an engine from its image, and a profile that fits.",
+    )
+    add(group, model, engine, profile)
 
 
 def model(
@@ -95,7 +102,7 @@ def model(
         _show_model(found, following)
 
 
-def _show_model(found: "OnboardedModel", following: str) -> None:
+def _show_model(found: "OnboardedFile", following: str) -> None:
     out(table(["key", "value", "from"], found.rows(), width=terminal_width()))
     for text in found.notes:
         note(text)
@@ -104,6 +111,65 @@ def _show_model(found: "OnboardedModel", following: str) -> None:
         say(f"next: `{following}`")
     else:
         note("no node of the catalogue holds it: `deploy onboard profile` says why, with figures")
+
+
+def engine(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="VERSION|IMAGE", help="a version of sglang, such as 0.5.20, or an image that is here"),
+    ],
+    *,
+    name: NameOption = None,
+    set_: FactOption = None,
+    wheel: Annotated[Path | None, typer.Option(metavar="FILE", help="that version's; default: downloaded")] = None,
+    python: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="an interpreter with sglang's dependencies; default: our own")
+    ] = None,
+    host: HostOption = None,
+    replace: ReplaceOption = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show it, and write nothing")] = False,
+    json: Json = False,
+) -> None:
+    """Write an engine's file, and the table of its options. They go into `$DEPLOY_HOME/profiles/engines`.
+
+    Patches are told from its sources; of an image its platform, its aiter and the tables of tuned kernels are read.
+    What it does not say is asked for by key.
+    """
+    from orchestrator.commands.engine_sources import EngineRequest
+    from orchestrator.commands.onboard_engine import next_command, onboard_engine
+    from orchestrator.core.paths import Home
+
+    home = Home.from_environment()
+    request = EngineRequest(
+        what=what,
+        name=name,
+        overrides=set_ or (),
+        wheel=wheel,
+        python=python,
+        host=host,
+        replace=replace,
+        dry_run=dry_run,
+    )
+    found = onboard_engine(request, home)
+    following = "" if dry_run else next_command(found, home)
+    if json:
+        out_json({**found.to_dict(), "written": not dry_run, "next": following})
+    else:
+        _show_engine(found, following, written=not dry_run)
+
+
+def _show_engine(found: "OnboardedEngine", following: str, *, written: bool) -> None:
+    out(table(["key", "value", "from"], found.rows(), width=terminal_width()))
+    for text in found.file.notes:
+        note(text)
+    if written:
+        say(f"wrote {found.file.path}")
+        if following:
+            say(f"next: `{following}`")
+        else:
+            note(f"no profile of the catalogue suits it as it is: `deploy show PROFILE --set engine={found.file.name}`")
+    else:
+        say(f"would write {found.file.path}")
 
 
 def profile(

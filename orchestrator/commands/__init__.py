@@ -1,7 +1,8 @@
 """The verbs: each reads as a sentence. Its face is its modules, imported by name when a command runs.
 
 - profiles: `listing`, `planning`, `explain`, `capacity`, `flag_tables`, `environment`
-- made from a checkpoint: `onboard_model`, `onboard_profile`
+- made from what there is: `onboard_model`, `onboard_engine` (of `engine_sources`), both by `onboard_file`;
+  `onboard_profile`
 - before a server: `machine`, `staging`, `prepare`, `coverage`, `kernels`, `tuning`, `caches`
 - a server: `up`, `restart`, `status`, `top`, `ask`, `logs`, `proof`, `down`, `ending`; all: `servers`, `runs`
 - servers of the past: `past`, `recorded`, `rollback`, `history`, `diff`, `prune`

@@ -19,13 +19,14 @@ from orchestrator.kernels import (
     coverage_of,
     decide_fusion,
     looks_up,
+    own_rows,
     promised_rows,
     rank_shapes,
     to_dict,
     to_text,
 )
-from orchestrator.kernels.disk import ImageTables, Store, read_checkpoint, read_image, read_pins, read_tables
-from orchestrator.plan import Plan
+from orchestrator.kernels.disk import ImageTables, Pins, Store, read_checkpoint, read_image, read_pins, read_tables
+from orchestrator.plan import Moe, Plan
 from orchestrator.render import base_reference
 from orchestrator.weights import checkpoint_directory
 
@@ -94,15 +95,9 @@ def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
     rows += read_tables(paths, keep=lambda row: row.key.shape in shapes)
     names += [f"`{path}`" for path in paths]
     pins = read_pins()
+    if not names:
+        rows, names = _beforehand(plan, home, pins, checkpoint.moe if checkpoint else None)
     known = pins.names_of(plan.engine.aiter_commit)
-    if not names and known and applies_to(plan):
-        rows += Store.of(home, plan).measured()
-        rows += promised_rows(plan, pins.upstream_keys, known, checkpoint.moe if checkpoint else None)
-        names = [
-            as_asked(
-                "none yet; `deploy up PROFILE` or `deploy kernels table PROFILE` builds one that holds at least this"
-            )
-        ]
     return CoveredPlan(
         found=coverage_of(plan, rows, checkpoint=checkpoint, names=known),
         tables=", ".join(names) or "no table",
@@ -110,6 +105,29 @@ def cover(plan: Plan, given: RowSources, home: Home) -> CoveredPlan:
         look=_look(plan),
         tabled=applies_to(plan),
     )
+
+
+def _beforehand(plan: Plan, home: Home, pins: Pins, moe: Moe | None) -> tuple[list[TunedRow], list[str]]:
+    """The rows that a server will find, and whence they are known, without looking into an image; no words for unknown.
+
+    Those of an image that was read once; for FP8 else those of an aiter that is known; for MXFP4 all that goes into the
+    table which `up` builds.
+    """
+    shapes = set(rank_shapes(plan, moe))
+    image = base_reference(plan.engine) if plan.engine.image else None
+    shipped = Store.at(home, None, image).shipped(keep=lambda row: row.key.shape in shapes)
+    names = [] if shipped is None else [f"those of `{image}`, as `deploy onboard engine` read them"]
+    rows = shipped or []
+    if not applies_to(plan):
+        if not names and (own := pins.own_keys(plan)) is not None:
+            return [*own_rows(plan, own, moe)], [f"those that come with {_aiter(plan)}, as its repository has them"]
+        return rows, names
+    if known := pins.names_of(plan.engine.aiter_commit):
+        rows += promised_rows(plan, pins.upstream_keys, known, moe)
+    if known or names:
+        built = "none yet; `deploy up PROFILE` or `deploy kernels table PROFILE` builds one that holds at least this"
+        return [*Store.of(home, plan).measured(), *rows], [as_asked(built), *names]
+    return [], []
 
 
 def _look(plan: Plan) -> str:

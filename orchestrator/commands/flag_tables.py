@@ -28,13 +28,28 @@ def write_flag_table(version: str, home: Home, *, wheel: Path | None = None, pyt
     version that the package index does not have or a file that is no wheel, and BuildError where the parser cannot be
     asked.
     """
-    if not _VERSION.fullmatch(version):
+    if not is_version(version):
         raise UsageError(f"`{version}` is not a version of sglang", hint="such as 0.5.17 or 0.5.15.post1")
     wheel = wheel or fetch_wheel(version, home.root / "wheels")
-    python = python or _cpu_python(home)
     with tempfile.TemporaryDirectory() as folder:
-        _unpack(wheel, folder)
-        done = run([str(python), str(GENERATOR), folder, version])
+        unpack_package(wheel, Path(folder))
+        text = flag_table(version, Path(folder), home, python=python)
+    return write_whole(table_path(version, home), text)
+
+
+def is_version(text: str) -> bool:
+    """Whether it is written as a release of sglang is."""
+    return _VERSION.fullmatch(text) is not None
+
+
+def table_path(version: str, home: Home) -> Path:
+    """Where the table of a version lies in the home's catalogue."""
+    return home.root / Kind.FLAGS.value.replace("*", version)
+
+
+def flag_table(version: str, folder: Path, home: Home, *, python: Path | None = None) -> str:
+    """The table of the package `sglang` in `folder`, as text. Raises BuildError where its parser cannot be asked."""
+    done = run([str(python or _cpu_python(home)), str(GENERATOR), str(folder), version])
     last = "\n".join(done.stderr.splitlines()[-20:])
     if not done.ok:
         raise BuildError(f"the parser of sglang {version} cannot be asked for its options", details=last)
@@ -42,10 +57,11 @@ def write_flag_table(version: str, home: Home, *, wheel: Path | None = None, pyt
         parse_flags(version, done.stdout)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BuildError(f"the parser of sglang {version} gave no table of options", details=last) from error
-    return write_whole(home.root / Kind.FLAGS.value.replace("*", version), done.stdout)
+    return done.stdout
 
 
-def _unpack(wheel: Path, folder: str) -> None:
+def unpack_package(wheel: Path, folder: Path) -> None:
+    """Unpack the package of a wheel. Raises UsageError for a file that is none."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder, [name for name in archive.namelist() if name.startswith("sglang/")])

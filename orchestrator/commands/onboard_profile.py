@@ -8,7 +8,7 @@ from typing import Final
 
 from packaging.version import Version
 
-from orchestrator.commands.onboard_model import require_free
+from orchestrator.commands.onboard_file import require_free
 from orchestrator.commands.planning import Valid, read_draft, read_profile
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.document import Data

@@ -12,9 +12,10 @@ from orchestrator.images.build import (
     tag_image,
     write_metadata,
 )
-from orchestrator.images.check import CONFLICT, PatchState, SourceChecker, fetch_wheel
+from orchestrator.images.check import CONFLICT, PatchState, SourceChecker, fetch_wheel, wheel_version
 from orchestrator.images.client import Docker, find_docker
 from orchestrator.images.config import ImageConfig, docker_config, local_config
+from orchestrator.images.facts import ImageFacts, copy_package, read_facts
 from orchestrator.images.found import as_found, differences
 from orchestrator.images.ready import ReadyImage, fetch_ready, find_ready, read_ready, read_table, require_ready
 from orchestrator.images.receipt import ImageReceipt, parse_receipt, read_receipt, receipt_in, require_receipt
@@ -28,6 +29,7 @@ __all__ = [
     "BuiltImage",
     "Docker",
     "ImageConfig",
+    "ImageFacts",
     "ImageReceipt",
     "PatchState",
     "ReadyImage",
@@ -36,6 +38,7 @@ __all__ = [
     "as_found",
     "build_image",
     "carried_patches",
+    "copy_package",
     "differences",
     "docker_config",
     "ensure_base",
@@ -52,6 +55,7 @@ __all__ = [
     "parse_receipt",
     "program_paths",
     "push_image",
+    "read_facts",
     "read_inputs",
     "read_ready",
     "read_receipt",
@@ -60,5 +64,6 @@ __all__ = [
     "require_ready",
     "require_receipt",
     "tag_image",
+    "wheel_version",
     "write_metadata",
 ]

@@ -1,9 +1,11 @@
 """What the patches find in sources that are not (yet) an image of ours: a wheel, a directory, somebody's image."""
 
+import re
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -18,6 +20,7 @@ from orchestrator.images.sources import program_paths
 from orchestrator.patches import Patch, manifest, read_diffs, read_ledger
 
 _WHEEL: Final = "such as 0.5.15.post1, or a wheel file"
+_VERSION_LINE: Final = re.compile(r"^__version__ = .*'(.+)'$", re.MULTILINE)  # as images/apply_patches.py reads it
 _CHECK: Final = ("check", "--manifest", "-")
 CONFLICT: Final = "conflict"  # the applier's word for sources that a patch neither fits nor is in
 # Whatever Python runs this tool: the sources are the same in every wheel of a version.
@@ -65,19 +68,7 @@ class SourceChecker:
 
         The program comes along as text; nothing is mounted, and the container has no network.
         """
-        options = ("--rm", "--interactive", "--network", "none", "--entrypoint", "python3", image)
-        program = ("-B", "-c", self._program())
-        return self._states(docker.run("run", *options, *program, *_CHECK, stdin=self._manifest()))
-
-    def _program(self) -> str:
-        """One text that does what the program does: each module it imports is made first, out of its own text."""
-        program, *imported = (path.read_text(encoding="utf-8") for path in self.programs)
-        names = [path.stem for path in self.programs[1:]]
-        made = "".join(
-            f"module = sys.modules[{name!r}] = types.ModuleType({name!r})\nexec({text!r}, vars(module))\n"
-            for name, text in zip(names, imported, strict=True)
-        )
-        return f"import sys, types\n{made}{program}"
+        return self._states(python_in(docker, image, one_text(*self.programs), *_CHECK, stdin=self._manifest()))
 
     def _manifest(self) -> str:
         return manifest(self.patches, self.diffs)
@@ -93,6 +84,22 @@ class SourceChecker:
             PatchState(id=found["id"], state=found["state"], evidence=tuple(found["evidence"]))
             for found in parse_json(done.stdout)
         )
+
+
+def python_in(docker: Docker, image: str, text: str, *arguments: str, stdin: str | None = None) -> ProgramResult:
+    """Run a program's text by an image's own Python, in a container that has no network and is gone afterwards."""
+    options = ("--rm", "--interactive", "--network", "none", "--entrypoint", "python3", image)
+    return docker.run("run", *options, "-B", "-c", text, *arguments, stdin=stdin)
+
+
+def one_text(program: Path, *imported: Path) -> str:
+    """One text that does what the program does: what it imports is made first, in this order."""
+    made = "".join(
+        f"module = sys.modules[{path.stem!r}] = types.ModuleType({path.stem!r})\n"
+        f"exec({path.read_text(encoding='utf-8')!r}, vars(module))\n"
+        for path in imported
+    )
+    return f"import sys, types\n{made}{program.read_text(encoding='utf-8')}"
 
 
 def package_in(directory: Path) -> Path:
@@ -117,13 +124,27 @@ def aiter_beside(package: Path, directory: Path) -> Path:
 
 def _unpack(wheel: Path, names: frozenset[str], folder: Path) -> None:
     """Unpack the files of a wheel that have one of these names; a wheel has thousands of others."""
+    with _opened(wheel) as archive:
+        archive.extractall(folder, [entry for entry in archive.namelist() if PurePosixPath(entry).name in names])
+
+
+@contextmanager
+def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder, [entry for entry in archive.namelist() if PurePosixPath(entry).name in names])
+            yield archive
     except zipfile.BadZipFile as error:
         raise UsageError(f"`{wheel}` is not a wheel", hint=_WHEEL) from error
     except OSError as error:
         raise UsageError(f"`{wheel}` cannot be read: {error.strerror}", hint=_WHEEL) from error
+
+
+def wheel_version(wheel: Path) -> str | None:
+    """What a wheel of sglang calls itself, None where it does not say. Raises UsageError for a file that is none."""
+    with _opened(wheel) as archive:
+        said = archive.read("sglang/_version.py").decode() if "sglang/_version.py" in archive.namelist() else ""
+    named = _VERSION_LINE.search(said)
+    return named and named[1]
 
 
 def fetch_wheel(version: str, folder: Path) -> Path:

@@ -10,7 +10,7 @@ from orchestrator.kernels.fusion import MoeCheckpoint, decide_fusion
 from orchestrator.kernels.gate import GateReader, GateReport, gate_report
 from orchestrator.kernels.keys import Key, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow, write_untuned
-from orchestrator.kernels.table import Table, assemble, promised_rows
+from orchestrator.kernels.table import Table, assemble, own_rows, promised_rows
 from orchestrator.kernels.triton import TritonReport, asks_triton, triton_report
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "decide_fusion",
     "gate_report",
     "looks_up",
+    "own_rows",
     "promised_rows",
     "rank_shapes",
     "to_dict",

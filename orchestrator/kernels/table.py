@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.kernels.keys import Shape, buckets, mxfp4_key, rank_shapes
+from orchestrator.kernels.keys import Key, Shape, buckets, key_of, mxfp4_key, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow, merge, rekey
 from orchestrator.plan import Moe, Plan
 
@@ -116,6 +116,26 @@ class UpstreamKeys:
     tokens: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnKeys:
+    """What the tables that come with an aiter answer on one kind of GPU: tokens by shape."""
+
+    gfx: str
+    cu_num: int
+    tokens: Mapping[Shape, tuple[int, ...]]
+
+
+def own_rows(plan: Plan, own: Iterable[OwnKeys], moe: Moe | None = None) -> tuple[TunedRow, ...]:
+    """The rows of the aiter's own tables that the plan's server may look up, known without them; without kernels."""
+    wanted = rank_shapes(plan, moe)
+    return tuple(
+        _row_of(key_of(plan, shape, token=token), RowOrigin.IMAGE, "aiter's own tables")
+        for keys in own
+        for shape in wanted
+        for token in keys.tokens.get(shape, ())
+    )
+
+
 def promised_rows(
     plan: Plan, upstream: UpstreamKeys, names: KernelNames, moe: Moe | None = None
 ) -> tuple[TunedRow, ...]:
@@ -137,16 +157,13 @@ def promised_rows(
 
 def _promised(plan: Plan, shape: Shape, token: int, origin: RowOrigin) -> TunedRow:
     gpu = plan.hardware
-    return TunedRow(
-        key=mxfp4_key(shape, gfx=gpu.arch, cu_num=gpu.compute_units, token=token),
-        act_type="",
-        tag="",
-        kernels=("", ""),
-        us=math.inf,
-        cells={},
-        origin=origin,
-        where="the pinned upstream table",
-    )
+    key = mxfp4_key(shape, gfx=gpu.arch, cu_num=gpu.compute_units, token=token)
+    return _row_of(key, origin, "the pinned upstream table")
+
+
+def _row_of(key: Key, origin: RowOrigin, where: str) -> TunedRow:
+    """A row of which the key is known, and no more."""
+    return TunedRow(key=key, act_type="", tag="", kernels=("", ""), us=math.inf, cells={}, origin=origin, where=where)
 
 
 def _runs(row: TunedRow, names: KernelNames | None) -> bool:

@@ -85,6 +85,12 @@ def image_arch(image: str) -> str | None:
     return _ARCH_OF_IMAGE[family[0]] if family else None
 
 
+def release_in_name(image: str) -> str | None:
+    """The release of sglang that an image's tag names, None where it names none."""
+    found = re.search(r"sglang[^/:]*:v?([0-9]+\.[0-9]+\.[0-9]+(?:\.post[0-9]+)?)(?![0-9.])", image)
+    return found and found[1]
+
+
 def layout_fits(case: Case) -> Iterator[Problem]:
     """The last GPU that the ranks take is one of the node's; ep divides tp (sglang: `tp_size % ep_size`).
 
@@ -176,14 +182,13 @@ def image_is_of_version(case: Case) -> Iterator[Problem]:
     Releases are tagged `vX.Y.Z`, alone or before a platform and a date (sglang, .github/workflows/release-docker*.yml).
     """
     engine = case.profile.engine
-    image = re.search(r"sglang[^/:]*:v?([0-9]+\.[0-9]+\.[0-9]+(?:\.post[0-9]+)?)(?![0-9.])", engine.image or "")
     listed = re.match(r"sglang-[a-z]+-([0-9]+\.[0-9]+\.[0-9]+(?:\.post[0-9]+)?)\.txt\Z", engine.requirements or "")
-    for key, found in (("image", image), ("requirements", listed)):
-        if found and found[1] != engine.version:
+    for key, found in (("image", release_in_name(engine.image or "")), ("requirements", listed and listed[1])):
+        if found and found != engine.version:
             yield Problem(
-                f"engine.version is {engine.version}, and `engine.{key}` is of sglang {found[1]}",
+                f"engine.version is {engine.version}, and `engine.{key}` is of sglang {found}",
                 case.place("engine", "version"),
-                f"`--set engine.version={found[1]}`; or name an engine that has both: `deploy profiles` lists them",
+                f"`--set engine.version={found}`; or name an engine that has both: `deploy profiles` lists them",
             )
 
 

@@ -3,7 +3,7 @@
 from orchestrator.kernels.disk.checkpoint import read_checkpoint
 from orchestrator.kernels.disk.files import read_tables
 from orchestrator.kernels.disk.image import ImageTables, read_digest, read_image, tables_below
-from orchestrator.kernels.disk.pins import read_pins, read_tuner_pins
+from orchestrator.kernels.disk.pins import Pins, read_pins, read_tuner_pins
 from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.triton_tuner import TOKENS, VARIABLE, TritonJob, TritonTuned, triton_job, tune_triton
 from orchestrator.kernels.disk.tuner import Tuned, TuningJob, in_container, tune, tuner_command
@@ -14,6 +14,7 @@ __all__ = [
     "TOKENS",
     "VARIABLE",
     "ImageTables",
+    "Pins",
     "RowProvenance",
     "Store",
     "TritonJob",

@@ -1,15 +1,18 @@
 """What the tool pins of others: aiter's newer table and kernel names (`aiter.yaml`), sglang's tuner (`triton.yaml`)."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+
+from pydantic import Field
 
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.validation import StrictModel, read_model
-from orchestrator.kernels.keys import Shape
-from orchestrator.kernels.table import KernelNames, ShapeBound, UpstreamKeys
+from orchestrator.kernels.keys import Shape, buckets
+from orchestrator.kernels.table import KernelNames, OwnKeys, ShapeBound, UpstreamKeys
+from orchestrator.plan import Plan
 
 
 class PinnedFile(StrictModel):
@@ -58,11 +61,29 @@ class _Bound(StrictModel):
     shapes: tuple[_Dimensions, ...]
 
 
+class _Answered(_Dimensions):
+    first: int = Field(default=1, alias="from")
+    to: int
+    without: tuple[int, ...] = ()
+
+
+class _Gpu(StrictModel):
+    gfx: str
+    cu_num: int
+    keys: tuple[_Answered, ...]
+
+
+class _BlockFp8(StrictModel):
+    commits: tuple[str, ...]
+    gpus: tuple[_Gpu, ...]
+
+
 class _Pins(StrictModel):
     upstream: PinnedFile
     upstream_keys: _Keys
     names: tuple[_Names, ...]
     shape_bound: tuple[_Bound, ...]
+    block_fp8: tuple[_BlockFp8, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +93,14 @@ class Pins:
     upstream: PinnedFile
     upstream_keys: UpstreamKeys
     names: tuple[KernelNames, ...]
+    block_fp8: Mapping[str, tuple[OwnKeys, ...]]  # by commit
+
+    def own_keys(self, plan: Plan) -> tuple[OwnKeys, ...] | None:
+        """What the tables of the plan's aiter answer for FP8 in blocks on its GPU; None where that was not read."""
+        commit, gpu = plan.engine.aiter_commit or "", (plan.hardware.arch, plan.hardware.compute_units)
+        held = next((keys for each, keys in self.block_fp8.items() if len(commit) > 6 and each.startswith(commit)), ())
+        of_gpu = tuple(keys for keys in held if (keys.gfx, keys.cu_num) == gpu)
+        return of_gpu or None
 
     def names_of(self, commit: str | None) -> KernelNames | None:
         """The kernel names of an aiter commit, given in full or in its first seven digits or more; None if unknown."""
@@ -111,4 +140,16 @@ def read_pins(catalogue: Catalogue | None = None) -> Pins:
         for commit in group.commits
     )
     keys = UpstreamKeys(**raw.upstream_keys.model_dump())
-    return Pins(upstream=raw.upstream, upstream_keys=keys, names=names)
+    block_fp8 = {commit: tuple(_own(group)) for group in raw.block_fp8 for commit in group.commits}
+    return Pins(upstream=raw.upstream, upstream_keys=keys, names=names, block_fp8=block_fp8)
+
+
+def _own(group: _BlockFp8) -> Iterator[OwnKeys]:
+    for gpu in group.gpus:
+        tokens = {
+            Shape(model_dim=key.model_dim, inter_dim=key.inter_dim, expert=key.expert, topk=key.topk): tuple(
+                size for size in buckets(key.to) if size >= key.first and size not in key.without
+            )
+            for key in gpu.keys
+        }
+        yield OwnKeys(gfx=gpu.gfx, cu_num=gpu.cu_num, tokens=tokens)

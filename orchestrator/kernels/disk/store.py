@@ -9,10 +9,11 @@
     kernels/<aiter commit>/<model>-<gfx>-tp8.origins.csv  for each of its rows, where it comes from
     kernels/<aiter commit>/tuning/<profile>/  the tuner's input, output and log
     kernels/image-<digest of its name>/       the same for an image whose aiter is not pinned
+    kernels/image-<digest of its name>/shipped.csv  the rows that it ships, as `deploy onboard engine` read them
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,6 +67,20 @@ class Store:
         """Whether a plan's table is there, and as new as the rows measured so far."""
         table, measured = self.table(plan), self._measured
         return table.is_file() and not (measured.is_file() and measured.stat().st_mtime > table.stat().st_mtime)
+
+    def keep_shipped(self, rows: Sequence[TunedRow]) -> Path:
+        """Keep the rows that an image ships, and return where."""
+        self._write(self._shipped, rows)
+        return self._shipped
+
+    def shipped(self, *, keep: Callable[[TunedRow], bool] = lambda _: True) -> list[TunedRow] | None:
+        """The rows that the image ships, those that `keep` wants; None where it was not read yet."""
+        path = self._shipped
+        return read_tables([path], origin=RowOrigin.IMAGE, keep=keep) if path.is_file() else None
+
+    @property
+    def _shipped(self) -> Path:
+        return self.folder / "shipped.csv"
 
     @property
     def _measured(self) -> Path:

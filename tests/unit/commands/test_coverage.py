@@ -26,6 +26,7 @@ from orchestrator.core.errors import KernelsError, ProfileError
 from orchestrator.core.paths import Home
 from orchestrator.kernels.coverage import load_buckets
 from orchestrator.kernels.disk import Store
+from orchestrator.kernels.keys import buckets
 from orchestrator.plan import Plan
 from orchestrator.runtimes import Place
 from orchestrator.weights import checkpoint_directory
@@ -131,15 +132,51 @@ def test_an_aiter_that_nobody_knows_is_not_judged_before_its_image_is_read(
 
 
 def test_fp8_experts_are_told_of_and_never_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where the aiter is known: what it promises are rows for MXFP4."""
-    plan = plan_of("mi325x-tp8", "engine.aiter_commit=9127c94a18e4398e1eba91f6639e910f0994ad02")
-    require_covered(plan, Home(tmp_path))
-    note_coverage(plan, Home(tmp_path))
-    told = capsys.readouterr().err
-    assert (
-        "tuned kernels of `mi325x-tp8`: not known for aiter 9127c94a18e4; `deploy kernels coverage mi325x-tp8" in told
-    )
-    assert "on the way" not in told
+    """Where the aiter's own tables were not read, too: an aiter that promises rows for MXFP4 is none of them."""
+    for commit, told in (
+        (
+            "4ad99832823dde2315b361cbd3b54b1c5c12acd5",
+            "not known for aiter 4ad99832823d; `deploy kernels coverage mi325x",
+        ),
+        (
+            "9127c94a18e4398e1eba91f6639e910f0994ad02",
+            "0 tuned, 0 re-keyed, 0 borrowed, 17 missing of 17; its load meets 4",
+        ),
+    ):
+        plan = plan_of("mi325x-tp8", f"engine.aiter_commit={commit}")
+        require_covered(plan, Home(tmp_path))
+        note_coverage(plan, Home(tmp_path))
+        said = capsys.readouterr().err
+        assert told in said
+        assert "on the way" not in said
+        assert "refuses" not in said
+
+
+C16D44B, B9127C94 = "c16d44b93a528b2a4bfd6d8d3409116d465872a9", "9127c94a18e4398e1eba91f6639e910f0994ad02"
+EVERY = (*buckets(32768), 131072)
+
+
+@pytest.mark.parametrize(
+    ("profile", "choices", "commit", "missing"),
+    [
+        ("mi325x-tp8", (), C16D44B, (32768, 131072)),
+        ("mi325x-tp8", ("flags.disable-shared-experts-fusion=true",), C16D44B, tuple({*EVERY} - {4, 8})),
+        ("mi300x-tp8", (), C16D44B[:12], (32768,)),  # whose chunks are smaller
+        ("mi325x-tp8", (), B9127C94, EVERY),
+        ("mi355x-tp8", ("model=glm-5.2-fp8",), B9127C94, ()),  # 131072 borrows from 32768
+        ("mi355x-tp8", ("model=glm-5.2-fp8",), C16D44B, ()),
+        ("mi355x-tp4dp2", ("model=glm-5.2-fp8",), C16D44B, buckets(32768)),  # another width: no row of it
+    ],
+)
+def test_what_an_aiters_own_tables_answer_for_fp8_is_known(
+    profile: str, choices: tuple[str, ...], commit: str, missing: tuple[int, ...], tmp_path: Path
+) -> None:
+    """By GPU and shape, as its repository has them at that commit."""
+    found = cover(plan_of(profile, *choices, f"engine.aiter_commit={commit}"), RowSources(), Home(tmp_path))
+    assert found.known
+    assert f"those that come with aiter {commit[:12]}, as its repository has them" in found.tables
+    assert {key.token for key in found.found.missing} == {*missing}
+    assert "kernel names are not checked" not in found.to_text()
 
 
 def test_what_was_measured_counts_before_a_table_is_built(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from config_samples import GLM_52, LLAMA_33_70B, QUARK_MXFP4, write_config, write_public
 
-from orchestrator.commands.onboard_model import OnboardedModel, onboard_model
+from orchestrator.commands.onboard_file import OnboardedFile
+from orchestrator.commands.onboard_model import onboard_model
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import ProfileError, UsageError, WeightsError
 from orchestrator.core.paths import Home
@@ -20,11 +21,11 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def onboarded(directory: Path, home: Home, *overrides: str, **more: str | bool) -> OnboardedModel:
+def onboarded(directory: Path, home: Home, *overrides: str, **more: str | bool) -> OnboardedFile:
     return onboard_model(str(directory), home, overrides=overrides, environ={}, **more)  # type: ignore[arg-type]
 
 
-def written(found: OnboardedModel) -> ModelFile:
+def written(found: OnboardedFile) -> ModelFile:
     return read_model(found.path, ModelFile, found.path.name)
 
 

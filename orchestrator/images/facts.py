@@ -1,0 +1,58 @@
+"""What an image serves with, read from the image itself: nothing of it is started but its Python."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.errors import BuildError
+from orchestrator.core.paths import data_root
+from orchestrator.core.text import parse_json
+from orchestrator.images.check import one_text, python_in
+from orchestrator.images.client import Docker
+from orchestrator.images.receipt import SourceRecord
+from orchestrator.images.sources import program_paths
+
+_ASK: Final = data_root() / "images" / "image_facts.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFacts:
+    """The packages that an image's Python would import; `platform` is rocm, cuda or cpu, None where torch is silent."""
+
+    sglang: SourceRecord
+    aiter: SourceRecord | None
+    platform: str | None
+    platform_from: str
+
+
+def read_facts(docker: Docker, image: str) -> ImageFacts:
+    """What an image on the docker host serves with. Raises BuildError for one without Python, or without sglang."""
+    applier, reader = program_paths()
+    done = python_in(docker, image, one_text(_ASK, reader, applier))
+    if not done.ok:
+        raise BuildError(f"`{image}` cannot be asked what it serves with", details=done.stderr.strip())
+    said = parse_json(done.stdout)
+    if said["sglang"] is None:
+        hint = "an image of sglang is expected, in which `python3` imports it"
+        raise BuildError(f"`{image}` has no sglang that its Python would import", hint=hint)
+    torch = said["torch"] or {"platform": None, "says": ""}
+    return ImageFacts(
+        sglang=SourceRecord(**said["sglang"]),
+        aiter=said["aiter"] and SourceRecord(**said["aiter"]),
+        platform=torch["platform"],
+        platform_from=torch["says"],
+    )
+
+
+def copy_package(docker: Docker, image: str, package: str, folder: Path) -> None:
+    """Copy a package's sources out of an image, into `folder` under the package's own name; nothing is started."""
+    created = docker.run("create", "--entrypoint", "true", image)
+    if not created.ok:
+        raise BuildError(f"`{image}` cannot be looked into", details=created.stderr.strip())
+    container = created.stdout.strip()
+    try:
+        copied = docker.run("cp", f"{container}:{package}", str(folder))
+    finally:
+        docker.run("rm", "--force", container)
+    if not copied.ok:
+        raise BuildError(f"`{package}` cannot be copied out of `{image}`", details=copied.stderr.strip())

@@ -1,0 +1,103 @@
+"""`deploy onboard engine` of real wheels and of an image on a real Docker engine."""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import docker
+import pytest
+from aiter_image import COMMIT, imported
+from engine_image import AITER, FILES, layered
+from standin import PACKAGE, base_image
+from typer.testing import CliRunner
+from wheels import read, wheel
+
+from orchestrator.cli.main import app
+from orchestrator.commands import flag_tables
+from orchestrator.core.errors import BuildError
+from orchestrator.core.shell import ProgramResult
+from orchestrator.images import Docker
+
+pytestmark = [pytest.mark.docker, pytest.mark.wheels]
+
+VERSION = "0.5.14"
+
+
+@pytest.fixture(scope="module")
+def engine(docker_daemon: Docker) -> docker.DockerClient:
+    return docker.DockerClient(base_url=docker_daemon.host)
+
+
+@pytest.fixture(scope="module")
+def image(engine: docker.DockerClient) -> Iterator[str]:
+    with layered(engine, base_image(wheel(VERSION)), "deploy-onboard-test/engine:own", FILES) as name:
+        yield name
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
+    return tmp_path
+
+
+def deploy(line: str) -> str:
+    done = CliRunner().invoke(app, shlex.split(line))
+    assert done.exit_code == 0, done.stderr
+    return done.stdout
+
+
+def test_an_image_is_read_to_the_last_fact(engine: docker.DockerClient, image: str) -> None:
+    said = json.loads(deploy(f"onboard engine {image} --name own --json"))
+    facts = {fact["key"]: (fact["value"], fact["from"]) for fact in said["facts"]}
+    assert facts["version"] == (VERSION, f"{PACKAGE}/_version.py")
+    assert facts["platform"] == ("rocm", "/usr/lib/python3/dist-packages/torch/version.py: hip = '7.2.53211'")
+    assert facts["source_dir"][0] == PACKAGE
+    assert (facts["aiter_dir"][0], facts["aiter_commit"][0]) == (AITER, COMMIT)
+    assert "image_digest" not in facts, "no registry knows it"
+    assert said["tuned_kernels"]["rows"] == 2
+    states = {patch["id"]: patch["state"] for patch in said["patches"]}
+    assert states == {
+        "aiter-fp4-moe-table": "needed",
+        "dsa-topk-v2-off": "not applicable",
+        "eagle-verify-broadcast": "needed",
+        "mtp-shared-expert-exclude": "needed",
+        "rocm-cuda-runtime-guard": "needed",
+    }
+    assert engine.containers.list(all=True, filters={"ancestor": image}) == []
+    assert json.loads(deploy(said["next"].removeprefix("deploy ")))["engine"]["aiter_commit"] == COMMIT
+    assert f"FROM {image}" in deploy("render mi355x-tp8 --set engine=own")
+
+
+def test_options_that_nobody_asked_for_yet_are_asked_of_the_images_own_sources(
+    image: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user says another release. What a real parser answers, `test_flag_tables.py` asks."""
+
+    def ask(argv: Sequence[str]) -> ProgramResult:
+        parser = Path(argv[2], "sglang/srt/server_args.py")
+        assert parser.read_text() == read(VERSION, "srt/server_args.py")
+        table = json.dumps({"sglang": argv[3], "flags": {"port": {"takes_value": True}}})
+        return ProgramResult(argv=(), code=0, stdout=table, stderr="")
+
+    monkeypatch.setattr(flag_tables, "run", ask)
+    deploy(f"onboard engine {image} --name own --set version=0.5.14.post9 --python python3")
+    assert (home / "profiles/engines/flags/0.5.14.post9.json").is_file()
+
+
+def test_an_image_without_sglang_is_none(engine: docker.DockerClient, home: Path) -> None:
+    with imported(engine) as bare:
+        error = CliRunner().invoke(app, ["onboard", "engine", bare]).exception
+    assert isinstance(error, BuildError)
+    assert error.message == f"`{bare}` cannot be asked what it serves with"
+    assert "python3" in error.details
+    assert [*home.iterdir()] == []
+
+
+@pytest.mark.parametrize("version", ["0.5.19", "0.5.20"])
+def test_a_wheel_tells_the_state_of_each_patch(version: str, home: Path) -> None:
+    given = f"--set platform=rocm --set image=own:1 --name own --wheel {wheel(version)}"
+    said = json.loads(deploy(f"onboard engine {version} {given} --json"))
+    assert {patch["state"] for patch in said["patches"]} == {"present upstream", "not applicable"}
+    assert (home / "profiles/engines/own.yaml").is_file()
+    assert "--dsa-decode-backend tilelang" in deploy("render mi325x-tp8 --set engine=own")
