@@ -35,7 +35,7 @@ def _words(found: Capacity) -> Iterator[str]:
         taken = memory.cache_bytes - found.spare_bytes
         yield f"{_gb(memory.weights_bytes)} of weights and {_gb(taken)} of cache a GPU"
     if cache and cache.tokens is not None:
-        yield f"{cache.tokens:,} tokens a replica ({cache.token_bytes:,} B each, {cache.kind})"
+        yield f"{cache.tokens:,} tokens a replica ({cache.token_bytes:,.0f} B each, {cache.kind})"
     if served and served.at_once is not None:
         yield f"{served.at_once:,} requests of `{served.load}` at once"
     if memory:
@@ -67,18 +67,24 @@ def _cache(found: Capacity) -> Iterator[tuple[str, str, str]]:
     cache = found.cache
     if cache is None:
         return
-    yield "a token on a GPU", f"{cache.token_bytes:,} B", _token_from(cache)
+    yield "a token on a GPU", f"{cache.token_bytes:,.0f} B", _token_from(cache)
     if cache.tokens is None:
         yield "tokens a replica", "unknown", "`max-total-tokens` sets them"
         return
     replicas = "one replica" if found.replicas == 1 else f"{found.replicas} replicas of {found.gpus} GPUs"
     yield "tokens a replica", f"{cache.tokens:,}", f"pages of {cache.page}; {replicas}"
+    if cache.windows is not None:
+        kept = f"{cache.windows.layers} layers keep a request's last {cache.windows.window:,}"
+        ratio = f"`swa-full-tokens-ratio` {cache.windows.ratio:g}"
+        yield "tokens of windows", f"{cache.window_tokens:,}", f"{kept}; {ratio}"
     yield "longest contexts at once", f"{cache.full_contexts:g}", "in a replica"
 
 
 def _token_from(cache: KvCache) -> str:
-    held = "" if cache.held_bytes == cache.token_bytes else f"; its pools take {cache.held_bytes:,} B"
-    return f"{cache.kind}, all layers and those that draft{held}"
+    held = "" if cache.held_bytes == int(cache.token_bytes) else f"; its pools take {cache.held_bytes:,} B"
+    windows = cache.windows
+    share = f", those with windows for {windows.ratio:g} of the tokens" if windows else ""
+    return f"{cache.kind}, all layers and those that draft{share}{held}"
 
 
 def _served(served: Served | None) -> Iterator[tuple[str, str, str]]:

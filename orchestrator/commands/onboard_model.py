@@ -52,7 +52,7 @@ def onboard_model(
     path = home.root / Kind.MODEL.value.replace("*", name)
     onboarded = OnboardedFile(kind=Kind.MODEL, name=name, path=path, lines=tuple(lines), notes=found.notes)
     said = f"{name}, as `deploy onboard model` read its checkpoint: behind each fact stands what says so."
-    write_part(onboarded, [said], ModelFile)
+    write_part(onboarded, [said, *found.notes], ModelFile)
     return onboarded
 
 

@@ -18,6 +18,7 @@ class Architecture:
 
     attention: Attention
     why: str = ""  # of `other`: what is not reckoned with here
+    windows: bool = False  # layers with a sliding window beside others, as `layer_types` says
     sparse: bool = False  # DeepSeek's sparse attention where the config has `index_topk`
     expert_size: str = "moe_intermediate_size"  # the key with an expert's inner dimension
 
@@ -34,8 +35,9 @@ class ParserFlag:
 _HEADS: Final = Architecture(attention="heads")
 _LATENT: Final = Architecture(attention="latent")
 _SPARSE: Final = Architecture(attention="latent", sparse=True)
-_WINDOWS: Final = "sliding windows in some of its layers"
-_LINEAR: Final = "linear attention in some of its layers"
+_WINDOWS: Final = "sliding windows in some of its layers, with heads or chunks of another shape"
+# 0.5.16, mem_cache/kv_cache_configurator.py, `_handle_max_mamba_cache`
+_LINEAR: Final = "linear attention in some of its layers, with a state that a request takes once, however long it is"
 
 
 def _other(why: str, expert_size: str = "moe_intermediate_size") -> Architecture:
@@ -61,7 +63,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Glm4MoeLiteForCausalLM": _LATENT,
     "GlmMoeDsaForCausalLM": _SPARSE,
     "KimiK25ForConditionalGeneration": _LATENT,
-    "GptOssForCausalLM": _other(_WINDOWS, "intermediate_size"),
+    "GptOssForCausalLM": Architecture(attention="heads", windows=True, expert_size="intermediate_size"),
     "Llama4ForConditionalGeneration": _other(_WINDOWS),
     "MiMoV2FlashForCausalLM": _other(_WINDOWS),
     "Step3p5ForCausalLM": _other(_WINDOWS),
@@ -71,7 +73,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Qwen3_5ForConditionalGeneration": _other(_LINEAR),
     "Qwen3_5MoeForConditionalGeneration": _other(_LINEAR),
     "KimiLinearForCausalLM": _other(_LINEAR),
-    "NemotronHForCausalLM": _other("Mamba layers"),
+    "NemotronHForCausalLM": _other("Mamba layers, with a state that a request takes once, however long it is"),
     "DeepseekV4ForCausalLM": _other("compressed attention"),
     "LongcatFlashForCausalLM": _other("two attentions in each layer"),  # :982
     "MiniMaxM3SparseForCausalLM": _other("sparse attention over heads, with an indexer", "intermediate_size"),

@@ -6,7 +6,12 @@ fraction) (mem_cache/kv_cache_configurator.py:1527, `_profile_available_bytes`; 
 model_runner_kv_cache_mixin.py:87). That, divided by the bytes of a token, in whole pages, is `max_total_num_tokens`
 (model_executor/pool_configurator.py:287).
 
-Left out, because no model that ships needs it: sliding windows, Mamba layers, compressed attention, FP4 caches.
+Sliding windows: the layers that have one get a pool of their own, of `swa_full_tokens_ratio` times the tokens of the
+others; `max_total_num_tokens` is the tokens of the others (pool_configurator.py:297, `HybridSWAPoolConfigurator`).
+
+Left out: a pool of windows that is sized by requests (`SWAChunkCapPoolConfigurator`, :457), windows whose heads are of
+another shape, the state of Mamba and linear attention, which a request takes once (kv_cache_configurator.py:1703,
+`_handle_max_mamba_cache`), compressed attention, FP4 caches.
 """
 
 import re
@@ -26,6 +31,9 @@ _SCALED_GROUP: Final = 128  # values that share a scale of four bytes; memory_po
 _SCALE: Final = 4
 _ROPE_BYTES: Final = 2  # beside fp8 values the rotary part stays bfloat16; memory_pool.py:4213
 _COUNTS_SCALES: Final = Version("0.5.17")  # the first whose `_compute_cell_size` counts what the pool really takes
+_COUNTS_WINDOW_DRAFTS: Final = Version("0.5.15")  # the first that counts what drafts beside windows
+_EVICTION: Final = 128  # tokens between two evictions from windows; environ.py, SGLANG_SWA_EVICTION_INTERVAL
+WINDOW_RATIO: Final = 0.8  # server_args.py:795; 0.5.23: arg_groups/fields/schedule.py:150
 _RAW_BACKENDS: Final = ("tilelang", "aiter", "triton")  # on ROCm: no scales; kv_cache_configurator.py:1844, 0.5.23:3444
 _LEAST_RESERVE: Final = 10 * GIB  # on a GPU of more than 60 GiB; server_args.py:4085
 
@@ -70,10 +78,27 @@ class Latent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Layers that keep the last tokens alone, and how large their pool is beside that of the others."""
+
+    layers: int
+    window: int  # tokens
+    ratio: float  # `swa-full-tokens-ratio`
+
+    def tokens(self, full: int, page: int) -> int:
+        """The tokens of their pool, where that of the others has `full` (pool_configurator.py:425)."""
+        return int(full * self.ratio) // page * page
+
+    def needed(self, page: int, drafts: int) -> int:
+        """What a running request holds of it at most: until it is evicted, in pages (pool_configurator.py:482)."""
+        return self.window + _EVICTION * drafts + 2 * page
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenBytes:
     """What a token takes on one GPU, in all layers and those that draft: as sglang reckons, and as its pools take."""
 
-    planned: int
+    planned: float  # a whole number where no layer has a sliding window
     held: int
 
 
@@ -88,11 +113,14 @@ class CacheNeeds:
     element: int  # bytes of a value
     raw: bool  # sparse attention without scales beside fp8 values
     version: str
+    windows: Windows | None = None
 
 
 def token_bytes(needs: CacheNeeds) -> TokenBytes:
     """A token of target and draft; the draft's layers count as the target's do (pool_configurator.py:138)."""
     attention, layers = needs.attention, needs.layers
+    if needs.windows is not None:
+        return _with_windows(needs, needs.windows)
     if isinstance(attention, Heads):
         planned = held = attention.bytes(needs.element, ranks=needs.ranks)
     else:
@@ -101,6 +129,16 @@ def token_bytes(needs: CacheNeeds) -> TokenBytes:
     return TokenBytes(
         planned=int(planned * layers * (1 + needs.draft_layers / layers)), held=held * (layers + needs.draft_layers)
     )
+
+
+def _with_windows(needs: CacheNeeds, windows: Windows) -> TokenBytes:
+    """A token of the layers that keep all, with its share of the windows' pool (pool_configurator.py:93)."""
+    if isinstance(needs.attention, Latent):
+        raise TypeError("a latent has no sliding windows here")
+    each = needs.attention.bytes(needs.element, ranks=needs.ranks)
+    full, share = needs.layers - windows.layers, windows.ratio * each * windows.layers
+    counted = full + (needs.draft_layers if Version(needs.version) >= _COUNTS_WINDOW_DRAFTS else 0)
+    return TokenBytes(planned=each * counted + share, held=int(each * (full + needs.draft_layers) + share))
 
 
 def cache_type(kind: str | None, *, sparse: bool, arch: str, dtype: str | None) -> tuple[str, int] | None:

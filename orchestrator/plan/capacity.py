@@ -16,9 +16,11 @@ from orchestrator.engine import Arguments
 from orchestrator.engine.memory import (
     DSA_PAGE,
     GIB,
+    WINDOW_RATIO,
     CacheNeeds,
     Heads,
     Latent,
+    Windows,
     Working,
     cache_type,
     default_fraction,
@@ -66,10 +68,16 @@ class KvCache:
 
     kind: str
     page: int
-    token_bytes: int  # by which sglang reckons
+    token_bytes: float  # by which sglang reckons; whole but for sliding windows
     held_bytes: int  # that a token really takes
     tokens: int | None
     full_contexts: float | None  # requests of the longest context
+    windows: Windows | None = None  # layers that keep the last tokens alone
+
+    @property
+    def window_tokens(self) -> int | None:
+        """The tokens of those layers' pool."""
+        return None if self.windows is None or self.tokens is None else self.windows.tokens(self.tokens, self.page)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,12 +175,39 @@ def _unknown(profile: Profile, given: Arguments) -> list[str]:
     model, kind = profile.model, given.text("kv-cache-dtype")
     why = []
     if model.cache is None:
-        why.append("the model's file does not say what its cache holds: `cache` in profiles/models")
+        why.append(
+            "the model's file does not say what its cache holds: `cache` in profiles/models; where `deploy onboard model` "
+            "left it out, its comments say why"
+        )
     elif model.cache.head_dim is not None and (model.kv_heads or model.attention_heads) is None:
         why.append("the model's file does not say how many heads it has: `attention_heads` in profiles/models")
+    if _windows(profile, given) is not None and (how := _sized_by_requests(given)):
+        why.append(f"{how}: how large sglang makes the cache of sliding windows then is not computed here")
     if _type(profile, given) is None:
         why.append(f"what a cache of type `{kind}` takes is not known here")
     return why
+
+
+def _windows(profile: Profile, given: Arguments) -> Windows | None:
+    """The layers with a sliding window, as far as sglang keeps a pool for them (model_config.py:670)."""
+    cache = profile.model.cache
+    if cache is None or cache.sliding_layers is None or given.has("disable-hybrid-swa-memory"):
+        return None
+    ratio = given.number("swa-full-tokens-ratio")
+    return Windows(
+        layers=math.ceil(cache.sliding_layers / (_count(given, "pp-size") or 1)),
+        window=cache.sliding_window or 0,
+        ratio=WINDOW_RATIO if ratio is None else ratio,
+    )
+
+
+def _sized_by_requests(given: Arguments) -> str:
+    """What makes sglang share out memory otherwise between windows and the rest; empty for nothing."""
+    if given.has("enable-unified-memory"):
+        return "`enable-unified-memory`"
+    if given.has("disable-radix-cache") and given.has("max-running-requests"):
+        return "`disable-radix-cache` with `max-running-requests`"
+    return ""
 
 
 def _type(profile: Profile, given: Arguments) -> tuple[str, int] | None:
@@ -229,6 +264,7 @@ def _working(profile: Profile, given: Arguments, *, ranks: int) -> Working:
 def _cache(profile: Profile, given: Arguments, *, memory: Memory | None, drafts: bool) -> KvCache:
     model, layout = profile.model, profile.layout
     kind, element = _type(profile, given) or ("", 0)  # that there is one has been asked
+    windows = _windows(profile, given)
     shared = layout.dp_attention.value and layout.tp.value % layout.dp.value == 0
     platform, arch = profile.engine.platform, profile.hardware.arch
     size = token_bytes(
@@ -245,10 +281,11 @@ def _cache(profile: Profile, given: Arguments, *, memory: Memory | None, drafts:
                 decode=given.text("dsa-decode-backend"),
             ),
             version=profile.engine.version,
+            windows=windows,
         )
     )
     page = DSA_PAGE if model.sparse_attention else _count(given, "page-size") or 1
-    fitting = None if memory is None else max(memory.cache_bytes, 0) // size.planned
+    fitting = None if memory is None else int(max(memory.cache_bytes, 0) // size.planned)
     limits = (fitting, _count(given, "max-total-tokens"))
     tokens = min((limit for limit in limits if limit is not None), default=None)
     tokens = None if tokens is None else tokens // page * page
@@ -259,6 +296,7 @@ def _cache(profile: Profile, given: Arguments, *, memory: Memory | None, drafts:
         held_bytes=size.held,
         tokens=tokens,
         full_contexts=None if tokens is None else round(tokens / _context(profile, given), 2),
+        windows=windows,
     )
 
 
@@ -285,6 +323,9 @@ def _served(profile: Profile, given: Arguments, load: Load, cache: KvCache) -> S
     tokens = math.ceil(tokens / cache.page) * cache.page
     shared = prefix * load.prefixes
     at_once = None if cache.tokens is None else max(cache.tokens - shared, 0) // tokens
+    if at_once is not None and cache.windows is not None:
+        drafts = _count(given, "speculative-num-draft-tokens") or 1
+        at_once = min(at_once, (cache.window_tokens or 0) // min(tokens, cache.windows.needed(cache.page, drafts)))
     running = _count(given, "max-running-requests") or (_SPECULATING if given.has("speculative-algorithm") else None)
     if running and profile.layout.dp_attention.value:
         running = max(running // profile.layout.dp.value, 1)

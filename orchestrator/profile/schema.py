@@ -195,6 +195,8 @@ class CacheSection(StrictModel):
     kv_lora_rank: int | None = Field(default=None, ge=1, description="width of the latent")
     qk_rope_head_dim: int | None = Field(default=None, ge=1, description="width of the rotary part beside the latent")
     index_head_dim: int | None = Field(default=None, ge=1, description="width of the indexer's keys (DSA)")
+    sliding_window: int | None = Field(default=None, ge=1, description="tokens that a layer with a window keeps")
+    sliding_layers: int | None = Field(default=None, ge=1, description="layers with such a window; the others keep all")
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> "CacheSection":
@@ -205,6 +207,10 @@ class CacheSection(StrictModel):
             raise ValueError("a latent has no `v_head_dim`: it holds keys and values")
         if self.head_dim is not None and self.index_head_dim is not None:
             raise ValueError("`index_head_dim` is for a cache with a latent")
+        if (self.sliding_window is None) != (self.sliding_layers is None) or (
+            self.sliding_window and not self.head_dim
+        ):
+            raise ValueError("`sliding_window` and `sliding_layers` go together, beside `head_dim`")
         return self
 
 
@@ -244,6 +250,8 @@ class ModelSection(StrictModel):
     def _sparse_attention_has_an_indexer(self) -> "ModelSection":
         if self.cache and self.sparse_attention != (self.cache.index_head_dim is not None):
             raise ValueError("`cache.index_head_dim` is for `sparse_attention: true`, and required there")
+        if self.cache and (self.cache.sliding_layers or 0) >= self.layers:
+            raise ValueError("`cache.sliding_layers` is fewer than `layers`: some layer keeps all tokens")
         return self
 
 

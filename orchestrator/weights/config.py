@@ -11,6 +11,7 @@ CONFIG: Final = "config.json"
 QUANT_CONFIG: Final = "hf_quant_config.json"  # ModelOpt's, where config.json itself says nothing
 _TEXT: Final = ("text_config", "llm_config", "language_config")  # where models of several kinds of input keep these
 LAYERS: Final = "num_hidden_layers"
+LAYER_TYPES: Final = "layer_types"
 DRAFTS: Final = "num_nextn_predict_layers"
 SPARSE: Final = "index_topk"  # sglang 0.5.14, srt/configs/model_config.py, is_deepseek_dsa
 # A model's fact, and the names that config.json has for it, the first that is there. The context's: sglang 0.5.14 to
@@ -32,6 +33,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "cache.kv_lora_rank": ("kv_lora_rank",),
     "cache.qk_rope_head_dim": ("qk_rope_head_dim",),
     "cache.index_head_dim": ("index_head_dim",),
+    "cache.sliding_window": ("sliding_window",),
 }  # fmt: skip
 _MOST: Final = 1 << 53  # of what is counted; a larger number is none
 _DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -89,6 +91,12 @@ class CheckpointConfig:
             if type(value) is int and abs(value) < _MOST:
                 return ReadFact(value=value, name=name)
         return None
+
+    @property
+    def windows(self) -> tuple[bool, ...]:
+        """Whether each layer has a sliding window; nothing where the config does not say it layer by layer."""
+        kinds = self.text.get(LAYER_TYPES)
+        return tuple(kind == "sliding_attention" for kind in kinds) if isinstance(kinds, list) else ()
 
     @property
     def drafts(self) -> int | None:

@@ -7,7 +7,17 @@ from typing import Final
 from orchestrator.core.errors import Problem, WeightsError
 from orchestrator.core.nearest import nearest
 from orchestrator.engine.architectures import ARCHITECTURES, Architecture, parsers_of
-from orchestrator.weights.config import CONFIG, DRAFTS, LAYERS, NAMES, QUANT_CONFIG, SPARSE, ReadFact, modelopt_word
+from orchestrator.weights.config import (
+    CONFIG,
+    DRAFTS,
+    LAYER_TYPES,
+    LAYERS,
+    NAMES,
+    QUANT_CONFIG,
+    SPARSE,
+    ReadFact,
+    modelopt_word,
+)
 from orchestrator.weights.inspect import INDEX
 from orchestrator.weights.outline import EXPERT_ROWS, HEAD_ROWS, INDEXER_ROWS, LATENT_ROWS, Outline
 
@@ -81,6 +91,9 @@ class _FactReader:
                 f"{cache}.head_dim": lambda: self._asked(f"{cache}.head_dim", self.width()),
                 f"{cache}.v_head_dim": self._v_head_dim,
             }
+            if self.kind.windows:
+                window = f"{cache}.sliding_window"
+                readers |= {window: lambda: self._count(window), f"{cache}.sliding_layers": self._sliding_layers}
         else:
             readers |= {cache: self._no_cache}
         return readers | self._parsers()
@@ -164,6 +177,12 @@ class _FactReader:
             return None
         return replace(found, name=f"{CONFIG}: {found.name}")
 
+    def _sliding_layers(self) -> ReadFact | None:
+        """As sglang 0.5.16 counts them (configs/model_config.py, `get_hybrid_layer_ids`)."""
+        windows = self.config.windows
+        found = ReadFact(value=sum(windows), name=f"`sliding_attention` in {LAYER_TYPES}") if windows else None
+        return self._asked("cache.sliding_layers", found, LAYER_TYPES)
+
     def _no_cache(self) -> None:
         """Nothing to write: it is known why, or the architecture is not known and the user has to say."""
         if self.known is not None:
@@ -205,11 +224,18 @@ class _FactReader:
 def _contradictions(outline: Outline, reader: _FactReader, facts: dict[str, ReadFact]) -> Iterator[Problem]:
     where = f"{outline.where}/{CONFIG}"
     yield from (Problem(message, where) for message in _impossible(facts))
-    yield from (Problem(message, where) for message in _layers_differ(outline))
+    yield from (Problem(message, where) for message in (*_layers_differ(outline), *_windows_differ(reader)))
     for ending, expected, of in _rows(reader):
         name, rows = outline.rows.get(ending, ("", expected))
         if rows != expected:
             yield Problem(f"`{name}` has {rows} rows, {of} is {expected}", where)
+
+
+def _windows_differ(reader: _FactReader) -> Iterator[str]:
+    """Layers that config.json counts, and those that it says the kind of."""
+    found, windows = reader.config.count("layers"), reader.config.windows
+    if reader.kind.windows and found is not None and windows and len(windows) != found.number:
+        yield f"`{found.name}` is {found.number}, and `{LAYER_TYPES}` has {len(windows)} entries"
 
 
 def _impossible(facts: dict[str, ReadFact]) -> Iterator[str]:

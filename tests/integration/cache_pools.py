@@ -27,7 +27,7 @@ def make(folder: Path, name: str, config: Told, arguments: list[str]) -> Told:
     """One model's workers and pools."""
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-    from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
+    from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator, HybridSWAPoolConfigurator
     from sglang.srt.server_args import PortArgs, prepare_server_args, set_global_server_args_for_scheduler
 
     told: Told = {"lines": [], "pools": []}
@@ -35,14 +35,19 @@ def make(folder: Path, name: str, config: Told, arguments: list[str]) -> Told:
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config))
 
-    whole = DefaultPoolConfigurator.calculate_pool_sizes
+    def record(configurator: Any) -> None:  # noqa: ANN401
+        whole = configurator.calculate_pool_sizes
 
-    def recorded(self: Any, available_bytes: int, page_size: int) -> Any:  # noqa: ANN401
-        found = whole(self, available_bytes, page_size)
-        told.update(available=available_bytes, fitting=found.max_total_num_tokens)
-        return found
+        def recorded(self: Any, available_bytes: int, page_size: int) -> Any:  # noqa: ANN401
+            found = whole(self, available_bytes, page_size)
+            told.update(available=available_bytes, fitting=found.max_total_num_tokens)
+            told.update(windows=found.swa_max_total_num_tokens)
+            return found
 
-    DefaultPoolConfigurator.calculate_pool_sizes = recorded
+        configurator.calculate_pool_sizes = recorded
+
+    for each in (DefaultPoolConfigurator, HybridSWAPoolConfigurator):
+        record(each)
     MHATokenToKVPool._init_kv_copy_and_warmup = lambda _: None  # a Triton kernel, run once to compile it
     args = prepare_server_args(["--model-path", str(directory), *CPU, *DUMMY, *arguments])
     set_global_server_args_for_scheduler(args)
@@ -66,7 +71,8 @@ def make(folder: Path, name: str, config: Told, arguments: list[str]) -> Told:
     for worker in workers:
         size = worker.model_runner.token_to_kv_pool.get_kv_size_bytes()
         told["pools"].append(int(sum(size) if isinstance(size, tuple) else size))
-    return told | {"tokens": int(runner.max_total_num_tokens)}
+    held = getattr(runner, "swa_max_total_num_tokens", None)
+    return told | {"tokens": int(runner.max_total_num_tokens), "window_tokens": held}
 
 
 def answer(folder: Path, name: str, config: Told, arguments: list[str]) -> None:

@@ -41,6 +41,16 @@ MLA = {
     "rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "rope_type": "yarn", "factor": 8.0, "mscale": 1.0,
         "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1},
 }  # fmt: skip
+WINDOWS = {
+    **LLAMA, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_hidden_layers": 4, "head_dim": 32,
+    "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True,
+    "sliding_window": 128, "swiglu_limit": 7.0, "rope_theta": 150000,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+    "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0,
+        "beta_slow": 1.0, "truncate": False},
+}  # fmt: skip
+WINDOWED = ("layers=4", "cache.head_dim=32", "cache.sliding_window=128", "cache.sliding_layers=3")
+TRITON = "attention-backend=triton"  # of those that it asks for, one that can be named here
 DRAFTS = ("speculative-algorithm=EAGLE", "speculative-num-steps=5", "speculative-eagle-topk=1",
           "speculative-num-draft-tokens=6", "max-running-requests=4")  # fmt: skip
 
@@ -56,6 +66,10 @@ CASES = {
         GLM_MTP,
         ("layers=3", "mtp_layer=3", "cache.head_dim=64"),
         ("max-total-tokens=500000", *DRAFTS),
+    ),
+    "windows": (WINDOWS, WINDOWED, ("max-total-tokens=300000", TRITON)),
+    "windows-by-ratio": (
+        WINDOWS, WINDOWED, ("max-total-tokens=300001", TRITON, "swa-full-tokens-ratio=0.3", "page-size=16"),
     ),
     "mla": (
         MLA,
@@ -102,6 +116,7 @@ def test_tokens_and_bytes_are_those_of_real_sglang(real: dict[str, dict[str, obj
     assert told["fitting"] == told["available"] // cache.token_bytes // cache.page * cache.page  # type: ignore[operator]
     # what was asked for, in whole pages
     assert told["tokens"] == cache.tokens
+    assert told["window_tokens"] == cache.window_tokens
     # what its pools take: a page more than the tokens
     pools = told["pools"]
     assert isinstance(pools, list)

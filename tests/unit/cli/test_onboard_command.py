@@ -25,7 +25,11 @@ def test_programs_read_json(tmp_path: Path) -> None:
     checkpoint = write_public(tmp_path / "gpt-oss-120b", "gpt-oss-120b")
     said = json.loads(deploy(f"onboard model {checkpoint} --json").stdout)
     assert {"key": "layers", "value": 36, "from": "config.json: num_hidden_layers"} in said["facts"]
-    assert any("sliding windows" in note for note in said["notes"])
+    assert {
+        "key": "cache.sliding_layers",
+        "value": 18,
+        "from": "config.json: `sliding_attention` in layer_types",
+    } in said["facts"]
     assert said["next"].startswith("deploy onboard profile")
     said = json.loads(deploy("onboard profile --model gpt-oss-120b --hardware h200 --json").stdout)
     assert said["capacity"]["replicas"] == 8

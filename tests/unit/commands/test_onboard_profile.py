@@ -136,8 +136,12 @@ def _settings(text: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def test_a_cache_that_is_not_known_is_not_guessed_at(home: Home) -> None:
-    found = proposed(home, "gpt-oss-120b", "h200")
+def test_a_cache_that_is_not_known_is_not_guessed_at(home: Home, tmp_path: Path) -> None:
+    linear = {"architectures": ["Qwen3NextForCausalLM"], "moe_intermediate_size": 2880}
+    checkpoint = write_public(tmp_path / "linear", "gpt-oss-120b", **linear)
+    model = onboard_model(str(checkpoint), home, name="own-linear", environ={})
+    assert "# `Qwen3NextForCausalLM` has linear attention in some of its layers" in model.path.read_text()
+    found = proposed(home, "linear", "h200")
     assert found.valid.profile.layout.tp.value == 1
     assert "does not say what its cache holds" in why(found, "layout.tp")
 

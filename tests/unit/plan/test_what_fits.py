@@ -230,3 +230,55 @@ def test_facts_that_contradict_each_other(override: str, message: str) -> None:
     with pytest.raises(ProfileError) as caught:
         load("h200-glm-mtp", overrides=[override])
     assert any(message in problem.message for problem in caught.value.each())
+
+
+# gpt-oss-120b: half of its 36 layers have a window. A layer takes 2048 B of a token at TP1, in bfloat16.
+WINDOWED = ("model.layers=36", "model.mtp_layer=null", "model.kv_heads=8", "model.cache.head_dim=64", *NO_DRAFTS,
+            "model.cache.sliding_window=128", "model.cache.sliding_layers=18")  # fmt: skip
+
+
+def test_layers_with_windows_have_a_pool_of_their_own() -> None:
+    """`tests/integration/test_capacity_pools.py` holds the same against real sglang."""
+    found = cache("h200-glm-mtp", *WINDOWED)
+    assert found.token_bytes == pytest.approx(2048 * (18 + 0.8 * 18))
+    assert found.window_tokens == int((found.tokens or 0) * 0.8) // found.page * found.page
+    small = cache("h200-glm-mtp", *WINDOWED, "flags.swa-full-tokens-ratio=0.1")
+    assert small.token_bytes == pytest.approx(2048 * (18 + 0.1 * 18))
+    assert (small.tokens or 0) > 1.5 * (found.tokens or 0)
+    whole = cache("h200-glm-mtp", *WINDOWED, "flags.disable-hybrid-swa-memory=true")
+    assert (whole.token_bytes, whole.windows, whole.window_tokens) == (2048 * 36, None, None)
+    assert cache("h200-glm-mtp", *WINDOWED, "layout.tp=4").token_bytes == pytest.approx(found.token_bytes / 4)
+
+
+def test_what_drafts_counts_with_the_layers_that_keep_all() -> None:
+    drafting = [each for each in WINDOWED if each not in NO_DRAFTS]
+    found = cache("h200-glm-mtp", *drafting, "model.mtp_layer=36")
+    assert found.token_bytes == pytest.approx(2048 * (18 + 1 + 0.8 * 18))
+    assert found.held_bytes == int(2048 * (18 + 1 + 0.8 * 18))
+
+
+def test_short_requests_are_as_many_as_the_windows_hold() -> None:
+    """Each holds its last 128 tokens, 128 more until they are evicted, and two pages; or all that it has."""
+    few = (*WINDOWED, "flags.swa-full-tokens-ratio=0.01", "workload=random-4k-256")
+    found, windows = capacity("h200-glm-mtp", *few).served, cache("h200-glm-mtp", *few)
+    assert found is not None
+    assert found.at_once == (windows.window_tokens or 0) // (128 + 128 + 2 * windows.page)
+
+
+def test_windows_that_are_shared_out_otherwise_are_not_computed() -> None:
+    for flags, named in (
+        (("flags.disable-radix-cache=true", "flags.max-running-requests=8"), "`disable-radix-cache`"),
+        (("flags.enable-unified-memory=true",), "`enable-unified-memory`"),
+    ):
+        found = capacity("h200-glm-mtp", *WINDOWED, *flags)
+        assert found.cache is None
+        assert any(named in why for why in found.unknown)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"), [("36", "`cache.sliding_layers` is fewer than `layers`"), ("null", "go together")]
+)
+def test_windows_in_every_layer_are_none(layers: str, said: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        capacity("h200-glm-mtp", *WINDOWED, f"model.cache.sliding_layers={layers}")
+    assert said in caught.value.problems[0].message

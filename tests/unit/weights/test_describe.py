@@ -8,7 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from config_samples import DEEPSEEK_V32, GLM_52, INDEX, LLAMA_33_70B, PUBLIC, QUARK_MXFP4, write_config, write_public
+from config_samples import (
+    DEEPSEEK_V32,
+    GLM_52,
+    GPT_OSS_120B,
+    INDEX,
+    LLAMA_33_70B,
+    PUBLIC,
+    QUARK_MXFP4,
+    write_config,
+    write_public,
+)
 
 from orchestrator.core.errors import DeployError, NoWeightsError, WeightsError
 from orchestrator.weights import Description, describe, local_outline
@@ -40,7 +50,8 @@ EXPECTED: dict[str, dict[str, object]] = {
     "gpt-oss-120b": {
         "quantisation": "mxfp4", "context_length": 131072, "layers": 36, "attention_heads": 64, "kv_heads": 8,
         "moe.hidden_size": 2880, "moe.intermediate_size": 2880, "moe.routed_experts": 128, "moe.shared_experts": 0,
-        "moe.experts_per_token": 4, "flags.reasoning-parser": "gpt-oss", "flags.tool-call-parser": "gpt-oss",
+        "moe.experts_per_token": 4, "cache.head_dim": 64, "cache.sliding_window": 128, "cache.sliding_layers": 18,
+        "flags.reasoning-parser": "gpt-oss", "flags.tool-call-parser": "gpt-oss",
     },
     "MiniMax-M3-MXFP8": {
         "quantisation": "mxfp8", "context_length": 1048576, "layers": 60, "attention_heads": 64, "kv_heads": 4,
@@ -111,7 +122,6 @@ def test_the_layer_that_drafts_has_its_own_bytes(public: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("gpt-oss-120b", "sliding windows"),
         ("MiniMax-M3-MXFP8", "sparse attention over heads"),
         ("MiniMax-M3-MXFP8", "of which the checkpoint has no tensor"),
         ("Kimi-K2-Instruct", "names code of the checkpoint"),
@@ -182,6 +192,15 @@ def test_what_cannot_be_read_is_asked_for_by_its_key(key: str, gone: tuple[str, 
     assert key not in described(folder, key).missing
 
 
+@pytest.mark.parametrize("gone", ["sliding_window", "layer_types"])
+def test_windows_that_are_not_told_are_asked_for(gone: str, tmp_path: Path) -> None:
+    missing = described(write_public(tmp_path, "gpt-oss-120b", **{gone: None})).missing
+    key = {"layer_types": "sliding_layers"}.get(gone, gone)
+    assert [*missing] == [f"cache.{key}"]
+    assert missing[f"cache.{key}"].hint == f"give it: `--set cache.{key}=N`"
+    assert gone in missing[f"cache.{key}"].message
+
+
 def test_an_unknown_architecture_says_what_is_missing_and_what_is_near(tmp_path: Path) -> None:
     folder = write_config(tmp_path, {**LLAMA_33_70B, "architectures": ["LamaForCausalLM"]})
     problem = described(folder).missing["cache"]
@@ -213,6 +232,8 @@ def test_a_part_for_text_is_read_and_lends_no_parser_to_the_whole(tmp_path: Path
         (GLM_52, {"kv_lora_rank": 256}, "has 576 rows, `kv_lora_rank` + `qk_rope_head_dim` is 320"),
         (GLM_52, {"index_head_dim": 64}, "has 128 rows, `index_head_dim` is 64"),
         (GLM_52, {"n_routed_experts": 128}, "has 256 rows, `n_routed_experts` is 128"),
+        (GPT_OSS_120B, {"layer_types": ["sliding_attention"] * 35}, "is 36, and `layer_types` has 35 entries"),
+        (GPT_OSS_120B, {"num_key_value_heads": 4}, "has 512 rows, `num_key_value_heads` x `head_dim` is 256"),
         (GLM_52, {"num_experts_per_tok": 300}, "`num_experts_per_tok` 300 is more than `n_routed_experts` 256"),
     ],
     ids=lambda value: "" if isinstance(value, dict) and len(value) > 1 else str(value),
