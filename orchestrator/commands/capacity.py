@@ -81,7 +81,7 @@ def _cache(found: Capacity) -> Iterator[tuple[str, str, str]]:
 
 
 def _token_from(cache: KvCache) -> str:
-    held = "" if cache.held_bytes == int(cache.token_bytes) else f"; its pools take {cache.held_bytes:,} B"
+    held = "" if cache.held_bytes == cache.token_bytes else f"; its pools take {cache.held_bytes:,.0f} B"
     windows = cache.windows
     share = f", those with windows for {windows.ratio:g} of the tokens" if windows else ""
     return f"{cache.kind}, all layers and those that draft{share}{held}"

@@ -98,8 +98,8 @@ class Windows:
 class TokenBytes:
     """What a token takes on one GPU, in all layers and those that draft: as sglang reckons, and as its pools take."""
 
-    planned: float  # a whole number where no layer has a sliding window
-    held: int
+    planned: float  # both are whole numbers where no layer has a sliding window
+    held: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ def _with_windows(needs: CacheNeeds, windows: Windows) -> TokenBytes:
     each = needs.attention.bytes(needs.element, ranks=needs.ranks)
     full, share = needs.layers - windows.layers, windows.ratio * each * windows.layers
     counted = full + (needs.draft_layers if Version(needs.version) >= _COUNTS_WINDOW_DRAFTS else 0)
-    return TokenBytes(planned=each * counted + share, held=int(each * (full + needs.draft_layers) + share))
+    return TokenBytes(planned=each * counted + share, held=each * (full + needs.draft_layers) + share)
 
 
 def cache_type(kind: str | None, *, sparse: bool, arch: str, dtype: str | None) -> tuple[str, int] | None:

@@ -69,7 +69,7 @@ class KvCache:
     kind: str
     page: int
     token_bytes: float  # by which sglang reckons; whole but for sliding windows
-    held_bytes: int  # that a token really takes
+    held_bytes: float  # that a token really takes
     tokens: int | None
     full_contexts: float | None  # requests of the longest context
     windows: Windows | None = None  # layers that keep the last tokens alone
@@ -112,7 +112,7 @@ class Capacity:
         """What the static fraction gives the cache of a GPU, and `max-total-tokens` leaves free."""
         if self.memory is None or self.cache is None or self.cache.tokens is None:
             return 0
-        spare = self.memory.cache_bytes - self.cache.tokens * self.cache.held_bytes
+        spare = int(self.memory.cache_bytes - self.cache.tokens * self.cache.held_bytes)
         return spare if spare >= self.cache.page * self.cache.held_bytes else 0  # else the rest of a page
 
     @property
@@ -176,8 +176,8 @@ def _unknown(profile: Profile, given: Arguments) -> list[str]:
     why = []
     if model.cache is None:
         why.append(
-            "the model's file does not say what its cache holds: `cache` in profiles/models; where `deploy onboard model` "
-            "left it out, its comments say why"
+            "the model's file does not say what its cache holds: `cache` in profiles/models; where `deploy onboard "
+            "model` left it out, its comments say why"
         )
     elif model.cache.head_dim is not None and (model.kv_heads or model.attention_heads) is None:
         why.append("the model's file does not say how many heads it has: `attention_heads` in profiles/models")

@@ -204,7 +204,8 @@ def test_a_fraction_that_is_none_is_refused_once(written: str) -> None:
 def test_what_is_not_known_is_said() -> None:
     found = capacity("h200-glm-mtp", "model.cache=null")
     assert (found.cache, found.served) == (None, None)
-    assert found.unknown == ("the model's file does not say what its cache holds: `cache` in profiles/models",)
+    [why] = found.unknown
+    assert why.startswith("the model's file does not say what its cache holds: `cache` in profiles/models; where")
     words = "the MTP layer is not loaded, and its part of the weights is not known: they are counted whole"
     assert capacity("mi355x-tp8", *NO_DRAFTS).unknown == (words,)
     assert capacity("h200-glm-mtp", "flags.kv-cache-dtype=mxfp8").unknown == (
@@ -254,7 +255,15 @@ def test_what_drafts_counts_with_the_layers_that_keep_all() -> None:
     drafting = [each for each in WINDOWED if each not in NO_DRAFTS]
     found = cache("h200-glm-mtp", *drafting, "model.mtp_layer=36")
     assert found.token_bytes == pytest.approx(2048 * (18 + 1 + 0.8 * 18))
-    assert found.held_bytes == int(2048 * (18 + 1 + 0.8 * 18))
+    assert found.held_bytes == found.token_bytes
+
+
+def test_a_part_of_a_byte_leaves_nothing_free() -> None:
+    """It counted as what `max-total-tokens` leaves: a fraction of 0.99 was called safe."""
+    found = capacity("h200-glm-mtp", *WINDOWED)
+    assert found.spare_bytes == 0
+    assert found.memory is not None
+    assert found.memory.safe_fraction < 0.95
 
 
 def test_short_requests_are_as_many_as_the_windows_hold() -> None:
