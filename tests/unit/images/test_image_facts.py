@@ -1,0 +1,27 @@
+"""images/image_facts.py: what a torch is built for, by its own version.py, which is read and not imported."""
+
+from pathlib import Path
+
+import pytest
+from image_facts import platform_of
+
+
+@pytest.mark.parametrize(
+    ("said", "platform"),
+    [
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '7.2.53211'\n", "rocm"),
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "cuda"),
+        ("cuda = '12.9'\nhip = None\n", "cuda"),  # as it was written before
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\nxpu: Optional[str] = None\n", "cpu"),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\nxpu: Optional[str] = '2025.3'\n", None),
+        ("__version__ = '2.9.1'\n", None),
+    ],
+)
+def test_the_platform_is_what_torch_says(said: str, platform: str | None, tmp_path: Path) -> None:
+    (tmp_path / "version.py").write_text(f"raise ImportError\n{said}")
+    found = platform_of(tmp_path)
+    assert (found and found["platform"]) == platform
+
+
+def test_a_torch_that_says_nothing_is_none(tmp_path: Path) -> None:
+    assert platform_of(tmp_path) is None
