@@ -23,6 +23,7 @@ from orchestrator.cli import (
     host,
     images,
     kernels,
+    monitoring,
     onboard,
     past,
     profiles,
@@ -66,6 +67,7 @@ cache.register(app)
 kernels.register(app)
 serve.register(app)
 past.register(app)
+monitoring.register(app)
 diagnose.register(app)
 bench.register(app)
 evals.register(app)

@@ -3,7 +3,7 @@
 - profiles: `listing`, `planning`, `explain`, `capacity`, `flag_tables`, `environment`
 - made from what there is: `onboard_model`, `onboard_engine` (of `engine_sources`), both by `onboard_file`;
   `onboard_profile`
-- before a server: `machine`, `staging`, `prepare`, `coverage`, `kernels`, `tuning`, `caches`
+- before a server: `machine`, `monitoring`, `staging`, `prepare`, `coverage`, `kernels`, `tuning`, `caches`
 - a server: `up`, `restart`, `status`, `top`, `ask`, `logs`, `proof`, `down`, `ending`; all: `servers`, `runs`
 - servers of the past: `past`, `recorded`, `rollback`, `history`, `diff`, `prune`
 - figures: `bench`, `evals`, `report`, `reproduce`, `bill`

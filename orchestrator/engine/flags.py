@@ -1,4 +1,4 @@
-"""The options one version of sglang knows, and what is wrong with a setting of one."""
+"""The options one version of sglang knows, what is wrong with a setting of one, and the metrics it has."""
 
 import math
 import re
@@ -68,10 +68,11 @@ class FlagSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class FlagTable:
-    """The options of one sglang version, by long name without dashes."""
+    """The options of one sglang version, by long name without dashes, and the names of its metrics."""
 
     version: str
     flags: Mapping[str, FlagSpec]
+    metrics: frozenset[str] | None = None  # that it may export; None: the table was made before it told them
 
     def deprecated(self, names: Iterable[str]) -> Mapping[str, str]:
         """Those of `names` that this version hides from its help, or warns about; each with its successor, or none."""
@@ -106,7 +107,9 @@ def parse_flags(version: str, text: str) -> FlagTable:
     table = parse_json(text)
     if table["sglang"] != version:
         raise ValueError(f"the table is for sglang {table['sglang']}")
-    return FlagTable(version=version, flags={name: _spec(entry) for name, entry in table["flags"].items()})
+    metrics = frozenset(table["metrics"]) if "metrics" in table else None
+    flags = {name: _spec(entry) for name, entry in table["flags"].items()}
+    return FlagTable(version=version, flags=flags, metrics=metrics)
 
 
 def _spec(entry: Mapping[str, Any]) -> FlagSpec:

@@ -18,7 +18,7 @@ _UPPER_END: Final = re.compile(r'\ble="([^"]+)"')
 
 
 class Metric(StrEnum):
-    """The counters and gauges that are read here (0.5.14, srt/metrics/collector.py)."""
+    """The counters and gauges that are read here (0.5.14, srt/observability/metrics_collector.py)."""
 
     REQUESTS = "sglang:num_requests_total"
     PROMPT_TOKENS = "sglang:prompt_tokens_total"
@@ -33,6 +33,8 @@ class Metric(StrEnum):
     TTFT = "sglang:time_to_first_token_seconds"  # a histogram: `_sum` and `_count`
     ITL = "sglang:inter_token_latency_seconds"  # histograms as well
     E2E = "sglang:e2e_request_latency_seconds"
+    RANK_TOKENS = "sglang:realtime_tokens_total"  # of each rank, at each forward pass
+    OPEN_REQUESTS = "sglang:http_requests_active"  # until an answer begins (0.5.14, srt/utils/common.py)
 
 
 _READ: Final = frozenset(f"{each}{part}" for each in Metric for part in ("", "_sum", "_count"))

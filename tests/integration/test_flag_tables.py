@@ -33,7 +33,7 @@ ASK = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from generate import options, server_parser, write
+from generate import metrics, options, server_parser, write
 
 class Refused(Exception):
     pass
@@ -51,7 +51,8 @@ def verdict(argv):
 parser = server_parser(Path(sys.argv[2]))
 parser.error = refuse
 commands = json.load(sys.stdin)
-print(json.dumps({"table": write(sys.argv[3], options(parser)), "verdicts": [verdict(argv) for argv in commands]}))
+table = write(sys.argv[3], options(parser), metrics(Path(sys.argv[2])))
+print(json.dumps({"table": table, "verdicts": [verdict(argv) for argv in commands]}))
 """
 
 

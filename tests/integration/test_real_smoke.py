@@ -1,21 +1,28 @@
-"""Waiting, the smoke test and the diagnosis against real sglang on CPU."""
+"""Waiting, the smoke test, the diagnosis and the metrics stack against real sglang on CPU."""
 
 import dataclasses
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from cpu_server import CpuEngine, CpuServer, wait_by_its_log
+from patience import wait_for
 from ports import free_port
+from prometheus import every_second, missing, monitoring_request, scraping
 
 from orchestrator import prove as smoke
+from orchestrator.commands.monitoring import monitored
 from orchestrator.commands.planning import load
 from orchestrator.commands.proof import prove_url
 from orchestrator.core.errors import NotReadyError
+from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
 from orchestrator.engine.client import EngineClient
+from orchestrator.monitoring import monitoring_files
 from orchestrator.prove import Verdict
 from orchestrator.prove.checks import answers_right
 from orchestrator.prove.client import SmokeClient
@@ -71,6 +78,25 @@ def test_a_model_of_random_weights_fails_what_the_trained_one_is_asked(server: C
     assert found.verdict is Verdict.FAILED
     assert found.evidence.startswith("3 of 3 answers wrong; rank 0: after ")
     assert any("#40084" in cause for cause in found.causes)
+
+
+@missing
+def test_every_panel_of_the_dashboard_shows_what_a_real_server_does(server: CpuServer, tmp_path: Path) -> None:
+    asked = monitoring_request(profile="cpu-tiny", workload="smoke-tiny", target=server.url.removeprefix("http://"))
+    for file in monitoring_files(monitored(asked, Home(tmp_path))):
+        (tmp_path / file.path).write_bytes(file.content)
+    every_second(tmp_path)
+    panels = json.loads((tmp_path / "cpu-tiny.dashboard.json").read_text())["panels"]
+    queries = {target["expr"] for panel in panels for target in panel["targets"]}
+    assert len(queries) == 13
+
+    def without_data() -> set[str]:
+        assert server.complete("the server answers and is looked at").status_code == 200
+        return {query for query in queries if not prometheus.ask(query)}
+
+    with scraping(tmp_path) as prometheus:
+        wait_for(lambda: not without_data())
+        assert prometheus.ask('ALERTS{alertstate="firing"}') == []
 
 
 def test_a_port_that_another_process_holds(cpu_engine: CpuEngine) -> None:

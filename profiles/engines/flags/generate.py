@@ -1,4 +1,4 @@
-"""Print the options one sglang version knows, as JSON: `python generate.py UNPACKED_WHEEL VERSION`.
+"""Print the options and metrics of one sglang version, as JSON: `python generate.py UNPACKED_WHEEL VERSION`.
 
 `deploy flags VERSION` runs this and keeps what it prints. The wheel's own argument parser is asked
 (`ServerArgs.add_cli_args`, sglang/srt/server_args.py), so it takes a Python that has torch and sglang's pure
@@ -9,21 +9,36 @@ An option is `deprecated` when the parser hides it or warns about it, and `succe
 `takes_value` is false for a bare switch. `nargs` is argparse's own, for an option that takes several values (`+`, `*`)
 or may go without one (`?`); `type` is `int`, `float` or `json`. `same_as` is the first name of an option that has
 several. `--help` is left out: it starts nothing.
+
+Metrics are read from the sources: each is made by a call that names it, `Gauge(name="sglang:…", …)`. Whether a server
+exports one depends on its options too.
 """
 
 import argparse
+import ast
 import contextlib
 import importlib.abc
 import importlib.machinery
 import json
+import re
 import sys
 import types
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from unittest.mock import MagicMock
 
 # Imported at the top of modules the parser needs, absent from a CPU environment.
 COMPILED = {"flashinfer", "sgl_kernel", "triton", "tvm_ffi", "xgrammar"}
+
+# What makes a metric (prometheus_client), and what Prometheus calls its type.
+_METRICS = {
+    "Counter": "counter",
+    "Gauge": "gauge",
+    "Histogram": "histogram",
+    "Summary": "summary",
+    "GaugeHistogram": "gaugehistogram",  # of sglang's own
+}
+_METRIC = re.compile(r"sglang:\w+")
 
 # By the name of argparse's `type`. sglang's `human_readable_int` also reads `4k`; the table does not.
 _TYPES = {
@@ -126,15 +141,40 @@ def _describe(action: argparse.Action) -> dict[str, object]:
     return described
 
 
-def write(version: str, table: dict[str, dict[str, object]]) -> str:
-    """JSON with one option a line."""
-    lines = [f"    {json.dumps(name)}: {json.dumps(entry)}" for name, entry in table.items()]
-    return f'{{\n  "sglang": {json.dumps(version)},\n  "flags": {{\n' + ",\n".join(lines) + "\n  }\n}\n"
+def metrics(root: Path) -> dict[str, str]:
+    """The type of every metric that the sources in the unpacked wheel at `root` make, by name, sorted."""
+    found = {}
+    for path in (root / "sglang" / "srt").rglob("*.py"):
+        source = path.read_bytes()
+        if b'"sglang:' in source:
+            found |= dict(_made(ast.parse(source)))
+    return dict(sorted(found.items()))
+
+
+def _made(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        maker = getattr(call.func, "id", getattr(call.func, "attr", ""))
+        named = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "name")]
+        for value in named if maker in _METRICS else ():
+            if isinstance(value, ast.Constant) and _METRIC.fullmatch(str(value.value)):
+                yield str(value.value), _METRICS[maker]
+
+
+def write(version: str, table: dict[str, dict[str, object]], exported: dict[str, str]) -> str:
+    """JSON with one option, or one metric, a line."""
+    parts = {"flags": table, "metrics": exported}
+    return f'{{\n  "sglang": {json.dumps(version)},\n' + ",\n".join(map(_part, parts, parts.values())) + "\n}\n"
+
+
+def _part(name: str, entries: Mapping[str, object]) -> str:
+    lines = ",\n".join(f"    {json.dumps(key)}: {json.dumps(entry)}" for key, entry in entries.items())
+    return f'  "{name}": {{\n{lines}\n  }}'
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit("usage: generate.py UNPACKED_WHEEL VERSION")
     with contextlib.redirect_stdout(sys.stderr):  # what modules print while they are imported
-        table = options(server_parser(Path(sys.argv[1]).absolute()))
-    sys.stdout.write(write(sys.argv[2], table))
+        root = Path(sys.argv[1]).absolute()
+        table = options(server_parser(root))
+    sys.stdout.write(write(sys.argv[2], table, metrics(root)))

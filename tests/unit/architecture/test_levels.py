@@ -18,6 +18,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("engine", "profile", "patches", "results"),
     ("plan",),
     ("render",),
+    ("monitoring",),
     ("host", "weights", "environments"),
     ("images", "kernels", "bench", "evals"),
     ("runtimes",),
@@ -28,7 +29,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
 )
 # What reads a file, talks to a socket or asks the clock in a room that is otherwise pure.
 EDGES = {"orchestrator.patches.ledger", "orchestrator.engine.flags", "orchestrator.engine.client"}
-PURE = ("engine", "profile", "patches", "results", "plan", "render", "kernels")
+PURE = ("engine", "profile", "patches", "results", "plan", "render", "monitoring", "kernels")
 IMPURE_IMPORTS = {"os", "subprocess", "socket", "time", "httpx", "docker", "datetime", "random", "tempfile", "shutil"}
 READS = {
     "read_text",

@@ -1,0 +1,68 @@
+"""`deploy metrics`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.grammar import SERVE, add
+from orchestrator.cli.options import Json, SetOption, WorkloadOption, names_of, server_names
+from orchestrator.core.console import note, out_json, say
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's commands."""
+    add(app, metrics, section=SERVE)
+
+
+def metrics(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="a server that was started", autocompletion=server_names)
+    ] = None,
+    *,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="write the files there")],
+    profile_: Annotated[
+        str | None,
+        typer.Option(
+            "--profile", "-p", metavar="PROFILE", help="one that it would start", autocompletion=names_of("PROFILE")
+        ),
+    ] = None,
+    workload: WorkloadOption = None,
+    expect: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="ttft_p95_s, hit_share or accept_length; default: the workload's"),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="how Prometheus reaches it; default: as its machine does")
+    ] = None,
+    gpu_exporter: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="AMD's device-metrics-exporter, NVIDIA's dcgm-exporter")
+    ] = None,
+    set_: SetOption = None,
+    json: Json = False,
+) -> None:
+    """Write what Prometheus and Grafana watch a server by: what to scrape, rules, alerts, a dashboard."""
+    from orchestrator.commands.monitoring import MonitoringRequest, monitored
+    from orchestrator.commands.runs import write_files
+    from orchestrator.core.paths import Home
+    from orchestrator.monitoring import monitoring_files, omitted
+
+    request = MonitoringRequest(
+        name=name,
+        profile=profile_,
+        overrides=tuple(set_ or ()),
+        workload=workload,
+        expected=tuple(expect or ()),
+        target=target,
+        gpu_exporter=gpu_exporter,
+    )
+    server = monitored(request, Home.from_environment())
+    files, missing = monitoring_files(server), tuple(omitted(server))
+    write_files(output, files)
+    if json:
+        out_json({"server": server.name, "files": [str(output / file.path) for file in files], "left_out": missing})
+        return
+    for file in files:
+        say(f"wrote {output / file.path}")
+    for text in missing:
+        note(text)

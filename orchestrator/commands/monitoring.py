@@ -1,0 +1,137 @@
+"""`deploy metrics`: files by which Prometheus and Grafana watch a server, with the limits of its profile and load."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from orchestrator.bench import load_workload
+from orchestrator.commands.past import request_of
+from orchestrator.commands.planning import Valid, load, read_profile
+from orchestrator.commands.runs import RunDir, known_names, latest_run, read_plan, require_name
+from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.console import note
+from orchestrator.core.errors import ProfileError, StartError, UsageError
+from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.paths import Home
+from orchestrator.engine import read_flags
+from orchestrator.monitoring import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, Monitored
+from orchestrator.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitoringRequest:
+    """Which server is to be watched, and what is expected of it."""
+
+    name: str | None  # of a server that was started; None: one that `profile` would start
+    profile: str | None
+    overrides: tuple[str, ...]
+    workload: str | None  # None: the profile's
+    expected: tuple[str, ...]  # KEY=VALUE
+    target: str | None  # None: where it listens, as its own machine reaches it
+    gpu_exporter: str | None
+
+
+def monitored(request: MonitoringRequest, home: Home) -> Monitored:
+    """The server that is meant. Raises UsageError, StartError and ProfileError."""
+    catalogue = Catalogue.of(home)
+    given = _given(request.expected)
+    if request.name is None:
+        if request.profile is None:
+            raise UsageError(
+                "which server?", hint="`deploy metrics NAME`, or `--profile PROFILE` for one to be started"
+            )
+        loaded = load(request.profile, overrides=request.overrides, catalogue=catalogue)
+        name, plan, workload = loaded.plan.profile, loaded.plan, loaded.profile.workload
+    else:
+        name, (plan, workload) = request.name, _started(request, home, catalogue)
+    if plan.flag("enable-metrics") is None:
+        hint = "`--set flags.enable-metrics=true` exports them"
+        raise UsageError(f"`{name}` exports no metrics to watch it by", hint=hint)
+    table = read_flags(plan.engine.version, catalogue)
+    if table.metrics is None:
+        version = plan.engine.version
+        hint = f"`deploy flags {version}` makes it anew"
+        raise ProfileError(f"the flag table for sglang {version} does not tell its metrics", hint=hint)
+    return Monitored(
+        name=name,
+        plan=plan,
+        target=_address("--target", request.target) or urlsplit(plan.server.url).netloc,
+        gpu_target=_address("--gpu-exporter", request.gpu_exporter),
+        exported=table.metrics,
+        expected={**_of_workload(request.workload or workload, catalogue), **given},
+    )
+
+
+def _started(request: MonitoringRequest, home: Home, catalogue: Catalogue) -> tuple[Plan, str | None]:
+    """The plan of a server's last start, and the load that its profile is meant for."""
+    name = request.name or ""
+    if request.profile or request.overrides:
+        raise UsageError("`--profile` and `--set` are for a server that was not started", hint="or leave the name out")
+    require_name(name)
+    run = latest_run(home, name)
+    if run is None:
+        near = did_you_mean(name, known_names(home))
+        raise StartError(
+            f"nothing was started as `{name}` from here", hint=near or "`--profile PROFILE` takes a profile"
+        )
+    plan = read_plan(run)
+    if plan is None:
+        raise StartError(f"the plan of `{name}` cannot be read", where=str(run.path / "plan.json"))
+    valid = None if request.workload else _asked(run, catalogue)
+    return plan, valid.profile.workload if valid else None
+
+
+def _asked(run: RunDir, catalogue: Catalogue) -> Valid | None:
+    """The profile that a run was asked for with, as far as it can still be read."""
+    asked = request_of(run)
+    try:
+        return read_profile(asked.profile, overrides=asked.overrides, catalogue=catalogue) if asked else None
+    except ProfileError as error:
+        note(f"no limits of a load: {error.each()[0].message}")
+        return None
+
+
+def _of_workload(name: str | None, catalogue: Catalogue) -> Mapping[str, Expected]:
+    """What a load expects: the limit of a sustained rate, and the share of its prompts that others have too."""
+    if name is None:
+        return {}
+    load = load_workload(name, catalogue=catalogue)
+    limit = Expected(value=load.limits.ttft_p95_s, source=f"`limits.{TTFT_P95}` of workload `{name}`")
+    if not load.cached_share:
+        return {TTFT_P95: limit}
+    return {
+        TTFT_P95: limit,
+        HIT_SHARE: Expected(value=load.cached_share, source=f"`cached_share` of workload `{name}`"),
+    }
+
+
+def _given(pairs: Sequence[str]) -> dict[str, Expected]:
+    """What `--expect KEY=VALUE` says. Raises UsageError."""
+    found = {}
+    for pair in pairs:
+        key, _, text = pair.partition("=")
+        if key not in EXPECTED:
+            raise UsageError(f"nothing is expected of `{key}`", hint=did_you_mean(key, EXPECTED))
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        least, most = {HIT_SHARE: (0.0, 1.0), ACCEPT_LENGTH: (1.0, 100.0)}.get(key, (0.0, 86_400.0))
+        if not least < value <= most:
+            raise UsageError(f"`--expect {pair}`: expected a number above {least:g}, up to {most:g}")
+        found[key] = Expected(value=value, source=f"`--expect {key}={value:g}`")
+    return found
+
+
+def _address(option: str, text: str | None) -> str | None:
+    """A `host:port`. Raises UsageError for anything else."""
+    if text is None:
+        return None
+    try:
+        split = urlsplit(f"//{text}")
+        plain = split.netloc == text and split.hostname and split.port and "@" not in text and text.isprintable()
+    except ValueError:
+        plain = None
+    if not plain or not set(text).isdisjoint(" \"'\\{}"):
+        raise UsageError(f"`{option} {text}` is no address that Prometheus scrapes", hint="HOST:PORT, without a scheme")
+    return text

@@ -1,0 +1,176 @@
+"""When somebody has to be woken, and why. A limit is the profile's, its load's or its plan's, and says so."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from orchestrator.monitoring.series import (
+    ACCEPT_LENGTH,
+    HIT_SHARE,
+    SCRAPED,
+    TTFT_P95,
+    Expected,
+    Monitored,
+    left_out,
+    series_of,
+)
+
+# How far live traffic may stay below what is expected of a load that is made; this and what follows are our choice.
+_SLACK: Final = 0.8
+_FULL: Final = 0.95  # of the KV cache: beyond it requests are taken back (retracted) to make room
+_VRAM_FULL: Final = 0.98
+_STORM: Final = 2  # times gone and back within an hour
+_OURS: Final = "a choice of this tool"
+_RECORDED: Final = re.compile(r"deploy:[\w:]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alert:
+    """One alert, of an expression that has lasted; `limit` says whose limit it is."""
+
+    name: str
+    expression: str
+    lasting: str
+    severity: str  # critical: not everybody is served; warning: they are, and worse than expected
+    summary: str
+    limit: str
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The recorded series that it is made of."""
+        return frozenset(_RECORDED.findall(self.expression))
+
+
+def alerts_of(server: Monitored) -> tuple[Alert, ...]:
+    """The alerts for which everything is known and recorded."""
+    recorded = {series.record for series in series_of(server)}
+    return tuple(alert for alert in _alerts(server) if alert.needs <= recorded)
+
+
+def omitted(server: Monitored) -> Iterator[str]:
+    """What is not recorded or told of, each with the reason."""
+    recorded = {series.record for series in series_of(server)}
+    for series, missing in left_out(server):
+        yield f"no {series.record}: sglang {server.plan.engine.version} has no {missing}"
+    for alert in _alerts(server):
+        if missing := ", ".join(sorted(alert.needs - recorded)):
+            yield f"no alert {alert.name}: {missing} is not recorded"
+    for name, of in ((TTFT_P95, "DeployTtftHigh"), (HIT_SHARE, "DeployHitShareLow")):
+        if name not in server.expected:
+            yield f"no alert {of}: nothing is expected; `--workload` names a load that does, or `--expect {name}=…`"
+    if server.speculates and ACCEPT_LENGTH not in server.expected:
+        yield f"DeployAcceptLengthLow fires where no draft is right: `--expect {ACCEPT_LENGTH}=…` names a better length"
+    if server.plan.gpus and not server.gpu_target:
+        yield "no alert DeployVramFull: sglang exports no VRAM; `--gpu-exporter HOST:PORT` names what does"
+    yield f"no alert on kernels without a tuned row: the log alone tells of them, see `deploy top {server.name}`"
+
+
+def _alerts(server: Monitored) -> Iterator[Alert]:
+    yield from _of_life(server)
+    yield from _of_load(server)
+    yield from _of_expectations(server)
+
+
+def _recorded(server: Monitored, name: str) -> str:
+    return f"deploy:{name}{{{server.selector}}}"
+
+
+def _of_life(server: Monitored) -> Iterator[Alert]:
+    dp, scraped = server.plan.layout.dp, f'up{{{server.selector},job="{SCRAPED}"}}'
+    ranks, running, begun = (
+        _recorded(server, name) for name in ("rank_tokens:rate", "requests_running", "requests_open")
+    )
+    why = f"`deploy status {server.name}` and `deploy diagnose {server.name}` say why"
+    yield Alert(
+        name="DeployServerDown",
+        expression=f"{scraped} == 0",
+        lasting="1m",
+        severity="critical",
+        summary=f"it does not answer; {why}",
+        limit=f"four scrapes, {_OURS}",
+    )
+    yield Alert(
+        name="DeployRankDead",
+        expression=f"(count by (server) ({ranks} > 0) or 0 * {running}) < {dp}"
+        f" and on (server) (min_over_time({running}[5m]) >= {dp} or min_over_time({begun}[5m]) >= {dp})",
+        lasting="1m",
+        severity="critical",
+        summary=f"{{{{ $value }}}} of {dp} ranks compute, and each has work; {why}",
+        limit=f"`layout.dp` of the plan is {dp}",
+    )
+    yield Alert(
+        name="DeployRestarting",
+        expression=f"changes({scraped}[1h]) >= {2 * _STORM}",
+        lasting="0m",
+        severity="critical",
+        summary=f"it went and came back {_STORM} times within an hour; `deploy history {server.name}` lists the starts",
+        limit=_OURS,
+    )
+
+
+def _of_load(server: Monitored) -> Iterator[Alert]:
+    queued, full = _recorded(server, "requests_queued"), _recorded(server, "kv_share")
+    yield Alert(
+        name="DeployQueueGrowing",
+        expression=f"min_over_time({queued}[5m]) > 0 and deriv({queued}[5m]) > 0",
+        lasting="5m",
+        severity="warning",
+        summary="{{ $value }} requests wait, and more from minute to minute: more arrive than it can serve",
+        limit="ten minutes in which it never empties and grows, " + _OURS,
+    )
+    yield Alert(
+        name="DeployKvCacheFull",
+        expression=f"{full} > {_FULL} and on (server) {queued} > 0",
+        lasting="10m",
+        severity="warning",
+        summary="{{ $value | humanizePercentage }} of a rank's KV cache is in use, and requests wait for it",
+        limit=f"{_FULL}, {_OURS}",
+    )
+    if server.gpu_target:
+        yield Alert(
+            name="DeployVramFull",
+            expression=f"{_recorded(server, 'vram_share')} > {_VRAM_FULL}",
+            lasting="5m",
+            severity="warning",
+            summary="{{ $value | humanizePercentage }} of a GPU's VRAM is in use: an allocation may fail",
+            limit=f"{_VRAM_FULL}, {_OURS}; the plan's `mem-fraction-static` is {_fraction(server)}",
+        )
+
+
+def _fraction(server: Monitored) -> str:
+    return server.plan.flag("mem-fraction-static") or "sglang's own"
+
+
+def _of_expectations(server: Monitored) -> Iterator[Alert]:
+    if limit := server.expected.get(TTFT_P95):
+        yield Alert(
+            name="DeployTtftHigh",
+            expression=f"{_recorded(server, 'ttft_seconds:p95')} > {limit.value:g}",
+            lasting="5m",
+            severity="warning",
+            summary="one request in twenty waits {{ $value | humanizeDuration }} or longer for its first token",
+            limit=f"{limit.value:g} s: {limit.source}",
+        )
+    if share := server.expected.get(HIT_SHARE):
+        yield Alert(
+            name="DeployHitShareLow",
+            expression=f"{_recorded(server, 'hit_share:rate')} < {share.value * _SLACK:g}",
+            lasting="15m",
+            severity="warning",
+            summary="{{ $value | humanizePercentage }} of the prompt tokens come from the cache",
+            limit=f"{_SLACK:g} of {share.value:g}: {share.source}",
+        )
+    if server.speculates:
+        length = server.expected.get(ACCEPT_LENGTH) or Expected(
+            value=1, source="no draft is right, as in the smoke test"
+        )
+        below = f"< {length.value * _SLACK:g}" if length.value > 1 else "<= 1"
+        yield Alert(
+            name="DeployAcceptLengthLow",
+            expression=f"{_recorded(server, 'accept_length:rate')} {below}",
+            lasting="15m",
+            severity="warning",
+            summary="a verification gives {{ $value }} tokens: drafts cost more than they give",
+            limit=f"{below}: {length.source}",
+        )

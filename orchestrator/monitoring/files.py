@@ -1,0 +1,67 @@
+"""The files: YAML for Prometheus, JSON for Grafana. The same bytes for the same server."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import yaml
+
+from orchestrator.engine import endpoints
+from orchestrator.monitoring.alerts import Alert, alerts_of, omitted
+from orchestrator.monitoring.dashboard import dashboard
+from orchestrator.monitoring.series import SCRAPED, Monitored, series_of
+from orchestrator.render import ContextFile
+
+_EVERY: Final = "15s"
+_WIDTH: Final = 118
+
+
+def monitoring_files(server: Monitored) -> tuple[ContextFile, ...]:
+    """All of them, sorted by path, with what was left out at the head of the rules."""
+    name = server.name
+    texts = {
+        "prometheus.yml": _yaml(_scrape(server), f"`prometheus --config.file prometheus.yml` watches `{name}`"),
+        f"{name}.rules.yml": _yaml(_rules(server), f"what is recorded of `{name}`, and its alerts", *omitted(server)),
+        f"{name}.dashboard.json": dashboard(server),
+    }
+    return tuple(ContextFile(path=path, content=texts[path].encode(), executable=False) for path in sorted(texts))
+
+
+def _yaml(data: Mapping[str, object], *comments: str) -> str:
+    head = "".join(f"# {comment}\n" for comment in comments)
+    return head + yaml.safe_dump(data, sort_keys=False, width=_WIDTH, allow_unicode=True)
+
+
+def _scrape(server: Monitored) -> dict[str, object]:
+    """One job a kind of target; health and metrics are open where the rest asks for a key."""
+    labels = {"server": server.name, "profile": server.plan.profile}
+    jobs = [_job(SCRAPED, server.target, labels)]
+    if server.gpu_target:
+        jobs.append(_job("deploy-gpus", server.gpu_target, labels))
+    return {
+        "global": {"scrape_interval": _EVERY, "evaluation_interval": _EVERY},
+        "rule_files": [f"{server.name}.rules.yml"],
+        "scrape_configs": jobs,
+    }
+
+
+def _job(name: str, target: str, labels: Mapping[str, str]) -> dict[str, object]:
+    configs = [{"targets": [target], "labels": dict(labels)}]
+    return {"job_name": name, "metrics_path": endpoints.METRICS, "static_configs": configs}
+
+
+def _rules(server: Monitored) -> dict[str, object]:
+    records = [{"record": each.record, "expr": each.expression} for each in series_of(server)]
+    alerts = [_rule(alert, server) for alert in alerts_of(server)]
+    named = ((f"deploy-{server.name}-series", records), (f"deploy-{server.name}-alerts", alerts))
+    return {"groups": [{"name": name, "interval": _EVERY, "rules": rules} for name, rules in named]}
+
+
+def _rule(alert: Alert, server: Monitored) -> dict[str, object]:
+    said = {"summary": f"{server.name}: {alert.summary}", "limit": alert.limit.replace("{{", '{{ "{{" }}')}
+    return {
+        "alert": alert.name,
+        "expr": alert.expression,
+        "for": alert.lasting,
+        "labels": {"severity": alert.severity, "server": server.name},
+        "annotations": said,
+    }

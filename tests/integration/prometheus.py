@@ -1,0 +1,95 @@
+"""Debian's Prometheus and its promtool, run on files that `deploy metrics` wrote."""
+
+import json
+import math
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from ports import free_port
+
+from orchestrator.commands.monitoring import MonitoringRequest
+
+PACKAGE = "prometheus is not installed: apt-get install prometheus"
+_NOTHING = {"name": None, "profile": None, "overrides": (), "workload": None, "expected": (), "target": None}
+missing = pytest.mark.skipif(shutil.which("promtool") is None or shutil.which("prometheus") is None, reason=PACKAGE)
+
+
+def monitoring_request(**asked: object) -> MonitoringRequest:
+    """What `deploy metrics` is asked for."""
+    return MonitoringRequest(**{**_NOTHING, "gpu_exporter": None, **asked})  # type: ignore[arg-type]
+
+
+def promtool(*words: str | Path) -> str:
+    """What promtool says of files that it finds to be right."""
+    done = subprocess.run(["promtool", *map(str, words)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def firing(rules: Path, series: Mapping[str, str], *, after: Sequence[str], alerts: Sequence[str]) -> None:
+    """Fail unless these alerts fire, and no others, when `series` have been scraped every 15 s so long, each time."""
+    samples = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in alerts]
+    asked = 'count by (alertname) (ALERTS{alertstate="firing"})'
+    case = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [{"expr": asked, "eval_time": time, "exp_samples": samples} for time in after],
+    }
+    file = rules.with_name("case.yml")
+    tests = {"rule_files": [rules.name], "evaluation_interval": "15s", "tests": [case]}
+    file.write_text(yaml.safe_dump(tests))
+    promtool("test", "rules", file)
+
+
+def every_second(folder: Path) -> None:
+    """Let what was written scrape and record each second: a test does not wait for minutes."""
+    for path in folder.glob("*.yml"):
+        path.write_text(path.read_text().replace(": 15s", ": 1s"))
+
+
+class Prometheus:
+    """A server that scrapes."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def ask(self, expression: str) -> list[float]:
+        """The numbers that an expression has now."""
+        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expression}, trust_env=False)
+        found = json.loads(answer.text)
+        assert found["status"] == "success", found
+        values = [float(sample["value"][1]) for sample in found["data"]["result"]]
+        return [value for value in values if not math.isnan(value)]
+
+
+@contextmanager
+def scraping(folder: Path) -> Iterator[Prometheus]:
+    """A Prometheus with the configuration of a folder."""
+    url = f"127.0.0.1:{free_port()}"
+    argv = ["prometheus", "--config.file=prometheus.yml", f"--web.listen-address={url}", "--storage.tsdb.path=data"]
+    with (folder / "prometheus.log").open("w") as log:
+        process = subprocess.Popen(argv, cwd=folder, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 20
+        while not _ready(url):
+            assert process.poll() is None, (folder / "prometheus.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield Prometheus(f"http://{url}")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _ready(url: str) -> bool:
+    try:
+        return httpx.get(f"http://{url}/-/ready", trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,111 @@
+"""The rules that `deploy metrics` writes, by Prometheus's own promtool: each alert fires by its fault, and only it."""
+
+from pathlib import Path
+
+import pytest
+from prometheus import firing, missing, monitoring_request, promtool
+
+from orchestrator.commands.monitoring import monitored
+from orchestrator.core.paths import Home
+from orchestrator.monitoring import monitoring_files
+
+pytestmark = missing
+NAME = "mi355x-tp4dp2"  # two ranks that speculate; its load shares 60 % of each prompt, and has 5 s for its first token
+OF = f'server="{NAME}"'
+NEVER = "0x240"
+
+# An hour of two busy ranks, scraped every 15 s.
+BUSY = {
+    f'up{{{OF},job="deploy"}}': "1x240",
+    **{f'sglang:num_running_reqs{{{OF},dp_rank="{rank}"}}': "24x240" for rank in (0, 1)},
+    **{f'sglang:num_queue_reqs{{{OF},dp_rank="{rank}"}}': "0 3 1 0 2 9 4 0 0 1 " * 24 for rank in (0, 1)},
+    **{f'sglang:realtime_tokens_total{{{OF},dp_rank="{rank}",mode="decode"}}': "0+9000x240" for rank in (0, 1)},
+    **{f'sglang:num_used_tokens{{{OF},dp_rank="{rank}"}}': "970x240" for rank in (0, 1)},
+    **{f'sglang:max_total_num_tokens{{{OF},dp_rank="{rank}"}}': "1000x240" for rank in (0, 1)},
+    f'sglang:http_requests_active{{{OF},method="POST",endpoint="/generate"}}': "48x240",
+    f"sglang:num_requests_total{{{OF}}}": "0+36x240",
+    f"sglang:prompt_tokens_total{{{OF}}}": "0+720000x240",
+    f'sglang:cached_tokens_total{{{OF},cache_source="device"}}': "0+400000x240",
+    f"sglang:generation_tokens_total{{{OF}}}": "0+36036x240",
+    f"sglang:spec_verify_calls_total{{{OF}}}": "0+12000x240",
+    f'sglang:time_to_first_token_seconds_bucket{{{OF},le="4"}}': "0+35x240",
+    f'sglang:time_to_first_token_seconds_bucket{{{OF},le="8"}}': "0+36x240",
+    f'sglang:time_to_first_token_seconds_bucket{{{OF},le="+Inf"}}': "0+36x240",
+    f'gpu_used_vram{{{OF},gpu_id="0"}}': "250000x240",
+    f'gpu_total_vram{{{OF},gpu_id="0"}}': "294912x240",
+}
+QUEUE = f'sglang:num_queue_reqs{{{OF},dp_rank="0"}}'
+RANK = f'sglang:realtime_tokens_total{{{OF},dp_rank="1",mode="decode"}}'
+
+
+def ranks(name: str, values: str) -> dict[str, str]:
+    return {series: values for series in BUSY if series.startswith(f"sglang:{name}{{")}
+
+
+QUIET = BUSY | {series: NEVER for series in BUSY if series.startswith("sglang:") and "max_total" not in series}
+FAULTS = {
+    "it died": ({f'up{{{OF},job="deploy"}}': "1x40 0x200"}, "12m", "DeployServerDown"),
+    "a rank died with requests": ({RANK: "0+9000x40 360000x200"}, "17m", "DeployRankDead"),
+    "a rank never came": ({RANK: "_x240"}, "10m", "DeployRankDead"),
+    "a rank died, and its requests hang": (
+        {RANK: "0+9000x40 360000x200", **ranks("num_running_reqs", "24x40 0x200")},
+        "17m",
+        "DeployRankDead",
+    ),
+    "all ranks hang": (
+        ranks("realtime_tokens_total", "0+9000x40 360000x200"),
+        "17m",
+        "DeployRankDead",
+    ),
+    "it is started again and again": (
+        {f'up{{{OF},job="deploy"}}': "1x40 0x3 1x40 0x3 1x153"},
+        "25m",
+        "DeployRestarting",
+    ),
+    "more arrives than it serves": (
+        {QUEUE: "0+1x240", **ranks("num_used_tokens", "400x240")},
+        "16m",
+        "DeployQueueGrowing",
+    ),
+    "requests wait for the cache": ({QUEUE: "5x240"}, "15m", "DeployKvCacheFull"),
+    "a GPU is full": ({f'gpu_used_vram{{{OF},gpu_id="0"}}': "294000x240"}, "10m", "DeployVramFull"),
+    "first tokens are late": (
+        {f'sglang:time_to_first_token_seconds_bucket{{{OF},le="4"}}': "0+18x240"},
+        "12m",
+        "DeployTtftHigh",
+    ),
+    "prompts are not found in the cache": (ranks("cached_tokens_total", "0+300000x240"), "25m", "DeployHitShareLow"),
+    "the cache was never hit": (ranks("cached_tokens_total", "_x240"), "25m", "DeployHitShareLow"),
+    "no draft is right": (ranks("spec_verify_calls_total", "0+36000x240"), "25m", "DeployAcceptLengthLow"),
+    "drafts are off": (ranks("spec_verify_calls_total", "_x240"), "25m", "DeployAcceptLengthLow"),
+}
+
+
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("metrics")
+    asked = monitoring_request(profile=NAME, gpu_exporter="node:5000")
+    for file in monitoring_files(monitored(asked, Home(folder))):
+        (folder / file.path).write_bytes(file.content)
+    return folder / f"{NAME}.rules.yml"
+
+
+def test_prometheus_takes_the_files(rules: Path) -> None:
+    assert "24 rules found" in promtool("check", "rules", rules)
+    assert "is valid" in promtool("check", "config", rules.with_name("prometheus.yml"))
+
+
+@pytest.mark.parametrize("series", [BUSY, QUIET], ids=["busy", "quiet"])
+def test_an_hour_without_a_fault_is_silent(rules: Path, series: dict[str, str]) -> None:
+    firing(rules, series, after=("1m", "12m", "35m", "59m"), alerts=())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_told_by_its_alert_and_no_other(rules: Path, fault: str) -> None:
+    series, after, alert = FAULTS[fault]
+    firing(rules, BUSY | series, after=(after,), alerts=(alert,))
+
+
+def test_every_alert_has_its_fault(rules: Path) -> None:
+    alerts = {line.split()[-1] for line in rules.read_text().splitlines() if "- alert:" in line}
+    assert alerts == {alert for _, _, alert in FAULTS.values()}

@@ -1,0 +1,134 @@
+"""`deploy metrics`: which server is meant, what is expected of it, what its version of sglang does not export."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from run_samples import past_run
+
+from orchestrator.cli.main import app
+from orchestrator.commands.monitoring import MonitoringRequest, monitored
+from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.errors import DeployError, ProfileError, StartError, UsageError
+from orchestrator.core.paths import Home, data_root
+from orchestrator.engine import Metric, read_flags
+from orchestrator.monitoring import Expected, Monitored, monitoring_files, omitted
+
+NOTHING = MonitoringRequest(
+    name=None, profile=None, overrides=(), workload=None, expected=(), target=None, gpu_exporter=None
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def of_profile(home: Home, **asked: object) -> Monitored:
+    return monitored(replace(NOTHING, **{"profile": "mi355x-tp4dp2", **asked}), home)  # type: ignore[arg-type]
+
+
+def alerts(server: Monitored) -> dict[str, dict[str, object]]:
+    texts = {file.path: file.content for file in monitoring_files(server)}
+    groups = yaml.safe_load(texts[f"{server.name}.rules.yml"])["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+@pytest.mark.parametrize("version", Catalogue.shipped().names(Kind.FLAGS))
+def test_every_version_has_the_metrics_that_are_read_here(version: str) -> None:
+    assert set(Metric) <= (read_flags(version, Catalogue.shipped()).metrics or set())
+
+
+def test_a_limit_is_that_of_the_load_and_says_so(home: Home) -> None:
+    server = of_profile(home)
+    assert server.expected == {
+        "ttft_p95_s": Expected(value=5.0, source="`limits.ttft_p95_s` of workload `wafer-20k-1k`"),
+        "hit_share": Expected(value=0.6, source="`cached_share` of workload `wafer-20k-1k`"),
+    }
+    late = alerts(server)["DeployTtftHigh"]
+    assert str(late["expr"]).endswith(" > 5")
+    assert late["annotations"]["limit"] == "5 s: `limits.ttft_p95_s` of workload `wafer-20k-1k`"  # type: ignore[index]
+    assert of_profile(home, workload="single-stream-10k-1.5k").expected.keys() == {"ttft_p95_s"}
+
+
+def test_what_is_given_goes_before_the_load(home: Home) -> None:
+    server = of_profile(home, expected=("hit_share=0.9", "accept_length=3.6"))
+    assert str(alerts(server)["DeployHitShareLow"]["expr"]).endswith("< 0.72")
+    assert str(alerts(server)["DeployAcceptLengthLow"]["expr"]).endswith("< 2.88")
+    assert server.expected["hit_share"].source == "`--expect hit_share=0.9`"
+    assert not any("Accept" in text for text in omitted(server))
+
+
+@pytest.mark.parametrize("pair", ["hit_share=1.5", "hit_share=", "accept_length=1", "ttft=3", "ttft_p95_s=nan", "x"])
+def test_an_expectation_that_cannot_be_is_refused(home: Home, pair: str) -> None:
+    with pytest.raises(UsageError):
+        of_profile(home, expected=(pair,))
+
+
+def test_what_a_version_does_not_export_is_left_out_and_said(home: Home) -> None:
+    server = of_profile(home)
+    server = replace(server, exported=server.exported - {Metric.CACHED_TOKENS})
+    assert "DeployHitShareLow" not in alerts(server)
+    assert alerts(server).keys() == alerts(of_profile(home)).keys() - {"DeployHitShareLow"}
+    assert "hit_share" not in monitoring_files(server)[0].content.decode()
+    said = list(omitted(server))
+    version = server.plan.engine.version
+    assert f"no deploy:hit_share:rate: sglang {version} has no `sglang:cached_tokens_total`" in said
+    assert "no alert DeployHitShareLow: deploy:hit_share:rate is not recorded" in said
+
+
+def test_a_server_that_was_started_is_watched_by_the_plan_that_it_has(home: Home) -> None:
+    past_run(home, 1, "server.port=31999")
+    server = monitored(replace(NOTHING, name="owl"), home)
+    assert (server.name, server.target, server.plan.server.port) == ("owl", "127.0.0.1:31999", 31999)
+    assert server.expected["hit_share"].source == "`cached_share` of workload `smoke-tiny`"
+    past_run(home, 2, "workload=null")
+    server = monitored(replace(NOTHING, name="owl"), home)
+    assert any("no alert DeployTtftHigh: nothing is expected" in text for text in omitted(server))
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "said"),
+    [
+        ({}, UsageError, "which server"),
+        ({"name": "owls"}, StartError, "nothing was started as `owls`"),
+        ({"name": "../owl"}, UsageError, "cannot be called"),
+        ({"name": "owl", "profile": "cpu-tiny"}, UsageError, "not started"),
+        ({"profile": "cpu-tiny", "overrides": ("flags.enable-metrics=false",)}, UsageError, "exports no metrics"),
+        ({"profile": "cpu-tiny", "target": "http://x:1"}, UsageError, "no address"),
+        ({"profile": "cpu-tiny", "gpu_exporter": "x"}, UsageError, "no address"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(
+    home: Home, asked: dict[str, object], kind: type[DeployError], said: str
+) -> None:
+    past_run(home, 1)
+    with pytest.raises(kind, match=said):
+        monitored(replace(NOTHING, **asked), home)  # type: ignore[arg-type]
+
+
+def test_a_table_of_options_that_is_older_says_how_it_is_made_anew(home: Home) -> None:
+    version = "0.5.14"
+    table = json.loads((data_root() / f"profiles/engines/flags/{version}.json").read_text())
+    own = home.root / f"profiles/engines/flags/{version}.json"
+    own.parent.mkdir(parents=True)
+    own.write_text(json.dumps({key: value for key, value in table.items() if key != "metrics"}))
+    with pytest.raises(ProfileError, match="does not tell its metrics") as caught:
+        monitored(replace(NOTHING, profile="cpu-tiny"), home)
+    assert caught.value.hint == f"`deploy flags {version}` makes it anew"
+
+
+def test_the_command_writes_the_files_and_says_what_it_left_out(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(home.root))
+    words = ["metrics", "-p", "cpu-tiny", "--workload", "smoke-tiny", "--output", str(tmp_path / "out"), "--json"]
+    app(words, standalone_mode=False)
+    written = json.loads(capsys.readouterr().out)
+    assert [Path(file).name for file in written["files"]] == [
+        "cpu-tiny.dashboard.json", "cpu-tiny.rules.yml", "prometheus.yml",
+    ]  # fmt: skip
+    assert all(Path(file).is_file() for file in written["files"])
+    assert "the log alone" in written["left_out"][-1]
