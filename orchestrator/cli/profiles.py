@@ -1,4 +1,4 @@
-"""`deploy profiles`, `deploy show`, `deploy render`, `deploy schema`, `deploy flags`."""
+"""`deploy profiles`, `deploy show`, `deploy render`, `deploy schema`, `deploy flags`, `deploy lock`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.grammar import LOOK_UP, PREPARE, add
-from orchestrator.cli.options import GiveOption, Json, ProfileArgument, SetOption, named_files
+from orchestrator.cli.options import (
+    GiveOption,
+    Json,
+    ProfileArgument,
+    RevisionOption,
+    SetOption,
+    named_files,
+    with_revision,
+)
 from orchestrator.core.console import note, out, out_json, say, terminal_width
 
 if TYPE_CHECKING:
@@ -18,7 +26,7 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
     add(app, profiles, show, schema, section=LOOK_UP)
-    add(app, render, flags, section=PREPARE)
+    add(app, render, flags, lock, section=PREPARE)
 
 
 def profiles(*, json: Json = False) -> None:
@@ -65,6 +73,34 @@ def flags(
     from orchestrator.core.paths import Home
 
     out(str(write_flag_table(version, Home.from_environment(), wheel=wheel, python=python)))
+
+
+def lock(
+    *,
+    profile: ProfileArgument,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="where it is written; default: PROFILE.lock.yaml")
+    ] = None,
+    revision: RevisionOption = None,
+    set_: SetOption = None,
+    json: Json = False,
+) -> None:
+    """Resolve everything of a profile that could move, for `up --locked`: image, checkpoint, patches, tables, options.
+
+    The hub and the image's registry are asked. What nobody answers for is unknown in the lock, with the reason.
+    """
+    from orchestrator.commands.lock import default_path, resolve, write_lock
+    from orchestrator.core.paths import Home
+
+    path = output or default_path(profile)
+    found = resolve(profile, with_revision(set_, revision), Home.from_environment())
+    write_lock(path, found)
+    if json:
+        out_json({"lock": str(path), "unknown": dict(found.unknown)})
+        return
+    say(f"wrote {path}")
+    for what, why in found.unknown.items():
+        note(f"it does not hold `{what}`: {why}")
 
 
 def show(

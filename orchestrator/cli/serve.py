@@ -44,6 +44,9 @@ def up(
             "--from", metavar="RUN", help="an earlier start once more, by its own plan", autocompletion=run_names
         ),
     ] = None,
+    locked: Annotated[
+        bool, typer.Option("--locked", help="what PROFILE.lock.yaml, or the lock given as PROFILE, holds; or nothing")
+    ] = False,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="the server's name; default: the profile's")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be started, and stop")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="stop a server of that name first")] = False,
@@ -67,7 +70,7 @@ def up(
     json: Json = False,
 ) -> None:
     """Bring a profile's server up: stage, build, start, wait, prove. Steps already done are skipped."""
-    from orchestrator.commands.rollback import once_more
+    from orchestrator.commands.rollback import as_locked, once_more
     from orchestrator.commands.up import UpRequest, preview, up
     from orchestrator.core.paths import Home
 
@@ -87,6 +90,8 @@ def up(
     )
     if from_ is not None:
         request = once_more(from_, request, home)
+    elif locked:
+        request = as_locked(request)
     elif profile is None:
         raise UsageError("which profile?", hint="`deploy profiles` lists them; `--from RUN` repeats an earlier start")
     if dry_run:

@@ -45,3 +45,9 @@ def kept_state(run: RunDir) -> ServerState | None:
     with suppress(HostError):
         return next(filter(None, (kind().kept(run.path) for kind in REGISTRY.values())), None)
     return None
+
+
+def why_failed(failure: BaseException) -> str:
+    """What the run directory keeps of a start that failed."""
+    code = failure.exit_code if isinstance(failure, DeployError) else DeployError.exit_code
+    return f"`up` failed with {code}: {str(failure) or type(failure).__name__}"

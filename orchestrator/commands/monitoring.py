@@ -70,7 +70,7 @@ def _started(request: MonitoringRequest, home: Home, catalogue: Catalogue) -> tu
     require_name(name)
     run = latest_run(home, name)
     if run is None:
-        near = did_you_mean(name, known_names(home))
+        near = did_you_mean(name, {*known_names(home)} - {name})
         raise StartError(
             f"nothing was started as `{name}` from here", hint=near or "`--profile PROFILE` takes a profile"
         )

@@ -1,7 +1,8 @@
-"""`deploy rollback`, `deploy up --from`: an earlier start once more, with the plan that it had."""
+"""`deploy rollback`, `deploy up --from` and `--locked`: an earlier start once more, or one that was locked."""
 
 import dataclasses
 
+from orchestrator.commands.lock import lock_path, read_lock
 from orchestrator.commands.past import proven_run, request_of
 from orchestrator.commands.runs import RunDir, find_run, known_names, note_request, require_name, runs_of
 from orchestrator.commands.up import Up, UpRequest, up
@@ -65,3 +66,17 @@ def once_more(text: str, given: UpRequest, home: Home) -> UpRequest:
         keep=given.keep,
         timeout=given.timeout or was.timeout,
     )
+
+
+def as_locked(given: UpRequest) -> UpRequest:
+    """What asks for what a lock holds, where the command line names the lock or its profile.
+
+    Raises UsageError for a lock that is not there, and for what would make it another one; ProfileError for an edited
+    lock.
+    """
+    if given.overrides or given.image or given.run:
+        what = "`--locked` starts what is locked: without `--from`, `--set`, `--revision` and `--image`"
+        raise UsageError(what, hint="`deploy lock PROFILE --set KEY=VALUE` locks it with them")
+    path = lock_path(given.profile or None)
+    lock, _ = read_lock(path)
+    return dataclasses.replace(given, profile=lock.profile, overrides=lock.overrides, lock=str(path))

@@ -14,9 +14,10 @@ from orchestrator.commands.coverage import (
     require_fusion_told,
 )
 from orchestrator.commands.down import grace_of
-from orchestrator.commands.ending import keep_ending, stop_server
+from orchestrator.commands.ending import keep_ending, stop_server, why_failed
 from orchestrator.commands.environment import image_hazards, note_environment
 from orchestrator.commands.kernels import kernel_gate, make_table
+from orchestrator.commands.lock import lock_of_start, locked
 from orchestrator.commands.machine import place_of
 from orchestrator.commands.planning import (
     is_path,
@@ -63,11 +64,18 @@ class UpRequest:
     strict_kernels: bool
     timeout: float | None  # seconds, None for as long as something moves
     run: str | None = None  # the directory of an earlier start, whose plan is started as it was
+    lock: str | None = None  # a file: what it holds is started, or nothing
+
+    @property
+    def decided(self) -> bool:
+        """Whether its plan was decided before, and no other one may take its place."""
+        return bool(self.run or self.lock)
 
     def command(self, name: str) -> str:
         """The command that asks for the same again."""
-        asked = ["--from", self.run] if self.run else ["--profile", self.profile]
-        overrides, image = ((), None) if self.run else (self.overrides, self.image)
+        before = ["--from", self.run] if self.run else ["--locked", self.lock] if self.lock else []
+        asked = before or ["--profile", self.profile]
+        overrides, image = ((), None) if before else (self.overrides, self.image)
         argv = ["deploy", "up", *asked, "--name", name]
         argv += [word for override in overrides for word in ("--set", override)]
         argv += ["--host", self.host] if self.host else []
@@ -110,7 +118,7 @@ class Preview:
 def preview(request: UpRequest, home: Home) -> Preview:
     """What `up` would do and start, or why it would refuse; it starts and writes nothing."""
     valid = None
-    if request.run is None:
+    if not request.decided:
         valid = read_profile(request.profile, overrides=request.overrides, catalogue=Catalogue.of(home))
     plan, inputs = planned_at(valid, home) if valid else _decided(request, home)
     place = place_of(plan, home, request.host)
@@ -156,7 +164,7 @@ def up(request: UpRequest, home: Home, *, again: str = "") -> Up:
         )
     with fleet(home, request.host) as servers, claim(home, name):
         rows = recorded_rows(plan, place, accept_untuned=request.accept_untuned)
-        if request.image and request.run is None:
+        if request.image and not request.decided:
             plan, rows = ready_plan(request.on_image(request.image), place)
             request = replace(request, image=plan.ready_image)
         if (running := _already_up(servers, name, plan=plan, request=request)) is not None:
@@ -184,6 +192,8 @@ def _decided(request: UpRequest, home: Home) -> tuple[Plan, dict[str, bytes]]:
     """What the profile says now, or what an earlier start was decided to be."""
     if request.run is not None:
         return recorded(RunDir(Path(request.run)), home)
+    if request.lock is not None:
+        return locked(Path(request.lock), home)
     return planned(request.profile, request.overrides, home)
 
 
@@ -205,7 +215,7 @@ def _artifacts(
     bring_checkpoint(plan, place, stage=request.stage)
     rows = replace(rows, model=far_headers(plan, place)) if applies_to(plan) else rows
     require_fusion_told(plan, home, rows)
-    as_decided = plan.ready_image or request.run
+    as_decided = plan.ready_image or request.decided
     if not as_decided and make_table(plan, home, place, accept_untuned=request.accept_untuned):
         plan, inputs = planned(request.profile, request.overrides, home)
     if not request.accept_untuned:
@@ -288,7 +298,9 @@ def _bring_up(start: Start, servers: Fleet) -> Up:
     name, plan, key = start.name, start.artifacts.plan, start.key
     runtime = servers.runtimes[plan.runtime]
     run = open_run(servers.home, name, plan)
-    rendered = rendered_files(start.artifacts, name)
+    request = start.request
+    lock = lock_of_start(plan, request.profile, request.overrides, servers.home, run.path)
+    rendered = (*rendered_files(start.artifacts, name), lock)
     run.write(rendered)
     for file, record in start.records.items():
         run.save(file, record)
@@ -341,9 +353,9 @@ def _give_up(
     interrupted = isinstance(error, KeyboardInterrupt)
     failure = Interrupted("interrupted") if interrupted else error
     if handle is None:
-        keep_ending(run, _why(failure))
+        keep_ending(run, why_failed(failure))
         return Interrupted("interrupted", hint="nothing was started") if interrupted else error
-    detail = "" if keep else _take_down(handle, runtime, run, _why(failure))
+    detail = "" if keep else _take_down(handle, runtime, run, why_failed(failure))
     if not isinstance(failure, DeployError):
         return failure
     if keep:
@@ -359,12 +371,6 @@ def _explanation(runtime: Runtime, handle: Handle, detail: str) -> str:
             return explain_failure(runtime, handle, detail)
     except KeyboardInterrupt:
         return "diagnosis: interrupted"
-
-
-def _why(failure: BaseException) -> str:
-    """What the run directory keeps of a start that failed."""
-    code = failure.exit_code if isinstance(failure, DeployError) else DeployError.exit_code
-    return f"`up` failed with {code}: {str(failure) or type(failure).__name__}"
 
 
 def _take_down(handle: Handle, runtime: Runtime, run: RunDir, why: str) -> str:

@@ -32,6 +32,7 @@ from orchestrator.engine.flags import FlagTable, flag_problems, flag_words, pars
 from orchestrator.engine.launch import Delivery, Launch, delivery, launch_argv, parts
 from orchestrator.engine.log import StageReader, quotes_a_user, written_since
 from orchestrator.engine.metrics import (
+    ESCAPED,
     MOST_METRICS_BYTES,
     Buckets,
     Metric,
@@ -64,6 +65,7 @@ from orchestrator.engine.stream import (
 
 __all__ = [
     "DONE",
+    "ESCAPED",
     "MOST_BYTES",
     "MOST_METRICS_BYTES",
     "RANK_FIELD",

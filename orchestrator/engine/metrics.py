@@ -17,6 +17,11 @@ _OTHER_RANK: Final = re.compile(r'\btp_rank="(?!0")')
 _UPPER_END: Final = re.compile(r'\ble="([^"]+)"')
 
 
+# A server whose prometheus_client is 0.22 or younger writes `_` for `:` where OpenMetrics is asked for, as Prometheus
+# does (`escaping=underscores`, seen with 0.26): a regular expression of what it writes, and what stands in the sources.
+ESCAPED: Final = ("sglang_(.+)", "sglang:$1")
+
+
 class Metric(StrEnum):
     """The counters and gauges that are read here (0.5.14, srt/observability/metrics_collector.py)."""
 

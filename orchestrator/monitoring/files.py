@@ -5,7 +5,7 @@ from typing import Final
 
 import yaml
 
-from orchestrator.engine import endpoints
+from orchestrator.engine import ESCAPED, endpoints
 from orchestrator.monitoring.alerts import Alert, alerts_of, omitted
 from orchestrator.monitoring.dashboard import dashboard
 from orchestrator.monitoring.series import SCRAPED, Monitored, series_of
@@ -34,7 +34,9 @@ def _yaml(data: Mapping[str, object], *comments: str) -> str:
 def _scrape(server: Monitored) -> dict[str, object]:
     """One job a kind of target; health and metrics are open where the rest asks for a key."""
     labels = {"server": server.name, "profile": server.plan.profile}
-    jobs = [_job(SCRAPED, server.target, labels)]
+    written, name = ESCAPED
+    renamed = {"source_labels": ["__name__"], "regex": written, "target_label": "__name__", "replacement": name}
+    jobs = [{**_job(SCRAPED, server.target, labels), "metric_relabel_configs": [renamed]}]
     if server.gpu_target:
         jobs.append(_job("deploy-gpus", server.gpu_target, labels))
     return {

@@ -3,6 +3,7 @@
 What decides is imported by name: `plan.decide`, `plan.rules`, `plan.capacity`, `plan.propose`, `plan.known_bad`,
 `plan.patches`. It
 needs the schema of profiles, which takes long to import; a command over servers that run needs only the plan.
+`plan.lock` brings YAML along.
 """
 
 from orchestrator.core.origin import Origin

@@ -5,10 +5,10 @@ from orchestrator.weights.facts import require_facts
 from orchestrator.weights.far import copy_headers
 from orchestrator.weights.far_stage import FarStage, far_program
 from orchestrator.weights.generate import generate_model, is_made
-from orchestrator.weights.hub import Hub
+from orchestrator.weights.hub import Hub, Listing, list_files
 from orchestrator.weights.outline import hub_outline, local_outline
 from orchestrator.weights.overlay import overlay_path, write_overlay
-from orchestrator.weights.receipt import bytes_here, read_receipt
+from orchestrator.weights.receipt import bytes_here, read_receipt, stamps
 from orchestrator.weights.safetensors import BadShardError, tensor_dtypes
 from orchestrator.weights.stage import DownloadProgress, stage_checkpoint
 from orchestrator.weights.verify import FROM_RECEIPT, Verified, checkpoint_directory, needs_mtp, verify_checkpoint
@@ -20,6 +20,7 @@ __all__ = [
     "DownloadProgress",
     "FarStage",
     "Hub",
+    "Listing",
     "Verified",
     "bytes_here",
     "checkpoint_directory",
@@ -29,12 +30,14 @@ __all__ = [
     "generate_model",
     "hub_outline",
     "is_made",
+    "list_files",
     "local_outline",
     "needs_mtp",
     "overlay_path",
     "read_receipt",
     "require_facts",
     "stage_checkpoint",
+    "stamps",
     "tensor_dtypes",
     "verify_checkpoint",
     "write_overlay",

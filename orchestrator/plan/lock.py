@@ -1,0 +1,114 @@
+"""The lock: everything of a start that could move, as it was resolved, and what could not be, with the reason. Pure.
+
+Each section carries its own digest, so that an edited one is told by its line. The plan stands in it by dotted key,
+without what follows from the rest (descriptions, reports, questions of the smoke test).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import yaml
+
+from orchestrator.core.document import Document
+from orchestrator.core.errors import Problem, ProfileError, first_of
+from orchestrator.plan.changes import differences, flat
+from orchestrator.plan.plan import Plan
+
+FORMAT: Final = 1
+LOCK_FILE: Final = "lock.yaml"  # how its name ends
+_SAID: Final = ("description", "hazards", "inexact", "wrong_answers", "model.questions")
+_SECTIONS: Final = ("tool", "profile", "overrides", "checkpoint", "patches", "files", "unknown", "plan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """What was resolved; digests are sha256 in hex."""
+
+    tool: str  # the version of this tool that wrote it
+    profile: str  # a name, or a file as seen from the lock
+    overrides: tuple[str, ...]  # `--set`, with what pins the image and the commit
+    checkpoint: Mapping[str, str]  # its hub commit; each file's size and what the hub knows its content by
+    patches: Mapping[str, str]  # the digest of each
+    files: Mapping[str, str]  # the digest of each further file that a start is made from
+    unknown: Mapping[str, str]  # what could not be resolved, and why
+    plan: Mapping[str, str]  # by dotted key
+
+    @property
+    def text(self) -> str:
+        """The file."""
+        data = _plain(self)
+        digests = {name: _digest(data[name]) for name in _SECTIONS}
+        head = "# Written by deploy, and not to be edited: `deploy up --locked` starts exactly this.\n"
+        return head + yaml.safe_dump({"lock": FORMAT, **data, "digests": digests}, sort_keys=False, width=1000)
+
+
+def plan_lines(plan: Plan) -> dict[str, str]:
+    """A plan by dotted key, as a lock holds it."""
+    found = flat(plan.to_dict())
+    return {key: value for key, value in sorted(found.items()) if not key.startswith(_SAID)}
+
+
+def lock_of(document: Document, tool: str) -> Lock:
+    """The lock in a file.
+
+    Raises ProfileError, with the line, for one that was edited, or is of another version of its form or of this tool.
+    """
+    data, name = document.data, document.name
+    if data.get("lock") != FORMAT:
+        hint = "`deploy lock PROFILE` writes one"
+        raise ProfileError(f"this is no lock of form {FORMAT}", where=document.place(("lock",)), hint=hint)
+    if data.get("tool") != tool:
+        raise ProfileError(
+            f"this lock was written by deploy {data.get('tool')}, and this is deploy {tool}",
+            where=document.place(("tool",)),
+            hint="`deploy lock PROFILE` writes it anew; `deploy diff LOCK PROFILE` shows what that changes",
+        )
+    if edited := first_of(_edited(document)):
+        hint = "`deploy lock PROFILE` writes it anew"
+        raise ProfileError(f"`{name}` is not as it was written", problems=edited, hint=hint)
+    try:
+        return _lock(data)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ProfileError("this is no lock", where=name) from error
+
+
+def _lock(data: Mapping[str, object]) -> Lock:
+    known = {name: data[name] for name in _SECTIONS}
+    texts = {
+        name: {str(key): str(value) for key, value in dict(known[name]).items()}  # type: ignore[call-overload]
+        for name in ("checkpoint", "patches", "files", "unknown", "plan")
+    }
+    overrides = tuple(str(each) for each in known["overrides"])  # type: ignore[attr-defined]
+    return Lock(tool=str(known["tool"]), profile=str(known["profile"]), overrides=overrides, **texts)
+
+
+def _edited(document: Document) -> Iterator[Problem]:
+    digests = document.data.get("digests")
+    digests = digests if isinstance(digests, dict) else {}
+    for name in _SECTIONS:
+        if name not in document.data:
+            yield Problem(f"`{name}` is missing", document.name)
+        elif _digest(document.data[name]) != digests.get(name):
+            yield Problem(f"`{name}` was edited", document.place((name,)))
+    for name in sorted({*document.data} - {*_SECTIONS, "lock", "digests"}):
+        yield Problem(f"`{name}` was added", document.place((name,)))
+
+
+def changed(document: Document, section: str, then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Problem]:
+    """Each line of a section that is another one now."""
+    for each in differences([then, now]):
+        was, found = (value or "nothing" for value in each.values)
+        message = f"`{each.key}` is `{was}` in the lock, and `{found}` now"
+        yield Problem(message, document.place((section, each.key)))
+
+
+def _plain(lock: Lock) -> dict[str, object]:
+    found: dict[str, object] = json.loads(json.dumps(asdict(lock)))  # each value a copy: YAML has no anchors here
+    return found
+
+
+def _digest(section: object) -> str:
+    return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()
