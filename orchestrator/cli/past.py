@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from orchestrator.results import BenchResult
 
-_SIDE: Final = "a profile, a result, a run directory, NAME/RUN, or a server: its last run"
+_SIDE: Final = "a profile, a lock, a result, a run directory, NAME/RUN, or a server: its last run"
 ResultsOption: TypeAlias = Annotated[
     Path | None, typer.Option(metavar="DIR", help="where results of `deploy bench` lie; default: ./results")
 ]
@@ -57,7 +57,7 @@ def diff(
     results: ResultsOption = None,
     json: Json = False,
 ) -> None:
-    """Set two profiles, runs or results side by side: configuration, image, weights, host, figures."""
+    """Set two profiles, locks, runs or results side by side: configuration, image, weights, host, figures."""
     from orchestrator.commands.diff import diff, diff_text, side_of
     from orchestrator.core.paths import Home
 

@@ -70,7 +70,7 @@ def up(
     json: Json = False,
 ) -> None:
     """Bring a profile's server up: stage, build, start, wait, prove. Steps already done are skipped."""
-    from orchestrator.commands.rollback import as_locked, once_more
+    from orchestrator.commands.rollback import decided_before
     from orchestrator.commands.up import UpRequest, preview, up
     from orchestrator.core.paths import Home
 
@@ -88,12 +88,7 @@ def up(
         strict_kernels=strict_kernels,
         timeout=timeout,
     )
-    if from_ is not None:
-        request = once_more(from_, request, home)
-    elif locked:
-        request = as_locked(request)
-    elif profile is None:
-        raise UsageError("which profile?", hint="`deploy profiles` lists them; `--from RUN` repeats an earlier start")
+    request = decided_before(request, home, run=from_, locked=locked)
     if dry_run:
         would = preview(request, home)
         out(would.files)

@@ -1,4 +1,4 @@
-"""`deploy diff`: what is not the same between two starts, profiles or results, and what that did to the figures."""
+"""`deploy diff`: what is not the same between two starts, profiles, locks or results, and what that did to figures."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.commands.history import PastStart, past_start
+from orchestrator.commands.lock import lock_values, read_lock
 from orchestrator.commands.runs import RunDir, find_run, known_names, latest_run, load_result, provenance_of
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import table
-from orchestrator.core.errors import StartError, UsageError
+from orchestrator.core.errors import DeployError, StartError, UsageError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.plan import Difference, differences
+from orchestrator.plan.lock import LOCK_FILE
 from orchestrator.report import (
     ONE_RUN_EACH,
     change_text,
@@ -26,11 +28,14 @@ from orchestrator.results import RESULT_FILE, BenchResult, ServerProvenance, fig
 _AREAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("image", "patched", "engine", "patches", "ready_image"), "image"),
     **dict.fromkeys(("weights", "model"), "weights"),
+    "locked": "image",
     **dict.fromkeys(("host", "hardware"), "host"),
     "workload": "load",
 }
 _ORDER: Final = ("configuration", "image", "weights", "host", "load", "outcome")
-_OBSERVED: Final = ("image", "patched", "weights", "host", "workload", "outcome")  # what only a start or a load tells
+_OBSERVED: Final = ("image", "patched", "weights", "host", "workload", "outcome", "locked")  # what no plan tells
+_MOST_NAMED: Final = 4
+_CAUSES: Final = ("configuration", "image", "weights", "host")
 _SAID: Final = ("description", "hazards", "inexact", "wrong_answers", "model.questions")  # which follow from the rest
 _FIGURES: Final = {figure.key: figure for figure in figures.FIGURES}
 
@@ -79,13 +84,17 @@ class Differences:
 
 
 def side_of(text: str, home: Home, results: Sequence[BenchResult] = ()) -> DiffSide:
-    """What a word of the command line means: a result, a run directory, `NAME/RUN`, a profile, or a server's last run.
+    """What a word of the command line means.
+
+    A result, a lock, a run directory, `NAME/RUN`, a profile, or a server's last run.
 
     `results` are those that may be of a run. Raises UsageError for what is none of them, ProfileError, BenchError.
     """
     path = Path(text)
     if (path / RESULT_FILE).is_file() or (path.is_file() and path.suffix == ".json"):
         return _of_result(path)
+    if path.name.endswith(LOCK_FILE) and path.is_file():
+        return _of_lock(path)
     if (run := find_run(home, text)) is not None:
         return _of_run(run, results)
     catalogue = Catalogue.of(home)
@@ -125,9 +134,24 @@ def diff_text(found: Differences, *, width: int | None = None) -> str:
     if found.figures:
         figure_rows = [(each.workload, each.load, each.figure, each.a, each.b, each.change) for each in found.figures]
         parts.append(table(("workload", "load", "figure", "A", "B", "B against A"), figure_rows, width=width))
-        parts.append(f"{ONE_RUN_EACH} `deploy compare` takes several.")
+        parts.append(f"{ONE_RUN_EACH} `deploy compare` takes several.\n{explanation(found)}")
     parts += ["\n".join(f"note: {text}" for text in found.unknown)] if found.unknown else []
     return "\n\n".join(parts)
+
+
+def explanation(found: Differences) -> str:
+    """What of the differences can be behind those of the figures, as far as the two sides tell."""
+    causes = [each.key for area, each in found.differences if area in _CAUSES]
+    if any(area == "load" for area, _ in found.differences):
+        return "The loads differ: the figures are of different questions, whatever else is not the same."
+    if not causes:
+        return "Nothing else differs of what both tell: what differs in the figures is noise, or what neither tells."
+    if len(causes) == 1:
+        return f"Beyond noise, `{causes[0]}` alone explains what differs in the figures."
+    shown = ", ".join(f"`{key}`" for key in causes[:_MOST_NAMED]) + (", …" if len(causes) > _MOST_NAMED else "")
+    return (
+        f"{len(causes)} differences can explain the figures ({shown}): a start that has one of them tells them apart."
+    )
 
 
 def _comparable(side: DiffSide, one_sided: Sequence[str]) -> dict[str, str]:
@@ -144,6 +168,8 @@ def _comparable(side: DiffSide, one_sided: Sequence[str]) -> dict[str, str]:
 
 def _area(key: str) -> str:
     group = key.partition(".")[0]
+    if key.startswith("locked.checkpoint"):
+        return "weights"
     return "outcome" if group == "outcome" else _AREAS.get(group, "configuration")
 
 
@@ -161,6 +187,12 @@ def _of_result(path: Path) -> DiffSide:
     return DiffSide(label=label, values=configuration_of(result), results=(result,))
 
 
+def _of_lock(path: Path) -> DiffSide:
+    lock, _ = read_lock(path)
+    plan = {key: value for key, value in lock.plan.items() if value != "none"}
+    return DiffSide(label=f"lock `{path}` of `{Path(lock.profile).stem}`", values={**plan, **lock_values(lock)})
+
+
 def _of_run(run: RunDir, results: Sequence[BenchResult]) -> DiffSide:
     plan = run.read("plan.json")  # also one of another version: values that are there can be compared
     if not plan:
@@ -168,8 +200,16 @@ def _of_run(run: RunDir, results: Sequence[BenchResult]) -> DiffSide:
     start, measured = past_start(run, results)
     label = f"run `{start.name}/{start.run}` of `{start.profile or plan.get('profile')}`"
     stood = replace(provenance_of(run, None), plan=plan)
-    values = {**started_with(stood), **{f"outcome.{key}": text for key, text in _outcome(start)}}
+    values = {**started_with(stood), **_locked(run), **{f"outcome.{key}": text for key, text in _outcome(start)}}
     return DiffSide(label=label, values=values, results=measured)
+
+
+def _locked(run: RunDir) -> dict[str, str]:
+    """What its lock holds; nothing for a run of a version that wrote none."""
+    try:
+        return lock_values(read_lock(run.path / LOCK_FILE)[0])
+    except DeployError:
+        return {}
 
 
 def _outcome(start: PastStart) -> Iterator[tuple[str, str]]:

@@ -97,6 +97,9 @@ def _lock(
 ) -> Lock:
     if plan.model.source.kind == "directory":
         unknown = {**unknown, "checkpoint": "it is a directory: no hub knows its files"}
+    for use in plan.patches:
+        if use.kind == "file" and use.input_sha256 is None:
+            unknown = {**unknown, f"patches.{use.id}.input_sha256": "the table that it adds was not built yet"}
     return Lock(
         tool=__version__,
         profile=profile,
@@ -189,6 +192,14 @@ def locked(path: Path, home: Home) -> tuple[Plan, dict[str, bytes]]:
     for what, why in lock.unknown.items():
         note(f"the lock does not hold `{what}`: {why}")
     return plan, inputs
+
+
+def lock_values(lock: Lock) -> dict[str, str]:
+    """What a lock says beside its plan, by dotted key: for `deploy diff`."""
+    files = [int(said.split()[0]) for path, said in lock.checkpoint.items() if path != _COMMIT]
+    checkpoint = {"commit": lock.checkpoint[_COMMIT], "files": f"{len(files)}, {sum(files)} bytes"} if files else {}
+    of = {"patch": lock.patches, "file": lock.files, "checkpoint": checkpoint, "by": {"deploy": lock.tool}}
+    return {f"locked.{part}.{key}": text for part, each in of.items() for key, text in each.items()}
 
 
 def _other_weights(lock: Lock, document: Document, plan: Plan, home: Home) -> Iterator[Problem]:

@@ -68,14 +68,27 @@ def once_more(text: str, given: UpRequest, home: Home) -> UpRequest:
     )
 
 
-def as_locked(given: UpRequest) -> UpRequest:
+def decided_before(given: UpRequest, home: Home, *, run: str | None, locked: bool) -> UpRequest:
+    """What is asked for: an earlier start, a lock, or a profile. Raises UsageError where none of them is named."""
+    if run is not None:
+        if locked:
+            raise UsageError("`--from` and `--locked` name two starts", hint="a run's own lock is its `lock.yaml`")
+        return once_more(run, given, home)
+    if locked:
+        return _as_locked(given)
+    if not given.profile:
+        raise UsageError("which profile?", hint="`deploy profiles` lists them; `--from RUN` repeats an earlier start")
+    return given
+
+
+def _as_locked(given: UpRequest) -> UpRequest:
     """What asks for what a lock holds, where the command line names the lock or its profile.
 
     Raises UsageError for a lock that is not there, and for what would make it another one; ProfileError for an edited
     lock.
     """
-    if given.overrides or given.image or given.run:
-        what = "`--locked` starts what is locked: without `--from`, `--set`, `--revision` and `--image`"
+    if given.overrides or given.image:
+        what = "`--locked` starts what is locked: without `--set`, `--revision` and `--image`"
         raise UsageError(what, hint="`deploy lock PROFILE --set KEY=VALUE` locks it with them")
     path = lock_path(given.profile or None)
     lock, _ = read_lock(path)

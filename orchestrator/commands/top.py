@@ -30,7 +30,7 @@ from orchestrator.engine import (
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.host import Runner
 from orchestrator.host.gpus import gib, read_gpus
-from orchestrator.kernels import GateReader
+from orchestrator.kernels import GateReader, TritonReader, asks_triton
 from orchestrator.plan import Plan
 from orchestrator.runtimes import Handle, Runtime, ServerState
 
@@ -88,7 +88,7 @@ class Frame:
     age: str  # how long it has run
     trouble: str  # why it does not serve as it should; "" where nothing is known
     activity: Activity
-    kernel_misses: int | None  # distinct keys since the start; None for a server without a table of tuned kernels
+    kernel_misses: int | None  # distinct keys, or Triton's files, since the start; None for a server that looks none up
     gpus: tuple[GpuNow, ...]
     events: tuple[Event, ...]
 
@@ -230,8 +230,8 @@ class View:
         place = place_of(plan, servers.home, host)
         self._gpus = GpuReader(plan, runner_for(place), None if place.far else partial(read_energy, tuple(plan.gpus)))
         self._client = EngineClient(self._handle.url, key=key_of(self._handle), limits=_LIMITS)
-        self._log = self._runtime.tail(self._handle) if takes_table(plan) else None
-        self._gate = GateReader()
+        self._gate = GateReader() if takes_table(plan) else TritonReader() if asks_triton(plan) else None
+        self._log = self._runtime.tail(self._handle) if self._gate else None
         self._clock = clock
         self._counters: deque[Counters] = deque()
         self._events: deque[Event] = deque(maxlen=_MOST_EVENTS)
@@ -284,7 +284,7 @@ class View:
         return ""
 
     def _misses(self) -> int | None:
-        if self._log is None:
+        if self._log is None or self._gate is None:
             return None
         for line in self._log():
             self._gate.feed(line)

@@ -11,7 +11,7 @@ from orchestrator.kernels.gate import GateReader, GateReport, gate_report
 from orchestrator.kernels.keys import Key, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow, write_untuned
 from orchestrator.kernels.table import Table, assemble, own_rows, promised_rows
-from orchestrator.kernels.triton import TritonReport, asks_triton, triton_report
+from orchestrator.kernels.triton import TritonReader, TritonReport, asks_triton, triton_report
 
 __all__ = [
     "Coverage",
@@ -21,6 +21,7 @@ __all__ = [
     "MoeCheckpoint",
     "RowOrigin",
     "Table",
+    "TritonReader",
     "TritonReport",
     "TunedRow",
     "applies_to",

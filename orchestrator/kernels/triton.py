@@ -7,7 +7,7 @@ name it takes a default for all shapes: slower, and nothing fails. The down proj
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -49,12 +49,29 @@ def asks_triton(plan: Plan) -> bool:
     return plan.engine.platform == "cuda" and plan.model.moe is not None
 
 
-def triton_report(lines: Iterable[str]) -> TritonReport:
-    """The report on the lines of a log; each file counts once, however many ranks look it up."""
-    found: dict[re.Pattern[str], set[str]] = {_FOUND: set(), _OLDER: set(), _MISSED: set()}
-    for line in lines:
-        for pattern, paths in found.items():
-            if "MoE kernel config" in line and (match := pattern.search(line)) and _OPTIONAL not in match["path"]:
+@dataclass(kw_only=True)
+class TritonReader:
+    """Reads a log as it grows; each file counts once, however many ranks look it up."""
+
+    _found: dict[re.Pattern[str], set[str]] = field(
+        default_factory=lambda: {_FOUND: set(), _OLDER: set(), _MISSED: set()}
+    )
+
+    def feed(self, line: str) -> None:
+        """Take one whole line."""
+        for pattern, paths in self._found.items() if "MoE kernel config" in line else ():
+            if (match := pattern.search(line)) and _OPTIONAL not in match["path"]:
                 paths.add(match["path"])
-    hits, older, misses = (tuple(sorted(paths)) for paths in found.values())
-    return TritonReport(hits=hits, older=older, misses=misses)
+
+    def report(self) -> TritonReport:
+        """What has been read so far."""
+        hits, older, misses = (tuple(sorted(paths)) for paths in self._found.values())
+        return TritonReport(hits=hits, older=older, misses=misses)
+
+
+def triton_report(lines: Iterable[str]) -> TritonReport:
+    """The report on the lines of a log."""
+    reader = TritonReader()
+    for line in lines:
+        reader.feed(line)
+    return reader.report()

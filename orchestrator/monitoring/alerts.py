@@ -92,7 +92,7 @@ def _of_life(server: Monitored) -> Iterator[Alert]:
     )
     yield Alert(
         name="DeployRankDead",
-        expression=f"(count by (server) ({ranks} > 0) or 0 * {running}) < {dp}"
+        expression=f"(count by (server) ({ranks} > 0) or 0 * {running} or 0 * {begun}) < {dp}"
         f" and on (server) (min_over_time({running}[5m]) >= {dp} or min_over_time({begun}[5m]) >= {dp})",
         lasting="1m",
         severity="critical",

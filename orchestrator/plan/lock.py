@@ -67,7 +67,7 @@ def lock_of(document: Document, tool: str) -> Lock:
             hint="`deploy lock PROFILE` writes it anew; `deploy diff LOCK PROFILE` shows what that changes",
         )
     if edited := first_of(_edited(document)):
-        hint = "`deploy lock PROFILE` writes it anew"
+        hint = "`deploy lock` writes one anew"
         raise ProfileError(f"`{name}` is not as it was written", problems=edited, hint=hint)
     try:
         return _lock(data)

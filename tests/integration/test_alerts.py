@@ -52,6 +52,11 @@ FAULTS = {
         "17m",
         "DeployRankDead",
     ),
+    "no rank ever computes": (
+        {**ranks("realtime_tokens_total", "_x240"), **ranks("num_running_reqs", "_x240")},
+        "10m",
+        "DeployRankDead",
+    ),
     "all ranks hang": (
         ranks("realtime_tokens_total", "0+9000x40 360000x200"),
         "17m",

@@ -16,7 +16,9 @@ from checkpoint_samples import write_checkpoint
 from loopback_hub import COMMIT, Hub, serve
 from patience import PATIENCE
 
+from orchestrator.commands.lock import resolve
 from orchestrator.commands.planning import load
+from orchestrator.core.paths import Home
 from orchestrator.weights.receipt import read_receipt
 
 REPOSITORY = "amd/GLM-5.2-MXFP4"
@@ -253,3 +255,14 @@ def test_a_hub_that_does_not_answer_is_told_once_and_at_once(hub: Hub, tmp_path:
     assert refused.returncode == 4
     assert refused.stderr.splitlines()[0].startswith("error: the hub cannot be asked: ")
     assert "--> http://127.0.0.1:9" in refused.stderr
+
+
+def test_a_lock_holds_what_the_hub_knows_every_file_by(hub: Hub, tmp_path: Path) -> None:
+    hub.token = "hf_abcdefghijklmnopqrstuvwx"
+    given = {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token}
+    found = resolve("mi355x-tp8", ("engine.image_digest=sha256:" + 64 * "a",), Home(tmp_path), given)
+    known = {str(each["path"]): f"{each['size']} {each['oid']}" for each in hub.listing()}
+    assert found.checkpoint == {"commit": COMMIT, **known}
+    assert f"model.origin.revision={COMMIT}" in found.overrides
+    assert hub.tokens == {f"Bearer {hub.token}"}
+    assert hub.token not in found.text

@@ -16,6 +16,7 @@ from orchestrator.engine import NoAnswerError
 from orchestrator.host.gpus import GIB, Gpu, GpuInventory
 from orchestrator.runtimes import Handle, ServerState, Status
 
+LOG_OF_AN_H200 = Path(__file__).parents[1] / "engine/logs/h200-0.5.16-mtp-start.log"
 MISS = (
     "[aiter] [fused_moe] using 2stage default for (256, {tokens}, 6144, 256, 257, 9, <ActivationType.Silu: 0>, "
     "'torch.bfloat16', 'torch.float4_e2m1fn_x2', 'torch.float4_e2m1fn_x2', 'QuantType.per_1x32', True, False)"
@@ -111,6 +112,18 @@ def test_they_are_of_the_last_minute(server: Scripted, tmp_path: Path) -> None:
         found = view.look().activity
     assert found.window_s == 60
     assert found.requests_per_s == 1.0
+
+
+def test_on_cuda_it_is_triton_that_misses(server: Scripted, tmp_path: Path) -> None:
+    """The start of a real server on an H200: one configuration is missing, and one that is optional."""
+    (tmp_path / "plan.json").write_text(load("h200-glm-mtp").plan.to_json())
+    view = looking(server, tmp_path)
+    server.counters = exported(output=1)
+    assert view.look().kernel_misses == 0
+    server.log = LOG_OF_AN_H200.read_text().splitlines()
+    found = view.look()
+    assert found.kernel_misses == 1
+    assert [event.what for event in found.events] == ["1 more MoE keys without a tuned kernel"]
 
 
 def test_what_changes_is_an_event(server: Scripted, tmp_path: Path) -> None:
