@@ -30,7 +30,10 @@ def metrics(
     workload: WorkloadOption = None,
     expect: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="ttft_p95_s, hit_share or accept_length; default: the workload's"),
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="ttft_p95_s, hit_share or accept_length, instead of the workload's; may be repeated",
+        ),
     ] = None,
     target: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="how Prometheus reaches it; default: as its machine does")

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.commands.history import PastStart, past_start
-from orchestrator.commands.lock import lock_values, read_lock
-from orchestrator.commands.runs import RunDir, find_run, known_names, latest_run, load_result, provenance_of
+from orchestrator.commands.runs import RunDir, find_run, known_names, latest_run, load_lock, load_result, provenance_of
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import table
 from orchestrator.core.errors import DeployError, StartError, UsageError
@@ -174,7 +173,9 @@ def _area(key: str) -> str:
 
 
 def _word(group: str) -> str:
-    return {"layout": "plan", "patched": "patches as they were found", "workload": "load"}.get(group, group)
+    return {"layout": "plan", "patched": "patches as they were found", "workload": "load", "locked": "lock"}.get(
+        group, group
+    )
 
 
 def _of_result(path: Path) -> DiffSide:
@@ -188,9 +189,9 @@ def _of_result(path: Path) -> DiffSide:
 
 
 def _of_lock(path: Path) -> DiffSide:
-    lock, _ = read_lock(path)
+    lock, _ = load_lock(path)
     plan = {key: value for key, value in lock.plan.items() if value != "none"}
-    return DiffSide(label=f"lock `{path}` of `{Path(lock.profile).stem}`", values={**plan, **lock_values(lock)})
+    return DiffSide(label=f"lock `{path}` of `{Path(lock.profile).stem}`", values={**plan, **lock.told})
 
 
 def _of_run(run: RunDir, results: Sequence[BenchResult]) -> DiffSide:
@@ -207,7 +208,7 @@ def _of_run(run: RunDir, results: Sequence[BenchResult]) -> DiffSide:
 def _locked(run: RunDir) -> dict[str, str]:
     """What its lock holds; nothing for a run of a version that wrote none."""
     try:
-        return lock_values(read_lock(run.path / LOCK_FILE)[0])
+        return load_lock(run.path / LOCK_FILE)[0].told
     except DeployError:
         return {}
 

@@ -8,23 +8,20 @@ from pathlib import Path
 
 from orchestrator import __version__
 from orchestrator.commands.planning import is_path, planned
-from orchestrator.commands.runs import write_files
+from orchestrator.commands.runs import load_lock, write_files
 from orchestrator.commands.staging import hub_of
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import note
 from orchestrator.core.document import Document
 from orchestrator.core.errors import BuildError, DeployError, Problem, ProfileError, UsageError, WeightsError
 from orchestrator.core.paths import Home
-from orchestrator.core.validation import read_file
 from orchestrator.images import Registry, carried_patches, local_config
 from orchestrator.patches import patch_digest, read_diffs
 from orchestrator.plan import Plan
-from orchestrator.plan.lock import LOCK_FILE, Lock, changed, lock_of, plan_lines
+from orchestrator.plan.lock import COMMIT, LOCK_FILE, Lock, changed, plan_lines
 from orchestrator.render import ContextFile
 from orchestrator.runtimes import runtime_kind
 from orchestrator.weights import Listing, checkpoint_directory, list_files, read_receipt, stamps
-
-_COMMIT = "commit"
 
 
 def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping[str, str] = os.environ) -> Lock:
@@ -63,7 +60,7 @@ def _listed(listing: Listing | None) -> dict[str, str]:
     if listing is None:
         return {}
     files = {path: f"{file.size} {file.identity}" for path, file in sorted(listing.files.items())}
-    return {_COMMIT: listing.commit, **files}
+    return {COMMIT: listing.commit, **files}
 
 
 def lock_of_start(plan: Plan, profile: str, overrides: Sequence[str], home: Home, run: Path) -> ContextFile:
@@ -83,7 +80,7 @@ def _received(plan: Plan, home: Home) -> dict[str, str]:
     receipt = read_receipt(checkpoint_directory(plan.model, home)) if plan.model.source.kind == "hub" else None
     if receipt is None or receipt.revision is None:
         return {}
-    return {_COMMIT: receipt.revision, **{path: str(size) for path, (size, _) in sorted(receipt.files.items())}}
+    return {COMMIT: receipt.revision, **{path: str(size) for path, (size, _) in sorted(receipt.files.items())}}
 
 
 def _lock(
@@ -160,9 +157,8 @@ def lock_path(given: str | None) -> Path:
 
 
 def read_lock(path: Path) -> tuple[Lock, Document]:
-    """A lock and its lines. Raises ProfileError for one that was edited, or is of another version."""
-    document = read_file(path, str(path))
-    lock = lock_of(document, __version__)
+    """A lock, its profile as it is seen from here, and its lines. Raises as `load_lock`."""
+    lock, document = load_lock(path)
     if is_path(lock.profile):
         lock = replace(lock, profile=str(path.parent / lock.profile))
     return lock, document
@@ -194,26 +190,18 @@ def locked(path: Path, home: Home) -> tuple[Plan, dict[str, bytes]]:
     return plan, inputs
 
 
-def lock_values(lock: Lock) -> dict[str, str]:
-    """What a lock says beside its plan, by dotted key: for `deploy diff`."""
-    files = [int(said.split()[0]) for path, said in lock.checkpoint.items() if path != _COMMIT]
-    checkpoint = {"commit": lock.checkpoint[_COMMIT], "files": f"{len(files)}, {sum(files)} bytes"} if files else {}
-    of = {"patch": lock.patches, "file": lock.files, "checkpoint": checkpoint, "by": {"deploy": lock.tool}}
-    return {f"locked.{part}.{key}": text for part, each in of.items() for key, text in each.items()}
-
-
 def _other_weights(lock: Lock, document: Document, plan: Plan, home: Home) -> Iterator[Problem]:
     """The files of a checkpoint that are here and are not the locked ones; what is missing is staged."""
     directory = checkpoint_directory(plan.model, home)
     receipt = read_receipt(directory)
     if not lock.checkpoint or receipt is None:
         return  # of one that is still on its way, what is not whole is fetched
-    commit = lock.checkpoint.get(_COMMIT, "")
+    commit = lock.checkpoint.get(COMMIT, "")
     if receipt.revision not in (None, commit):
-        yield from changed(document, "checkpoint", {_COMMIT: commit}, {_COMMIT: str(receipt.revision)})
+        yield from changed(document, "checkpoint", {COMMIT: commit}, {COMMIT: str(receipt.revision)})
     here = stamps(directory)
     for path, said in lock.checkpoint.items():
         size = said.partition(" ")[0]
-        if path != _COMMIT and path in here and str(here[path][0]) != size:
+        if path != COMMIT and path in here and str(here[path][0]) != size:
             message = f"`{path}` has {here[path][0]} bytes here, and {size} in the lock"
             yield Problem(message, document.place(("checkpoint", path)))

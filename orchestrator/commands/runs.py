@@ -17,13 +17,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from orchestrator import __version__
 from orchestrator.core.asked import note_profile
-from orchestrator.core.errors import BenchError, HostError, NameTakenError, UsageError
+from orchestrator.core.document import Document, read_document
+from orchestrator.core.errors import BenchError, HostError, NameTakenError, ProfileError, UsageError
 from orchestrator.core.files import open_lock, read_file, read_own, write_whole
 from orchestrator.core.paths import Home
 from orchestrator.core.redaction import redact_data
 from orchestrator.core.text import parse_json, printable_json
 from orchestrator.plan import NAME, Plan
+from orchestrator.plan.lock import Lock, lock_of
 from orchestrator.render import ContextFile
 from orchestrator.results import (
     RESULT_FILE,
@@ -233,6 +236,17 @@ def load_result(path: Path) -> BenchResult:
     """A measurement, from its file or the directory that holds it. Raises BenchError for one that cannot be read."""
     file = path / RESULT_FILE if path.is_dir() else path
     return BenchResult.from_json(_read(file, "result"), where=str(file))
+
+
+def load_lock(path: Path) -> tuple[Lock, Document]:
+    """A lock and its lines. Raises ProfileError for one that cannot be read, was edited, or is of another version."""
+    try:
+        text = read_file(path, most=_MOST_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ProfileError(f"cannot read the lock: {reason}", where=str(path)) from error
+    document = read_document(text, str(path))
+    return lock_of(document, __version__), document
 
 
 def load_requests(file: Path) -> tuple[RequestTimes, ...]:

@@ -18,6 +18,7 @@ from orchestrator.plan.changes import differences, flat
 from orchestrator.plan.plan import Plan
 
 FORMAT: Final = 1
+COMMIT: Final = "commit"  # beside the files of a checkpoint
 LOCK_FILE: Final = "lock.yaml"  # how its name ends
 _SAID: Final = ("description", "hazards", "inexact", "wrong_answers", "model.questions")
 _SECTIONS: Final = ("tool", "profile", "overrides", "checkpoint", "patches", "files", "unknown", "plan")
@@ -43,6 +44,15 @@ class Lock:
         digests = {name: _digest(data[name]) for name in _SECTIONS}
         head = "# Written by deploy, and not to be edited: `deploy up --locked` starts exactly this.\n"
         return head + yaml.safe_dump({"lock": FORMAT, **data, "digests": digests}, sort_keys=False, width=1000)
+
+    @property
+    def told(self) -> dict[str, str]:
+        """What it says beside its plan, by dotted key: for who compares it."""
+        files = [int(said.split()[0]) for path, said in self.checkpoint.items() if path != COMMIT]
+        known = {"commit": self.checkpoint.get(COMMIT, ""), "files": f"{len(files)}, {sum(files)} bytes"}
+        checkpoint = known if files else {}
+        of = {"patch": self.patches, "file": self.files, "checkpoint": checkpoint, "by": {"deploy": self.tool}}
+        return {f"locked.{part}.{key}": text for part, each in of.items() for key, text in each.items()}
 
 
 def plan_lines(plan: Plan) -> dict[str, str]:
@@ -71,7 +81,7 @@ def lock_of(document: Document, tool: str) -> Lock:
         raise ProfileError(f"`{name}` is not as it was written", problems=edited, hint=hint)
     try:
         return _lock(data)
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise ProfileError("this is no lock", where=name) from error
 
 

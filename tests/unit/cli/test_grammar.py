@@ -44,7 +44,18 @@ OF_A_PROFILE = [words for words in EVERY if any(each.name == "profile" for each 
 
 def test_which_commands_take_a_profile() -> None:
     assert [" ".join(words) for words in OF_A_PROFILE] == [
-        *("build", "kernels coverage", "kernels table", "kernels tune", "preflight", "render", "show", "stage", "up")
+        *(
+            "build",
+            "kernels coverage",
+            "kernels table",
+            "kernels tune",
+            "lock",
+            "preflight",
+            "render",
+            "show",
+            "stage",
+            "up",
+        )
     ]
 
 
