@@ -51,6 +51,13 @@ def test_while_it_runs(deploy: CommandLine, run_dir: Path) -> None:
     assert young.stdout == (run_dir / "server.log").read_text()
 
 
+def test_its_run_keeps_a_lock_that_asks_for_the_very_same(deploy: CommandLine, run_dir: Path, port: int) -> None:
+    same = deploy.run("up", str(run_dir / "lock.yaml"), "--locked", "--name", NAME, "--json")
+    assert same.returncode == 0, same.stderr
+    assert json.loads(same.stdout)["already_up"] is True
+    assert f"server.port: '{port}'" in (run_dir / "lock.yaml").read_text()
+
+
 @pytest.mark.usefixtures("run_dir")
 def test_what_it_does_now(deploy: CommandLine) -> None:
     with deploy.running("top", NAME, "--json", "--interval", "0.5") as watching:
