@@ -1,16 +1,6 @@
-"""The console script: parse, call, print. The only place that turns errors into exit codes."""
+"""The console script: parse, call, print."""
 
-import errno
-import os
-import signal
-import sys
-import tempfile
-import threading
-import traceback
-from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
-from typing import Annotated, Final, NoReturn, TypeAlias, TypeGuard
+from typing import Annotated
 
 import typer
 
@@ -30,26 +20,11 @@ from orchestrator.cli import (
     report,
     reproduce,
     serve,
+    watch,
 )
+from orchestrator.cli.endings import carry_out
 from orchestrator.cli.grammar import Group
-from orchestrator.core.console import out, show_error
-from orchestrator.core.errors import DeployError, HostError, Interrupted
-from orchestrator.core.lookups import look_up_in_time
-from orchestrator.core.redaction import redact
-from orchestrator.core.signals import start_deaf
-
-# What a system call may be refused for that is no fault of this tool's; others (a file that is not there) are.
-_OF_THE_MACHINE: Final = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
-    | {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
-)
-# Something else stands where a file or a directory is to be: a link to nowhere, a FIFO.
-_IN_THE_WAY: Final = frozenset(
-    {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV}
-)
-
-_Handler: TypeAlias = Callable[[int, FrameType | None], object] | signal.Handlers
-_SOON: Final = 0.01  # seconds
+from orchestrator.core.console import out
 
 app = typer.Typer(
     name="deploy",
@@ -66,6 +41,7 @@ images.register(app)
 cache.register(app)
 kernels.register(app)
 serve.register(app)
+watch.register(app)
 past.register(app)
 monitoring.register(app)
 diagnose.register(app)
@@ -92,83 +68,5 @@ def root(
 
 
 def main() -> None:
-    """Run the command line and exit with the error's own code; nothing it makes may be written to by others.
-
-    A terminal that goes away counts as Ctrl-C, but not under `nohup`, which has its signal ignored. Before and after
-    the command a signal just ends the process, see `orchestrator.__main__`.
-    """
-    os.umask(os.umask(0o022) | 0o022)
-    look_up_in_time()
-    try:
-        _answer(signal.default_int_handler, _interrupt)
-        sys.unraisablehook = _interrupt_again
-        _run()
-    except KeyboardInterrupt:
-        sys.exit(Interrupted.exit_code)
-    finally:
-        _answer(signal.SIG_DFL, signal.SIG_DFL)
-        sys.unraisablehook = sys.__unraisablehook__
-
-
-def _run() -> None:
-    try:
-        app(prog_name="deploy")
-    except DeployError as error:
-        _exit_with(error)
-    except Exception as error:  # noqa: BLE001 - what no command has made a sentence of
-        _exit_with(_of_the_machine(error) if _is_of_the_machine(error) else _of_this_tool(error))
-
-
-def _answer(ctrl_c: _Handler, others: _Handler) -> None:
-    """How this process takes the signals that ask it to end, of those that are not ignored."""
-    for number, handler in ((signal.SIGINT, ctrl_c), (signal.SIGTERM, others), (signal.SIGHUP, others)):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, handler)
-
-
-def _exit_with(error: DeployError) -> NoReturn:
-    show_error(error)
-    sys.exit(error.exit_code)
-
-
-def _is_of_the_machine(error: Exception) -> TypeGuard[OSError]:
-    """Whether a system call failed for what the user can change: a full disk, a foreign home, a dead file."""
-    return isinstance(error, OSError) and error.errno in _OF_THE_MACHINE | _IN_THE_WAY
-
-
-def _of_the_machine(error: OSError) -> HostError:
-    place = str(error.filename2 or error.filename or "")
-    hint = "free disk space, or set DEPLOY_HOME to where you may write" if place else ""
-    if error.errno in _IN_THE_WAY:
-        hint = "move what is there away, or set DEPLOY_HOME to another directory"
-    return HostError(error.strerror or str(error), where=place, hint=hint)
-
-
-def _of_this_tool(error: Exception) -> DeployError:
-    """A fault of ours, said as one; the whole of it is in a file, for whoever repairs it."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    whole = redact("".join(traceback.format_exception(error)))
-    try:
-        with tempfile.NamedTemporaryFile("w", prefix="deploy-fault-", suffix=".txt", delete=False) as file:
-            file.write(whole)
-        hint = f"please report it with `{file.name}`"
-    except OSError as unwritable:  # a full disk, or none that may be written to
-        hint = f"please report it; all of it would be in a file, but: {unwritable.strerror or unwritable}"
-    return DeployError(
-        f"a fault of this tool: {type(error).__name__}: {error}",
-        where=f"{Path(last.filename).name}:{last.lineno}",
-        hint=hint,
-    )
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Python drops what is raised in a callback of its own, as importlib's are: an interrupt there comes once more."""
-    if isinstance(lost.exc_value, KeyboardInterrupt):
-        # at once it would be dropped here too
-        start_deaf(threading.Timer(_SOON, os.kill, (os.getpid(), signal.SIGTERM)))
-    else:
-        sys.__unraisablehook__(lost)
+    """Run the command line."""
+    carry_out(lambda: app(prog_name="deploy"))

@@ -5,6 +5,7 @@
   `onboard_profile`
 - before a server: `machine`, `monitoring`, `staging`, `prepare`, `coverage`, `kernels`, `tuning`, `caches`
 - a server: `up`, `restart`, `status`, `top`, `ask`, `logs`, `proof`, `down`, `ending`; all: `servers`, `runs`
+- one that is looked after: `watch`, `vigil`, `alerts`, `healing`, `healer`, `watch_unit`
 - servers of the past: `past`, `recorded`, `rollback`, `history`, `diff`, `prune`
 - figures: `bench`, `evals`, `report`, `reproduce`, `bill`
 """

@@ -11,6 +11,8 @@ from orchestrator.core.paths import Home
 from orchestrator.runtimes import REGISTRY, Handle, Runtime, ServerState, Status
 
 ENDING_FILE: Final = "ending.json"
+HEALING: Final = "ended by `deploy watch`, to be started again"  # why a server was stopped
+UP_FAILED: Final = "`up` failed"
 
 
 def stop_server(runtime: Runtime, handle: Handle, *, home: Home, grace: float, why: str) -> None:
@@ -25,12 +27,13 @@ def stop_server(runtime: Runtime, handle: Handle, *, home: Home, grace: float, w
 
 
 def keep_ending(run: RunDir, why: str, state: ServerState | None = None) -> None:
-    """Keep how a start ended: by itself where its last `state` says so, else now, and `why`.
+    """Keep how a start ended: by itself where its last `state` says so, else now, and `why` somebody ended it.
 
     A disk that does not take it keeps nobody from stopping a server.
     """
     by_itself = state is not None and state.status is Status.EXITED
     record = {
+        "asked": why,
         "how": (state.detail or "it exited") if state and by_itself else why,
         "ended_at": state.ended_at if state and by_itself else datetime.now(UTC).isoformat(timespec="seconds"),
         "exit_code": state.exit_code if state else None,
@@ -50,4 +53,4 @@ def kept_state(run: RunDir) -> ServerState | None:
 def why_failed(failure: BaseException) -> str:
     """What the run directory keeps of a start that failed."""
     code = failure.exit_code if isinstance(failure, DeployError) else DeployError.exit_code
-    return f"`up` failed with {code}: {str(failure) or type(failure).__name__}"
+    return f"{UP_FAILED} with {code}: {str(failure) or type(failure).__name__}"

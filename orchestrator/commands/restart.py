@@ -1,5 +1,6 @@
 """`deploy restart`: what ran under a name, once more."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from orchestrator.commands.machine import place_of
@@ -7,6 +8,7 @@ from orchestrator.commands.past import runs_that_came_up
 from orchestrator.commands.planning import planned
 from orchestrator.commands.ready import ready_preview
 from orchestrator.commands.runs import known_names, read_plan, require_name
+from orchestrator.commands.servers import Fleet
 from orchestrator.commands.up import Up, up
 from orchestrator.core.errors import NameTakenError, StartError
 from orchestrator.core.nearest import did_you_mean
@@ -14,10 +16,11 @@ from orchestrator.core.paths import Home
 from orchestrator.plan import changes
 
 
-def restart(name: str, home: Home) -> Up:
+def restart(name: str, home: Home, *, healing: Callable[[Fleet], object] | None = None) -> Up:
     """Start the server of that name as it came up last, wherever that was; one that still runs is stopped first.
 
-    Raises StartError where none came up under that name, NameTakenError where its profile says something else by now.
+    To heal it its plan is started, whatever its profile says by now, unless what is called as `up` calls `claimed`
+    refuses. Raises StartError where none came up under that name, NameTakenError where its profile says something else.
     """
     require_name(name)
     run, request = next(runs_that_came_up(home, name), (None, None))
@@ -27,6 +30,10 @@ def restart(name: str, home: Home) -> Up:
             f"no server `{name}` has come up from here", hint=near or "`deploy up PROFILE` starts a server"
         )
     again = f"`deploy restart {name}`"
+    if healing is not None:
+        request = replace(request, replace=True, run=str(run.path), keep=False, healing=True)
+        return up(request, home, again=again, claimed=healing)
+    request = replace(request, healing=False)
     if request.run is not None:  # it was started as an earlier one was, and so it is again
         return up(replace(request, replace=True, run=str(run.path)), home, again=again)
     before, (now, _) = read_plan(run), planned(request.profile, request.overrides, home)

@@ -38,7 +38,9 @@ def request_from(run: RunDir) -> UpRequest:
             where=str(run.path / "up.json"),
             hint="`deploy up PROFILE` starts a profile",
         )
-    return dataclasses.replace(request, name=run.path.parent.name, replace=False, keep=False, run=str(run.path))
+    return dataclasses.replace(
+        request, name=run.path.parent.name, replace=False, keep=False, run=str(run.path), healing=False
+    )
 
 
 def named_run(home: Home, text: str) -> RunDir:

@@ -138,6 +138,16 @@ def claim(home: Home, name: str) -> Iterator[None]:
         os.close(lock)
 
 
+def is_claimed(home: Home, name: str) -> bool:
+    """Whether a command works on `name`, as the kernel's table of locks tells: a lock of ours would be in its way."""
+    try:
+        inode = (home.runs / name / ".lock").stat().st_ino
+        held = Path("/proc/locks").read_text()
+    except OSError:
+        return False
+    return any(line.split()[1] == "FLOCK" and line.split()[5].endswith(f":{inode}") for line in held.splitlines())
+
+
 def open_run(home: Home, name: str, plan: Plan) -> RunDir:
     """A fresh run directory, its own even where two starts meet in one second. Raises HostError where none is made."""
     try:

@@ -1,7 +1,7 @@
 """`deploy up`: from a profile to a running, proven server; on any failure, back to how it was."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -65,6 +65,7 @@ class UpRequest:
     timeout: float | None  # seconds, None for as long as something moves
     run: str | None = None  # the directory of an earlier start, whose plan is started as it was
     lock: str | None = None  # a file: what it holds is started, or nothing
+    healing: bool = False  # asked for by `deploy watch`
 
     @property
     def decided(self) -> bool:
@@ -146,10 +147,11 @@ def _tell_hazards(plan: Plan) -> None:
         warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
 
 
-def up(request: UpRequest, home: Home, *, again: str = "") -> Up:
+def up(request: UpRequest, home: Home, *, again: str = "", claimed: Callable[[Fleet], object] = lambda _: None) -> Up:
     """Bring the profile's server up and prove it. Raises a DeployError after everything it started is down again.
 
-    `again` is the command that brings back what this stops, by default the one that started it.
+    `again` is the command that brings back what this stops, by default the one that started it. `claimed` is called
+    once no other command can work on the name, before anything is touched, and may refuse.
     """
     plan, inputs = _decided(request, home)
     name = request.name or plan.profile
@@ -163,6 +165,7 @@ def up(request: UpRequest, home: Home, *, again: str = "") -> Up:
             f"`{name}` listens on {plan.server.host} without an API key: it answers everyone who reaches it", hint=hint
         )
     with fleet(home, request.host) as servers, claim(home, name):
+        claimed(servers)
         rows = recorded_rows(plan, place, accept_untuned=request.accept_untuned)
         if request.image and not request.decided:
             plan, rows = ready_plan(request.on_image(request.image), place)
@@ -176,7 +179,7 @@ def up(request: UpRequest, home: Home, *, again: str = "") -> Up:
         if servers.find(name):
             _require_writable(home, name, prepared.artifacts)
         with _way_back(servers, name, again):
-            _make_room(servers, name)
+            _make_room(servers, name, why=HEALING if request.healing else "replaced")
             machine = require_machine(prepared.artifacts.plan, place)
             records = {
                 **prepared.records,
@@ -274,13 +277,13 @@ def _way_back(servers: Fleet, name: str, again: str = "") -> Iterator[None]:
         raise failure from error
 
 
-def _make_room(servers: Fleet, name: str) -> None:
+def _make_room(servers: Fleet, name: str, *, why: str) -> None:
     """Stop what has that name."""
     for handle in servers.find(name):
         runtime = servers.runtime(handle)
         if runtime.state(handle).status is Status.RUNNING:
             note(f"stopping `{name}` to replace it")
-        stop_server(runtime, handle, home=servers.home, grace=grace_of(servers, name), why="replaced")
+        stop_server(runtime, handle, home=servers.home, grace=grace_of(servers, name), why=why)
 
 
 @dataclass(frozen=True, kw_only=True)

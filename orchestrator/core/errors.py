@@ -18,6 +18,7 @@
     ├── SmokeError           8   the server is ready and does not serve as its profile says
     ├── KernelsError         9   a tuned kernel table is missing, malformed or not used
     ├── BenchError          10   a measurement that could not be made or is not valid
+    ├── HealingError        11   a server that `deploy watch` has given up on
     └── Interrupted        130   Ctrl-C, after everything that was started has been taken down
 """
 
@@ -154,6 +155,12 @@ class BenchError(DeployError):
     """A measurement that could not be made, or that is not valid."""
 
     exit_code = 10
+
+
+class HealingError(DeployError):
+    """A server that `deploy watch` has given up on."""
+
+    exit_code = 11
 
 
 class Interrupted(DeployError):  # noqa: N818 - the field says "interrupted"

@@ -12,13 +12,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import IO, Final, NoReturn, Self
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.known_secrets import is_known
 from orchestrator.core.secret import HUB_TOKENS
 
 PIPE: Final = subprocess.PIPE
+DEVNULL: Final = subprocess.DEVNULL
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
@@ -210,6 +211,13 @@ def start(
         except (FileNotFoundError, PermissionError) as error:
             raise ProgramMissingError(argv[0]) from error
     return Program(process)
+
+
+def become(argv: Sequence[str], *, env: Mapping[str, str | None]) -> NoReturn:
+    """Let a program take this process's place, with its whole environment, secrets too, and these variables."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(argv[0], list(argv), _environment({**os.environ, **env}))  # noqa: S606 - that is what it is for
 
 
 def follow(

@@ -1,8 +1,9 @@
 """All that is known of sglang: launch line, flags, config file, log, HTTP API, metrics, memory.
 
 The synchronous client is imported by name, `engine.client`: it brings httpx along, which takes 0.2 s to import and
-which few commands need; so are `engine.memory`, which planning alone asks, and `engine.architectures`, by which a new
-model is read. Everything here is pure but for reading a flag table.
+which few commands need; so are `engine.pulse`, which `deploy watch` asks without it, `engine.memory`, which planning
+alone asks, and `engine.architectures`, by which a new model is read. Everything here is pure but for reading a flag
+table.
 """
 
 from orchestrator.engine import endpoints

@@ -14,6 +14,7 @@ _LINE: Final = re.compile(
     r'^(sglang:\w+)(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*+")*+)\})?[ \t]+([-+.\w]+)(?:[ \t]+-?\d+)?[ \t\r]*$', re.MULTILINE
 )
 _OTHER_RANK: Final = re.compile(r'\btp_rank="(?!0")')
+_DP_RANK: Final = re.compile(r'\bdp_rank="([0-9]{1,6})"')
 _UPPER_END: Final = re.compile(r'\ble="([^"]+)"')
 
 
@@ -38,7 +39,7 @@ class Metric(StrEnum):
     TTFT = "sglang:time_to_first_token_seconds"  # a histogram: `_sum` and `_count`
     ITL = "sglang:inter_token_latency_seconds"  # histograms as well
     E2E = "sglang:e2e_request_latency_seconds"
-    RANK_TOKENS = "sglang:realtime_tokens_total"  # of each rank, at each forward pass
+    RANK_TOKENS = "sglang:realtime_tokens_total"  # of each rank, at every chunk of prefill and every step of decode
     OPEN_REQUESTS = "sglang:http_requests_active"  # until an answer begins (0.5.14, srt/utils/common.py)
 
 
@@ -56,6 +57,19 @@ def read_metrics(content: bytes | bytearray) -> Metrics:
     for name, _, value in _samples(content, _READ):
         totals[name] = totals.get(name, 0.0) + value
     return {name: total if abs(total) <= MOST_COUNT else None for name, total in totals.items()}
+
+
+def read_work(content: bytes | bytearray) -> dict[int, float]:
+    """The tokens that each data-parallel rank has prefilled and decoded so far; they grow while a request gets on.
+
+    A server of one rank does not say which it is. {} where the server does not count them.
+    """
+    work: dict[int, float] = {}
+    for _, labels, value in _samples(content, {Metric.RANK_TOKENS}):
+        named = _DP_RANK.search(labels)
+        rank = int(named[1]) if named else 0
+        work[rank] = work.get(rank, 0.0) + value
+    return work
 
 
 Buckets = Mapping[float, float]  # of a histogram: how many took at most so many seconds; the last end is infinite

@@ -17,6 +17,7 @@ from orchestrator.plan.plan import (
     EnvVar,
     Flag,
     Hardware,
+    Healing,
     Layout,
     Model,
     ModelSource,
@@ -101,6 +102,7 @@ def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowled
         wrong_answers=(),
         inexact=(),
         waiting=Waiting(**profile.waiting.model_dump()),
+        healing=Healing(**profile.healing.model_dump()),
         ready_image=None,  # the user names one, not the profile
     )
 

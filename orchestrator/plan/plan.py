@@ -224,6 +224,15 @@ class Waiting:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Healing:
+    """What `deploy watch` does for a server that no longer serves."""
+
+    unhealthy_after: int  # seconds a rank may neither answer nor get on
+    restarts: int  # in the window, before it gives up
+    window: int  # seconds
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Everything decided."""
 
@@ -242,6 +251,7 @@ class Plan:
     wrong_answers: tuple[Hazard, ...]  # what makes answers of plans like this one wrong, told where they are
     inexact: tuple[Hazard, ...]  # why two greedy answers may rightly differ
     waiting: Waiting
+    healing: Healing
     ready_image: str | None  # that is started as it is, `name@sha256:…`; None: one is built
 
     def flag(self, name: str) -> str | None:

@@ -331,6 +331,16 @@ class WaitingSection(StrictModel):
     grace: int = Field(default=120, ge=0, le=_WEEK, description="seconds a stop waits for running requests")
 
 
+class HealingSection(StrictModel):
+    """What `deploy watch` does for a server that no longer serves."""
+
+    unhealthy_after: int = Field(
+        default=120, ge=1, le=_WEEK, description="seconds a rank may neither answer nor get on, and is taken for hung"
+    )
+    restarts: int = Field(default=3, ge=0, le=1000, description="restarts within the window, before it gives up")
+    window: int = Field(default=3600, ge=1, le=_WEEK, description="seconds in which they are counted")
+
+
 class Profile(StrictModel):
     """A whole profile, after its layers were put together."""
 
@@ -348,4 +358,5 @@ class Profile(StrictModel):
         default=[], description="patches to leave out although the ledger calls for them"
     )
     waiting: WaitingSection = Field(default=WaitingSection(), description="when to give up")
+    healing: HealingSection = Field(default=HealingSection(), description="what `deploy watch` does")
     accept_known_bad: list[Text] = Field(default=[], description="known-bad layouts to run in spite of the reports")

@@ -75,6 +75,11 @@ class Command:
         self._words, self._stream, self._output = words, stream, output
         self.pid = int(_line(stream))
 
+    @property
+    def stdout(self) -> str:
+        """What it has printed so far."""
+        return (self._output / "stdout").read_text(errors="replace")
+
     def send(self, number: signal.Signals) -> None:
         """A signal, where it still runs."""
         with suppress(ProcessLookupError):

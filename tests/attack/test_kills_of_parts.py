@@ -58,7 +58,7 @@ def test_parts_that_die_are_told_and_leave_nothing(deployments: Deployments) -> 
 
 
 def record_of(deployment: Deployment) -> tuple[Path, Record] | None:
-    for path in deployment.home.glob("runs/*/*/process.json"):
+    for path in sorted(deployment.home.glob("runs/*/*/process.json"), reverse=True):  # the newest start
         if (record := read_record(path.parent)) is not None:
             return path.parent, record
     return None

@@ -11,6 +11,7 @@ from orchestrator.plan import (
     Engine,
     Flag,
     Hardware,
+    Healing,
     Layout,
     Model,
     ModelSource,
@@ -111,6 +112,7 @@ def glm_plan(
         wrong_answers=(),
         inexact=(),
         waiting=Waiting(silence=60, grace=5),
+        healing=Healing(unhealthy_after=60, restarts=3, window=600),
         ready_image=None,
     )
 

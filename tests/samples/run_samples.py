@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ _NOBODY = "00000000-0000-0000-0000-000000000000/1/1"  # of another boot
 
 def request_of(*overrides: str, **more: object) -> UpRequest:
     choices: dict[str, Any] = {"keep": False, "stage": True, "accept_untuned": False, "strict_kernels": False}
-    choices |= {field: None for field in UpRequest.__dataclass_fields__ if field not in choices}
+    choices |= {
+        field.name: None for field in fields(UpRequest) if field.default is MISSING and field.name not in choices
+    }
     return UpRequest(**{**choices, "profile": "cpu-tiny", "overrides": overrides, "replace": False, **more})
 
 

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi300x-tp8 \
   --label deploy.name=mi300x-tp8 \
-  --label deploy.plan=d0ba7e38e6ed166fdca88441018bc31cbdadbf6d934f197e96cf094b20e5dbde \
+  --label deploy.plan=6c14805548faf63addc18ee8e840520cbdfbca9731a53b894df3c7e93c8b75d6 \
   --label deploy.profile=mi300x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi325x-tp8 \
   --label deploy.name=mi325x-tp8 \
-  --label deploy.plan=689f479d03b03c083af9fcd09c57dbf5bbb2a20c7d19a063ab2c31c8c2746e99 \
+  --label deploy.plan=8645d8436cfa6d1ce614a8672903427e8a2b8e794bf6a257d860f2be7e36cd56 \
   --label deploy.profile=mi325x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2-current \
   --label deploy.name=mi355x-tp4dp2-current \
-  --label deploy.plan=5e4b1a9b72015e174c693656bb15c52fb1c275224b8b3a18abbcacdece9234ca \
+  --label deploy.plan=1b943aa1543511544b8f8dab16a9cf78802ae8d5e67dd8615e67e9576d08db51 \
   --label deploy.profile=mi355x-tp4dp2-current \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

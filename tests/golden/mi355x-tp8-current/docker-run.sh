@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8-current \
   --label deploy.name=mi355x-tp8-current \
-  --label deploy.plan=c5106d6808cefcddaf8fc519d827febced5a46c28787e92d1e82d58d9e7fbca3 \
+  --label deploy.plan=6511cc74b7a9f41f979879fe4401c198393fff3d9be84d45d683349b81846f2a \
   --label deploy.profile=mi355x-tp8-current \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8-throughput \
   --label deploy.name=mi355x-tp8-throughput \
-  --label deploy.plan=cc9841b8482911c2e92268ba132bf5ba65dfa7adc9b1f8ff51cb2a4b1d05970a \
+  --label deploy.plan=7e331b7cd4e0ef2a57b08c43e31c1a4fb17d6724f6a59873d45e2ca7369ef0a1 \
   --label deploy.profile=mi355x-tp8-throughput \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

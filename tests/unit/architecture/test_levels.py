@@ -28,7 +28,12 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 # What reads a file, talks to a socket or asks the clock in a room that is otherwise pure.
-EDGES = {"orchestrator.patches.ledger", "orchestrator.engine.flags", "orchestrator.engine.client"}
+EDGES = {
+    "orchestrator.patches.ledger",
+    "orchestrator.engine.flags",
+    "orchestrator.engine.client",
+    "orchestrator.engine.pulse",
+}
 PURE = ("engine", "profile", "patches", "results", "plan", "render", "monitoring", "kernels")
 IMPURE_IMPORTS = {"os", "subprocess", "socket", "time", "httpx", "docker", "datetime", "random", "tempfile", "shutil"}
 READS = {

@@ -13,7 +13,7 @@ from orchestrator.host import PreflightReport, fail
 USAGE, PROFILE, HOST, START, KERNELS, BENCH = 2, 3, 4, 6, 9, 10
 PROFILED = ("up", "render", "show", "preflight", "stage", "build", "kernels coverage", "kernels table", "kernels tune")
 OF_A_SERVER = (
-    *("ask {} hi", "logs {}", "smoke {}", "down {}", "status {}", "top {}", "restart {}", "rollback {}"),
+    *("ask {} hi", "logs {}", "smoke {}", "down {}", "status {}", "top {}", "restart {}", "rollback {}", "watch {}"),
     "bench {} -w smoke-tiny",
 )
 
@@ -62,6 +62,11 @@ CASES = {
     "diff cpu-tiny mi355x-tp8": 0,
     "up --from nobody": USAGE,
     "up cpu-tiny --from nobody": USAGE,
+    "watch": USAGE,
+    "watch nobody --output unit.service": USAGE,
+    "watch nobody --webhook nonsense": USAGE,
+    "watch nobody --exec '": USAGE,
+    "watch nobody --install": START,
     "history": 0,
     "history nobody": START,
     "history No/Name": USAGE,

@@ -105,7 +105,7 @@ def test_the_list_does_not_end_at_a_broken_profile(
 ) -> None:
     (home / "profiles/broken.yaml").write_text("hardware: cpu\nmodel: tiny\n")
     monkeypatch.setenv("DEPLOY_HOME", str(home))
-    monkeypatch.setattr("orchestrator.cli.main.signal.signal", lambda *_: None)
+    monkeypatch.setattr("orchestrator.cli.endings.signal.signal", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["deploy", "profiles", *options])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -124,7 +124,7 @@ def test_the_list_says_why_where_no_profile_can_be_used(
     """A fault in the ledger is every profile's: they used to be listed by their bare names."""
     shutil.copytree(SHIPPED / "patches/dsa-topk-v2-off", home / "patches/copied")
     monkeypatch.setenv("DEPLOY_HOME", str(home))
-    monkeypatch.setattr("orchestrator.cli.main.signal.signal", lambda *_: None)
+    monkeypatch.setattr("orchestrator.cli.endings.signal.signal", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["deploy", "profiles"])
     with pytest.raises(SystemExit):
         main()
@@ -138,7 +138,7 @@ def test_a_broken_profile_does_not_keep_a_command_from_the_others(
     """One file in the home used to end every command over all profiles, that of the images' CI too."""
     (home / "profiles/broken.yaml").write_text("hardware: cpu\nmodel: tiny\n")
     monkeypatch.setenv("DEPLOY_HOME", str(home))
-    monkeypatch.setattr("orchestrator.cli.main.signal.signal", lambda *_: None)
+    monkeypatch.setattr("orchestrator.cli.endings.signal.signal", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["deploy", *command])
     with suppress(SystemExit):
         main()

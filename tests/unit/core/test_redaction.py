@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.bench.answer import Answer
-from orchestrator.cli.main import _of_this_tool
+from orchestrator.cli.endings import _of_this_tool
 from orchestrator.commands.runs import RunDir
 from orchestrator.core import console, known_secrets, redaction
 from orchestrator.core.errors import DeployError

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.engine import Metric, quantile, read_buckets
+from orchestrator.engine.metrics import read_work
 
 TTFT = Metric.TTFT
 EXPORTED = b"""# TYPE sglang:time_to_first_token_seconds histogram
@@ -62,3 +63,17 @@ def test_it_lies_in_the_bucket_of_the_exact_quantile(seen: list[float], share: f
     begin, end = (0.0, *ends)[bucket], ends[bucket]
     assert found is not None
     assert share == 0.0 or begin <= found <= (begin if math.isinf(end) else end)
+
+
+def test_the_work_of_each_rank_is_told_apart_and_a_tensor_rank_repeats_it() -> None:
+    """As sglang 0.5.14 exports it: prefill and decode apart, `dp_rank` only with several."""
+    two = b"""
+sglang:realtime_tokens_total{dp_rank="0",mode="prefill_compute",tp_rank="0"} 100.0
+sglang:realtime_tokens_total{dp_rank="0",mode="decode",tp_rank="0"} 20.0
+sglang:realtime_tokens_total{dp_rank="0",mode="decode",tp_rank="1"} 20.0
+sglang:realtime_tokens_total{dp_rank="1",mode="decode",tp_rank="0"} 7.0
+sglang:generation_tokens_total{tp_rank="0"} 900.0
+"""
+    assert read_work(two) == {0: 120.0, 1: 7.0}
+    assert read_work(b'sglang:realtime_tokens_total{mode="decode",tp_rank="0"} 5.0\n') == {0: 5.0}
+    assert read_work(b"sglang:generation_tokens_total 5.0\n") == {}

@@ -1,0 +1,56 @@
+"""`deploy watch`: supervision of servers that run."""
+
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.grammar import SERVE, add
+from orchestrator.cli.options import Json, server_names
+from orchestrator.core.console import say
+from orchestrator.core.errors import UsageError
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's commands."""
+    add(app, watch, section=SERVE)
+
+
+def watch(
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="servers", autocompletion=server_names)],
+    *,
+    exec_: Annotated[
+        str | None, typer.Option("--exec", metavar="COMMAND", help="run at each event, which it reads as JSON")
+    ] = None,
+    webhook: Annotated[
+        str | None,
+        typer.Option(metavar="URL", envvar="DEPLOY_WEBHOOK", show_envvar=True, help="post each event to it as JSON"),
+    ] = None,
+    install: Annotated[bool, typer.Option("--install", help="write a systemd unit that watches, and stop")] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="of the unit; default: in /etc/systemd/system")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Look after servers: start again what has died or hangs, as its profile says. Ctrl-C ends it, and nothing else."""
+    from orchestrator.commands.alerts import Receiver
+    from orchestrator.commands.healing import require_watchable
+    from orchestrator.core.paths import Home
+    from orchestrator.core.shell import become, own
+
+    home = Home.from_environment()
+    if output is not None and not install:
+        raise UsageError("`--output` is where `--install` writes its unit")
+    if exec_ is not None:
+        Receiver.command(exec_)
+    if webhook is not None:
+        Receiver.webhook(webhook)
+    if install:
+        from orchestrator.commands.watch_unit import install_unit
+
+        say(install_unit(names, home, command=exec_, output=output))
+        return
+    require_watchable(home, names)
+    request = dumps({"names": names, "exec": exec_, "json": json})
+    become(own("orchestrator.cli.watching", request), env={"DEPLOY_WEBHOOK": webhook})

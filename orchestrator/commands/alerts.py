@@ -1,0 +1,111 @@
+"""Alerts of `deploy watch`: a command that reads an event, or a webhook that is sent one.
+
+Each is a program with an end in time, so that no receiver can hold up the watch. It gets the event alone: no secret of
+this process is in its environment or its input.
+"""
+
+import http.client
+import json
+import shlex
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit
+
+from orchestrator.core.errors import DeployError, UsageError
+from orchestrator.core.redaction import redact_data
+from orchestrator.core.secret import Secret
+from orchestrator.core.shell import DEVNULL, PIPE, Program, own, start
+
+WITHIN: Final = 30.0  # seconds that a receiver has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receiver:
+    """What is told: a command's words, or a webhook, whose URL may be a secret."""
+
+    shown: str
+    argv: tuple[str, ...]
+    url: Secret | None = None
+
+    @classmethod
+    def command(cls, text: str) -> "Receiver":
+        """A command line, split as a shell splits it. Raises UsageError."""
+        try:
+            argv = tuple(shlex.split(text))
+        except ValueError as error:
+            raise UsageError(f"`--exec` is no command line: {error}") from error
+        if not argv:
+            raise UsageError("`--exec` names no command")
+        return cls(shown=f"`{argv[0]}`", argv=argv)
+
+    @classmethod
+    def webhook(cls, url: str) -> "Receiver":
+        """A URL. Raises UsageError, which does not show it."""
+        at = urlsplit(url)
+        if at.scheme not in {"http", "https"} or not at.hostname:
+            raise UsageError("the webhook is no URL", hint="write it as `https://host/path`")
+        argv = own("orchestrator.commands.healer", "post")
+        return cls(shown=f"the webhook at {at.hostname}", argv=tuple(argv), url=Secret(url))
+
+    def tell(self, event: Mapping[str, object]) -> Program:
+        """Let it read the event. Raises DeployError or OSError where it cannot be started."""
+        text = json.dumps(redact_data(event)) + "\n"
+        if self.url is None:
+            return start(self.argv, stdin=text.encode(), output=DEVNULL)
+        program = start(self.argv, stdin=PIPE, output=DEVNULL)  # a URL that may be a secret goes through no file
+        program.feed(json.dumps({"url": self.url.reveal(), "event": json.loads(text)}) + "\n")
+        return program
+
+
+@dataclass
+class Alerts:
+    """The receivers, and what they are about to be told."""
+
+    receivers: tuple[Receiver, ...]
+    clock: Callable[[], float]
+    _running: list[tuple[Receiver, Program, float]] = field(default_factory=list)
+
+    def send(self, event: Mapping[str, object]) -> Iterator[str]:
+        """Tell every receiver, without waiting; which of them cannot be told, and why."""
+        for receiver in self.receivers:
+            try:
+                self._running.append((receiver, receiver.tell(event), self.clock()))
+            except (DeployError, OSError) as error:
+                yield f"{receiver.shown}: {error}"
+
+    def failed(self) -> Iterator[str]:
+        """Which receivers have failed since the last call; one that takes too long is ended."""
+        running, self._running = self._running, []
+        for receiver, program, began in running:
+            late = self.clock() - began >= WITHIN
+            if program.code is None and not late:
+                self._running.append((receiver, program, began))
+            elif program.code is None:
+                program.end(signal.SIGKILL)
+                yield f"{receiver.shown}: it took longer than {WITHIN:g} s"
+            else:
+                if program.code:
+                    yield f"{receiver.shown}: it ended with {program.code}"
+                program.end(signal.SIGKILL)  # what it has left behind
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a receiver is still being told."""
+        return bool(self._running)
+
+
+def post(order: Mapping[str, object]) -> int:
+    """Send an event to a webhook; 0 where it was taken."""
+    at, body = urlsplit(str(order["url"])), json.dumps(order["event"]).encode()
+    kind = http.client.HTTPSConnection if at.scheme == "https" else http.client.HTTPConnection
+    connection = kind(at.netloc.rpartition("@")[2], timeout=WITHIN)
+    try:
+        path = (at.path or "/") + (f"?{at.query}" if at.query else "")
+        connection.request("POST", path, body=body, headers={"Content-Type": "application/json"})
+        return 0 if connection.getresponse().status // 100 == 2 else 1
+    except (OSError, http.client.HTTPException):
+        return 1
+    finally:
+        connection.close()

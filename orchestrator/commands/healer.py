@@ -1,0 +1,47 @@
+"""The programs that `deploy watch` starts, so that it need not import what a start needs.
+
+`python -m orchestrator.commands.healer look NAME` prints a `Standing` or an `Unseen`, `… heal NAME RUN WHY` a `Healed`,
+as one line of JSON; nothing after Ctrl-C, and then it ends with 130. `… post` hands the event on its standard input,
+a line `{"url": …, "event": …}`, to a webhook.
+"""
+
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict
+from typing import Final
+
+_INTERRUPTED: Final = 130  # `core.errors.Interrupted`
+
+
+def main() -> int:
+    """See above. While it imports, Ctrl-C ends it as it ends any program."""
+    what, *words = sys.argv[1:]
+    if what == "post":
+        from orchestrator.commands.alerts import post  # noqa: PLC0415
+
+        return post(json.loads(sys.stdin.readline()))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from orchestrator.commands.healing import heal, look  # noqa: PLC0415
+    from orchestrator.core.errors import Interrupted  # noqa: PLC0415
+    from orchestrator.core.lookups import look_up_in_time  # noqa: PLC0415
+    from orchestrator.core.paths import Home  # noqa: PLC0415
+
+    look_up_in_time()
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        home = Home.from_environment()
+        result = heal(home, *words) if what == "heal" else look(home, *words)
+    except (Interrupted, KeyboardInterrupt):
+        return _INTERRUPTED
+    try:
+        sys.stdout.write(json.dumps(asdict(result)) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # who asked is dead: the records tell its successor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

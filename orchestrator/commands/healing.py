@@ -1,0 +1,142 @@
+"""A look at a server for `deploy watch`, and its healing.
+
+What `watch` needs to know across its own death stands in the run directories alone: who ended a start (`ending.json`),
+who asked for one (`up.json`), and when a server was healed (`healing.json`, in the run that had died).
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from orchestrator.commands.ending import ENDING_FILE, HEALING, UP_FAILED
+from orchestrator.commands.past import request_of
+from orchestrator.commands.restart import restart
+from orchestrator.commands.runs import RunDir, is_claimed, known_names, latest_run, read_plan, require_name, runs_of
+from orchestrator.commands.servers import PARTS_FILE, Fleet, api_key, fleet, lost_parts
+from orchestrator.commands.vigil import Healed, Standing, Unseen
+from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError
+from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.paths import Home
+from orchestrator.runtimes import Handle, ServerState, Status
+
+HEALING_FILE: Final = "healing.json"
+_GONE: Final = ServerState(status=Status.ABSENT, exit_code=None, restarts=0, started_at=None, detail="")
+
+
+def standing(servers: Fleet, name: str) -> Standing:
+    """What is known of the newest server of a name.
+
+    Raises StartError where none was started from here, HostError where a runtime that may know it does not answer.
+    """
+    require_name(name)
+    run, handle = _newest(servers, name)
+    if servers.silent:
+        raise HostError("; ".join(f"{kind} could not be asked: {why}" for kind, why in servers.silent.items()))
+    plan = read_plan(run)
+    if run is None or plan is None:
+        near = did_you_mean(name, {*known_names(servers.home)} - {name})
+        what = f"the plan of `{name}` is not on this machine" if handle or run else f"nothing was started as `{name}`"
+        raise StartError(what, hint=near or "`deploy up PROFILE` starts what can be watched from here")
+    state = servers.runtime(handle).state(handle) if handle else _GONE
+    runs = handle is not None and state.status is Status.RUNNING
+    return Standing(
+        name=name,
+        run=run.path.name,
+        url=handle.url if handle else plan.server.url,
+        status=state.status,
+        ending="" if runs or handle is None else state.ending,
+        lost=lost_parts(servers.runtime(handle), handle) if runs and handle else "",
+        restarts=state.restarts,
+        busy=is_claimed(servers.home, name),
+        wanted=_is_wanted(run, handle),
+        ready=bool(run.read(PARTS_FILE)),
+        by_watch=_is_healing(run),
+        ranks=plan.layout.dp,
+        api_key_env=plan.server.api_key_env,
+        unhealthy_after=plan.healing.unhealthy_after,
+        limit=plan.healing.restarts,
+        window=plan.healing.window,
+        healed=tuple(_healed(servers.home, name)),
+    )
+
+
+def require_watchable(home: Home, names: Sequence[str]) -> None:
+    """Raise StartError for a name that nothing was started under, UsageError where the key of a server is not set."""
+    with fleet(home) as servers:
+        for name in names:
+            api_key(standing(servers, name).api_key_env)
+
+
+def heal(home: Home, name: str, dead: str, why: str) -> Healed:
+    """Start a server again whose run `dead` is the newest, and still nobody else's business."""
+    begun = False
+
+    def claimed(servers: Fleet) -> None:
+        nonlocal begun
+        run, handle = _newest(servers, name)
+        if run is None or run.path.name != dead or not _is_wanted(run, handle):
+            raise NameTakenError(f"somebody else has started or ended `{name}` meanwhile")
+        run.save(HEALING_FILE, {"healed": [*_kept(run), {"at": datetime.now(UTC).isoformat(), "why": why}]})
+        begun = True
+
+    try:
+        done = restart(name, home, healing=claimed)
+    except KeyboardInterrupt as error:  # before anything was touched
+        raise Interrupted("interrupted") from error
+    except (DeployError, OSError) as error:
+        if isinstance(error, Interrupted):
+            raise
+        code, others = getattr(error, "exit_code", HostError.exit_code), isinstance(error, NameTakenError)
+        return Healed(code=code, message=str(error), attempted=begun, others=others and not begun)
+    seconds = "" if done.seconds is None else f", ready after {done.seconds:.1f} s"
+    message, run = f"proven at {done.handle.url}{seconds}", Path(done.handle.run_dir).name
+    return Healed(code=0, message=message, attempted=True, others=False, run=run)
+
+
+def _newest(servers: Fleet, name: str) -> tuple[RunDir | None, Handle | None]:
+    """The newest run of a name and its server; where that has none, a server of an older run with that run."""
+    run, found = latest_run(servers.home, name), servers.find(name)
+    of_run = (handle for handle in found if run is not None and Path(handle.run_dir).name == run.path.name)
+    handle = next(of_run, next(iter(found), None))
+    if handle is not None and servers.home.holds(Path(handle.run_dir)):
+        return RunDir(Path(handle.run_dir)), handle
+    return run, handle
+
+
+def _is_wanted(run: RunDir, handle: Handle | None) -> bool:
+    """Whether nobody has ended this start, or only a healing did; one that is gone without a word was removed."""
+    ended = run.read(ENDING_FILE)
+    if not ended:
+        return handle is not None or _is_healing(run)
+    asked = str(ended.get("asked"))
+    return asked == HEALING or (_is_healing(run) and asked.startswith(UP_FAILED))
+
+
+def _is_healing(run: RunDir) -> bool:
+    request = request_of(run)
+    return request is not None and request.healing
+
+
+def _healed(home: Home, name: str) -> Iterator[float]:
+    """When a server was healed since a person started it."""
+    for run in runs_of(home, name):
+        for each in _kept(run):
+            moment = datetime.fromisoformat(str(each.get("at")))
+            yield moment.timestamp()
+        if not _is_healing(run):
+            return
+
+
+def _kept(run: RunDir) -> list[dict[str, object]]:
+    kept = run.read(HEALING_FILE).get("healed")
+    return [each for each in kept if isinstance(each, dict)] if isinstance(kept, list) else []
+
+
+def look(home: Home, name: str) -> Standing | Unseen:
+    """The standing of a server, or why it is not known."""
+    try:
+        with fleet(home) as servers:
+            return standing(servers, name)
+    except DeployError as error:
+        return Unseen(message=error.message, hint=error.hint, code=error.exit_code)

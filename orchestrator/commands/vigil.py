@@ -1,0 +1,406 @@
+"""What `deploy watch` makes of what it sees: pure, but for the clock that it is given.
+
+Nothing here outlives the process: what a server is, who ended it and how often it was healed is read anew at each look
+(`standing.py`). What is kept is when each rank was last seen to live, as a clock only tells of while it runs.
+
+::
+
+    a rank is asked for a token every 5 s ──answers──▶ it lives
+                │ does not, for 3 s            work it counts grows ──▶ it lives
+                ▼
+    a look: runtime, records, process table ──▶ exited · a part lost · restarted · silent for too long ──▶ heal
+                                            ──▶ ended by a person · another command works on it ──▶ wait
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from math import inf
+from typing import Final, Protocol, TypeVar
+
+T_co = TypeVar("T_co", covariant=True)
+
+ASKED_EVERY: Final = 5.0  # seconds between two questions to a rank
+SLOW: Final = 3.0  # seconds after which an answer that has not come is a reason to look
+_KNOCKED_EVERY: Final = 1.0  # at its port, which costs nothing: a server that has ended is noticed there
+_QUIET: Final = 300.0  # seconds between two looks at a server that answers: a look takes a second of CPU
+_UNWELL: Final = 10.0  # at one that does not
+_AGAIN: Final = 1.0  # before a part counts as lost, and where nobody answers at all
+_SLOW_AGAIN: Final = 30.0  # because of one that is slow to answer
+_SILENT: Final = 20.0  # seconds without an answer and without work that are worth telling
+_FIRST, _LONGEST = 5.0, 60.0  # at one that is not to be healed; twice as long each time
+_REFUSED: Final = range(400, 500)  # the question is refused: somebody lives who refuses it
+_OK: Final = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """A server as its runtime, the process table and its records tell of it."""
+
+    name: str
+    run: str  # the name of its run directory
+    url: str
+    status: str  # `runtimes.Status`
+    ending: str  # how it ended, where it has
+    lost: str  # what of it has ended while it runs
+    restarts: int  # by its runtime itself
+    busy: bool  # another command works on this name
+    wanted: bool  # nobody has ended it
+    ready: bool  # it was, since this start
+    by_watch: bool  # this start was a healing
+    ranks: int
+    api_key_env: str | None
+    unhealthy_after: float
+    limit: int  # restarts in the window
+    window: float
+    healed: tuple[float, ...]  # when it was since a person started it, Unix time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unseen:
+    """A look that failed; `code` is that of the error's class."""
+
+    message: str
+    hint: str
+    code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Healed:
+    """What became of a restart. `attempted`: it is on record; `code` 0: the server is proven, and `run` its own."""
+
+    code: int
+    message: str
+    attempted: bool
+    others: bool  # somebody else worked on the server: nothing was done
+    run: str = ""
+
+
+class EventKind(StrEnum):
+    """What is told."""
+
+    WATCHING = "watching"  # it serves, or is about to be looked at
+    UNWELL = "unwell"  # something does not answer, and may yet
+    WELL = "well"  # it does again, by itself
+    RESTARTED = "restarted"  # by its runtime
+    DIED = "died"  # it is healed now
+    SERVES = "serves"  # healed and proven
+    FAILED = "failed"  # the healing did
+    STOPPED = "stopped"  # by a person: it is not healed
+    WAITING = "waiting"  # another command works on it, or it was never ready
+    GAVE_UP = "gave up"
+    ALERT_FAILED = "alert failed"
+
+
+# After what it is told that a server is watched again.
+_RESTING: Final = {EventKind.WAITING, EventKind.STOPPED, EventKind.DIED, EventKind.FAILED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchEvent:
+    """One line of what is told; `seconds` from the notice of a death until it serves."""
+
+    time: str  # ISO 8601
+    name: str
+    event: EventKind
+    detail: str
+    run: str
+    seconds: float | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """As plain data."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+    def to_text(self) -> str:
+        """A line for people."""
+        took = "" if self.seconds is None else f", {self.seconds:.1f} s after its death was noticed"
+        return f"{self.time[11:19]}  {self.name}  {self.event}{f': {self.detail}' if self.detail else ''}{took}"
+
+
+class Pending(Protocol[T_co]):
+    """Something that was begun."""
+
+    def outcome(self) -> T_co | None:
+        """What came of it; None while it is under way."""
+
+
+class Means(Protocol):
+    """How a server is asked, looked at and healed. Nothing here waits."""
+
+    def listens(self, standing: Standing) -> bool:
+        """Whether somebody takes connections on its port."""
+
+    def token_of(self, standing: Standing, rank: int) -> Pending[int | str]:
+        """Ask a rank for a token: the status of the answer, or why there is none."""
+
+    def work(self, standing: Standing) -> Pending[Mapping[int, float]]:
+        """Ask what each rank has done so far."""
+
+    def look(self, name: str) -> Pending[Standing | Unseen]:
+        """Look at all that is known of a server."""
+
+    def heal(self, standing: Standing, why: str) -> Pending[Healed]:
+        """Start it again as it came up last."""
+
+
+@dataclass
+class _Rank:
+    """What is asked of a rank now, and how it took that; times of the clock."""
+
+    number: int
+    asked: float
+    question: Pending[int | str] | None = None
+    trouble: str = ""  # why there is no answer; "" while it answers
+    silent_since: float = 0.0  # where there is trouble: since then it has not got on either
+    refusal: str = ""
+    done: float | None = None  # work that it has counted since the trouble began
+
+
+Told = tuple[EventKind, str, float | None]  # what, its detail, and seconds since a death was noticed
+
+
+@dataclass
+class Vigil:
+    """The watch over one server. `step` is called often, with the clock and the time of day."""
+
+    name: str
+    means: Means
+    standing: Standing
+    ended: str = ""  # why this watch has given up
+    _ranks: list[_Rank] = field(default_factory=list)
+    _told: tuple[EventKind, str] | None = None
+    _accepted: int = 0  # restarts by the runtime that are no news
+    _lost: str = ""  # as the last look saw it
+    _died: float = 0.0
+    _counted: int = -1  # healings on record when the last one was begun
+    _stepped: float = 0.0
+    _looked: float = 0.0
+    _slow: float = -inf  # when a slow answer was a reason to look
+    _knocked: float = 0.0
+    _open: bool = True  # its port, when somebody knocked last
+    _next_look: float = 0.0
+    _pause: float = _FIRST
+    _look: Pending[Standing | Unseen] | None = None
+    _work: Pending[Mapping[int, float]] | None = None
+    _work_asked: float = -inf
+    _healing: Pending[Healed] | None = None
+
+    def begin(self, now: float, wall: float) -> Iterator[Told]:
+        """Take the standing that it was made with as the first look."""
+        self._accepted, self._stepped = self.standing.restarts, now
+        self._forget(now)
+        yield from self._judge(now, wall)
+
+    def step(self, now: float, wall: float) -> Iterator[Told]:
+        """Go on: what there is to tell."""
+        self._leave_out(now - self._stepped)
+        self._stepped = now
+        if self.ended:
+            return
+        if self._healing is not None:
+            yield from self._mind_healing(self._healing, now)
+            return
+        if self._look is not None and (seen := self._look.outcome()) is not None:
+            self._look = None
+            yield from self._take(seen, now, wall)
+        if self._may_be_asked:
+            self._knock(now)
+            for rank in self._ranks:
+                self._ask(rank, now)
+            self._read_work(now)
+        if self._look is None and now >= self._next_look and not self._is_decided:
+            self._look = self.means.look(self.name)
+
+    @property
+    def _is_decided(self) -> bool:
+        return self._healing is not None or bool(self.ended)
+
+    @property
+    def _may_be_asked(self) -> bool:
+        seen = self.standing
+        return not self._is_decided and _left_alone(seen) is None and seen.status == "running"
+
+    def _leave_out(self, gap: float) -> None:
+        """Time in which this process did not run, as on a machine that slept, is nobody's silence."""
+        if gap > ASKED_EVERY:
+            for rank in self._ranks:
+                rank.silent_since += gap
+
+    def _forget(self, now: float) -> None:
+        """Begin anew: nothing that was seen of the ranks before counts."""
+        self._ranks = [_Rank(number=number, asked=now - ASKED_EVERY) for number in range(self.standing.ranks)]
+        self._lost, self._work, self._open = "", None, True
+
+    def _mind_healing(self, healing: Pending[Healed], now: float) -> Iterator[Told]:
+        if (healed := healing.outcome()) is None:
+            return
+        self._healing, self._next_look, self._pause = None, now, _FIRST
+        self._forget(now)
+        if healed.others:
+            return
+        if healed.code == 0:
+            self.standing, self._accepted = replace(self.standing, run=healed.run), 0
+            yield self._tell(EventKind.SERVES, healed.message, now - self._died)
+        elif healed.attempted:
+            yield self._tell(EventKind.FAILED, healed.message)
+        else:
+            yield self._give_up(f"it cannot be started again: {healed.message}")
+
+    def _give_up(self, why: str) -> Told:
+        self.ended = why
+        return self._tell(EventKind.GAVE_UP, why)
+
+    def _take(self, seen: Standing | Unseen, now: float, wall: float) -> Iterator[Told]:
+        """Take what a look has seen."""
+        if isinstance(seen, Unseen):
+            self._wait(now)
+            yield from self._once(EventKind.UNWELL, f"it cannot be looked at: {seen.message}")
+            return
+        before, self.standing = self.standing, seen
+        if (before.run, before.ranks) != (seen.run, seen.ranks):
+            self._accepted = 0
+            self._forget(now)
+        yield from self._judge(now, wall)
+
+    def _judge(self, now: float, wall: float) -> Iterator[Told]:
+        seen, self._looked = self.standing, now
+        if (rest := _left_alone(seen)) is not None:
+            self._forget(now)
+            self._wait(now)
+            yield from self._once(*rest)
+            return
+        self._pause = _FIRST
+        if why := self._death(now):
+            yield from self._heal(why, now, wall)
+            return
+        self._lost = seen.lost
+        if trouble := seen.lost or self._silence(now) or next(filter(None, (rank.refusal for rank in self._ranks)), ""):
+            hung = min((rank.silent_since for rank in self._ranks if rank.trouble), default=inf) + seen.unhealthy_after
+            self._next_look = now + (_AGAIN if seen.lost else max(_AGAIN, min(_UNWELL, hung - now)))
+            yield from self._once(EventKind.UNWELL, trouble)
+            return
+        self._next_look = now + _QUIET
+        yield from self._is_well()
+
+    def _is_well(self) -> Iterator[Told]:
+        if self.standing.restarts > self._accepted and not any(rank.trouble for rank in self._ranks):
+            self._accepted = self.standing.restarts
+            yield self._tell(EventKind.RESTARTED, f"by its runtime, {self._accepted} times by now, and answers")
+        if self._told is None or self._told[0] in _RESTING:
+            yield self._tell(EventKind.WATCHING, self.standing.url)
+        elif self._told[0] is EventKind.UNWELL:
+            yield self._tell(EventKind.WELL, "")
+
+    def _silence(self, now: float) -> str:
+        """Who has been silent for longer than a busy rank is."""
+        most = min(_SILENT, self.standing.unhealthy_after)
+        return "; ".join(self._said(rank) for rank in self._ranks if rank.trouble and now - rank.silent_since >= most)
+
+    def _said(self, rank: _Rank) -> str:
+        return f"rank {rank.number}: {rank.trouble}" if len(self._ranks) > 1 else rank.trouble
+
+    def _death(self, now: float) -> str:
+        """Why it is dead, "" while it may live."""
+        seen = self.standing
+        if seen.status != "running":
+            return seen.ending or "its start was cut off"
+        if not seen.ready:
+            return "its start was cut off"
+        if seen.lost and seen.lost == self._lost:
+            return seen.lost
+        if seen.restarts > self._accepted and any(rank.trouble for rank in self._ranks):
+            return "it died, and its runtime has started it again"
+        for rank in self._ranks:
+            if rank.trouble and now - rank.silent_since >= seen.unhealthy_after:
+                return f"{self._said(rank)}; it has not got on for {now - rank.silent_since:.0f} s"
+        return ""
+
+    def _heal(self, why: str, now: float, wall: float) -> Iterator[Told]:
+        seen = self.standing
+        recent = [moment for moment in seen.healed if wall - moment < seen.window]
+        if len(recent) >= seen.limit:
+            counted = f"{len(recent)} restarts within {seen.window:g} s were of no use" if recent else "it died"
+            yield self._give_up(f"{why}; {counted}, and `healing.restarts` is {seen.limit}")
+            return
+        if self._told is not None and self._told[0] is EventKind.FAILED:
+            if len(seen.healed) <= self._counted:  # it would be tried for ever
+                yield self._give_up(f"{why}; its restart left no record")
+                return
+        else:
+            self._died = now
+        self._counted = len(seen.healed)
+        yield self._tell(EventKind.DIED, f"{why}; restart {len(recent) + 1} of {seen.limit}")
+        self._healing = self.means.heal(seen, why)
+
+    def _wait(self, now: float) -> None:
+        self._next_look = now + self._pause
+        self._pause = min(2 * self._pause, _LONGEST)
+
+    def _knock(self, now: float) -> None:
+        if now - self._knocked >= _KNOCKED_EVERY:
+            self._knocked, before, self._open = now, self._open, self.means.listens(self.standing)
+            if before and not self._open:
+                self._next_look = min(self._next_look, now)
+
+    def _ask(self, rank: _Rank, now: float) -> None:
+        """Take the rank's answer, and ask it anew where it owes none."""
+        if rank.question is not None and (answer := rank.question.outcome()) is not None:
+            rank.question = None
+            if answer == _OK or answer in _REFUSED:
+                rank.trouble, rank.done = "", None
+                self._note_refusal(rank, "" if answer == _OK else f"it refuses to be asked for a token: {answer}", now)
+            else:
+                self._suffers(rank, answer if isinstance(answer, str) else f"it answers {answer}", since=now)
+                self._next_look = min(self._next_look, max(now, self._looked + _AGAIN))
+        if rank.question is None and now - rank.asked >= ASKED_EVERY:
+            rank.asked, rank.question = now, self.means.token_of(self.standing, rank.number)
+        elif rank.question is not None and not rank.trouble and now - rank.asked >= SLOW:
+            self._suffers(rank, "no answer", since=now - SLOW)
+            if now - self._slow >= _SLOW_AGAIN:
+                self._slow, self._next_look = now, min(self._next_look, now)
+        if self._silence(now) and self._told is not None and self._told[0] is not EventKind.UNWELL:
+            self._next_look = min(self._next_look, max(now, self._looked + _AGAIN))
+
+    def _note_refusal(self, rank: _Rank, refusal: str, now: float) -> None:
+        if refusal != rank.refusal:
+            self._next_look = min(self._next_look, now)
+        rank.refusal = refusal
+
+    def _suffers(self, rank: _Rank, trouble: str, *, since: float) -> None:
+        if not rank.trouble:
+            rank.silent_since = since
+        rank.trouble = trouble
+
+    def _read_work(self, now: float) -> None:
+        """While a rank does not answer, see whether it gets on: a long prefill, a long queue."""
+        if self._work is not None and (work := self._work.outcome()) is not None:
+            self._work = None
+            for rank in self._ranks:
+                done = work.get(rank.number)
+                if rank.trouble and None not in (done, rank.done) and done != rank.done:
+                    rank.silent_since = now
+                rank.done = done
+        if self._work is None and now - self._work_asked >= ASKED_EVERY and any(rank.trouble for rank in self._ranks):
+            self._work_asked, self._work = now, self.means.work(self.standing)
+
+    def _once(self, kind: EventKind, detail: str) -> Iterator[Told]:
+        """Tell it, unless that was told last."""
+        if self._told != (kind, detail):
+            yield self._tell(kind, detail)
+
+    def _tell(self, kind: EventKind, detail: str, seconds: float | None = None) -> Told:
+        self._told = (kind, detail)
+        return kind, detail, seconds
+
+
+def _left_alone(seen: Standing) -> tuple[EventKind, str] | None:
+    """Why a server is not to be healed, whatever has become of it."""
+    if seen.busy:
+        return EventKind.WAITING, "another `deploy` command works on it"
+    if not seen.wanted:
+        return EventKind.STOPPED, "it was not the watch that ended it; a start under this name is watched again"
+    if seen.status == "unknown":
+        return EventKind.UNWELL, "its record cannot be read"
+    if seen.status == "running" and not (seen.ready or seen.by_watch):
+        return EventKind.WAITING, f"it was never ready: `deploy restart {seen.name}` starts it anew"
+    return None

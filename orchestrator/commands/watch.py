@@ -1,0 +1,246 @@
+"""`deploy watch`: look after servers until somebody ends it.
+
+This process imports no runtime: what is known of a server is looked up, and a server is healed, by programs of their
+own (`healer.py`). So it stays below 30 MB, and its death leaves every server, and a healing that has begun, as it is.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, Generic, TypeVar, cast
+
+from orchestrator.commands.alerts import Alerts
+from orchestrator.commands.vigil import EventKind, Healed, Standing, Told, Unseen, Vigil, WatchEvent
+from orchestrator.core.errors import (
+    DeployError,
+    HealingError,
+    HostError,
+    NameTakenError,
+    Problem,
+    StartError,
+    UsageError,
+)
+from orchestrator.core.files import open_lock
+from orchestrator.core.paths import Home
+from orchestrator.core.secret import Secret
+from orchestrator.core.shell import DEVNULL, PIPE, Program, own, start
+from orchestrator.core.signals import start_deaf
+from orchestrator.engine import NoAnswerError, read_key
+from orchestrator.engine.pulse import Pulse
+
+_TICK: Final = 0.25  # seconds
+_LOOK_WITHIN: Final = 120.0  # seconds: a Docker daemon may be slow
+_PID_WIDTH: Final = 10  # characters
+_QUIETLY: Final = frozenset({EventKind.WATCHING, EventKind.ALERT_FAILED})  # what nobody is alerted of
+T = TypeVar("T")
+
+
+class _Asked(Generic[T]):
+    """A question that a thread waits for."""
+
+    def __init__(self, ask: Callable[[], T], instead: Callable[[NoAnswerError], T]) -> None:
+        self._outcome: T | None = None
+
+        def wait() -> None:
+            try:
+                self._outcome = ask()
+            except NoAnswerError as error:
+                self._outcome = instead(error)
+
+        start_deaf(threading.Thread(target=wait, daemon=True))
+
+    def outcome(self) -> T | None:
+        """See `Pending`."""
+        return self._outcome
+
+
+class _Run(Generic[T]):
+    """A program of ours that prints its result."""
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        read: Callable[[dict[str, Any]], T],
+        broken: Callable[[str], T],
+        within: float | None,
+    ) -> None:
+        self._read, self._broken = read, broken
+        self._end = None if within is None else time.monotonic() + within
+        argv = own("orchestrator.commands.healer", *words)
+        self.program: Program = start(argv, env=os.environ, output=PIPE, errors=2 if words[0] == "heal" else DEVNULL)
+
+    def outcome(self) -> T | None:
+        """See `Pending`."""
+        if self.program.code is None:
+            if self._end is None or time.monotonic() < self._end:
+                return None
+            self.program.end(signal.SIGKILL)
+            return self._broken(f"no answer within {_LOOK_WITHIN:g} s")
+        said = self.program.output.read().decode(errors="replace")
+        self.program.output.close()
+        try:
+            return self._read(json.loads(said))
+        except (ValueError, TypeError, KeyError):
+            return self._broken(f"its program ended with {self.program.code}")
+
+
+@dataclass
+class Reality:
+    """The means of a real watch, see `Means`."""
+
+    healings: list[Program] = field(default_factory=list)
+    keys: dict[str, Secret] = field(default_factory=dict)
+
+    def listens(self, standing: Standing) -> bool:
+        """See `Means.listens`."""
+        return self._pulse(standing).listens()
+
+    def token_of(self, standing: Standing, rank: int) -> _Asked[int | str]:
+        """See `Means.token_of`."""
+        ask = partial(self._pulse(standing).token_of, rank, within=max(standing.unhealthy_after, _LOOK_WITHIN))
+        return _Asked[int | str](ask, str)
+
+    def work(self, standing: Standing) -> _Asked[Mapping[int, float]]:
+        """See `Means.work`."""
+        return _Asked[Mapping[int, float]](self._pulse(standing).work, lambda _: {})
+
+    def look(self, name: str) -> _Run[Standing | Unseen]:
+        """See `Means.look`."""
+        return _Run(("look", name), _read_look, lambda why: Unseen(message=why, hint="", code=1), _LOOK_WITHIN)
+
+    def heal(self, standing: Standing, why: str) -> _Run[Healed]:
+        """See `Means.heal`."""
+        broken = _broken_healing
+        run = _Run(("heal", standing.name, standing.run, why), partial(_read, Healed), broken, None)
+        self.healings.append(run.program)
+        return run
+
+    def key_of(self, variable: str | None) -> Secret | None:
+        """The API key in a variable. Raises UsageError where it is not set."""
+        if variable is None:
+            return None
+        if not (value := os.environ.get(variable)):
+            what = f"`{variable}` is not set, and a server is asked for a token, and started again, with its API key"
+            raise UsageError(what, hint=f"export {variable}=…")
+        return self.keys.setdefault(variable, read_key(value, where=variable))
+
+    def _pulse(self, standing: Standing) -> Pulse:
+        return Pulse(url=standing.url, key=self.key_of(standing.api_key_env))
+
+
+def watch(
+    names: Sequence[str],
+    home: Home,
+    *,
+    show: Callable[[WatchEvent], None],
+    alerts: Alerts,
+    means: Reality | None = None,
+) -> None:
+    """Watch servers until Ctrl-C, or until all of them were given up.
+
+    Raises StartError for a name that nothing was started under, NameTakenError where another watch has one,
+    HealingError in the end.
+    """
+    means = means or Reality()
+    with ExitStack() as stack:
+        standings = [_first_look(means, name) for name in dict.fromkeys(names)]
+        for seen in standings:
+            stack.enter_context(_only_watch(home, seen.name))
+            means.key_of(seen.api_key_env)
+        vigils = [Vigil(seen.name, means, seen) for seen in standings]
+        try:
+            _go_on(vigils, show, alerts)
+        except KeyboardInterrupt:
+            _interrupt(means.healings)
+            raise
+    problems = [Problem(f"`{vigil.name}`: {vigil.ended}", hint=f"`deploy diagnose {vigil.name}`") for vigil in vigils]
+    first = names[0]
+    hint = f"`deploy diagnose {first}` says why; `deploy restart {first}`, then `deploy watch {first}`, begins anew"
+    raise HealingError("what was watched does not serve, and is left as it is", problems=problems, hint=hint)
+
+
+def _go_on(vigils: Sequence[Vigil], show: Callable[[WatchEvent], None], alerts: Alerts) -> None:
+    def tell(vigil: Vigil, told: Told) -> None:
+        kind, detail, seconds = told
+        event = WatchEvent(
+            time=datetime.now().astimezone().isoformat(timespec="seconds"),
+            name=vigil.name,
+            event=kind,
+            detail=detail,
+            run=vigil.standing.run,
+            seconds=None if seconds is None else round(seconds, 1),
+        )
+        show(event)
+        for failed in alerts.send(event.to_dict()) if kind not in _QUIETLY else ():
+            tell(vigil, (EventKind.ALERT_FAILED, failed, None))
+
+    for vigil in vigils:
+        for told in vigil.begin(time.monotonic(), time.time()):
+            tell(vigil, told)
+    while alerts.under_way or not all(vigil.ended for vigil in vigils):
+        time.sleep(_TICK)
+        for failed in alerts.failed():
+            tell(vigils[0], (EventKind.ALERT_FAILED, failed, None))
+        for vigil in vigils:
+            for told in vigil.step(time.monotonic(), time.time()):
+                tell(vigil, told)
+
+
+def _first_look(means: Reality, name: str) -> Standing:
+    pending = means.look(name)
+    while (seen := pending.outcome()) is None:
+        time.sleep(_TICK / 5)
+    if isinstance(seen, Unseen):
+        kind: type[DeployError] = {2: UsageError, 6: StartError}.get(seen.code, HostError)
+        raise kind(seen.message, hint=seen.hint)
+    return seen
+
+
+@contextmanager
+def _only_watch(home: Home, name: str) -> Iterator[None]:
+    """Be the only watch of that name; the kernel frees it. Raises NameTakenError."""
+    lock = open_lock(home.runs / name / ".watch")
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(lock, _PID_WIDTH, 0).decode(errors="replace").strip("\0 \n") or "unknown"
+            raise NameTakenError(
+                f"another `deploy watch` has `{name}` (pid {holder})", hint="end that one first"
+            ) from error
+        with suppress(OSError):  # a full disk
+            os.pwrite(lock, str(os.getpid()).ljust(_PID_WIDTH).encode(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _interrupt(healings: Sequence[Program]) -> None:
+    """Interrupt the starts that are under way, which take down what they have started."""
+    running = [program for program in healings if program.code is None]
+    for program in running:
+        program.send(signal.SIGINT)
+    for program in running:
+        program.wait()
+
+
+def _read_look(data: dict[str, Any]) -> Standing | Unseen:
+    return _read(Unseen, data) if "code" in data else _read(Standing, {**data, "healed": tuple(data["healed"])})
+
+
+def _read(kind: type[T], data: dict[str, Any]) -> T:
+    """What a program of ours says, which may be of a younger version by now: what it adds is left out."""
+    return kind(**{each.name: data[each.name] for each in fields(cast("Any", kind)) if each.name in data})
+
+
+def _broken_healing(why: str) -> Healed:
+    """Of a program that died: a look will tell what it has done."""
+    return Healed(code=1, message=why, attempted=True, others=False)

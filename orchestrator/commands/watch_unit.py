@@ -1,0 +1,115 @@
+"""`deploy watch --install`: the systemd unit that keeps a watch running, and the file for its secrets."""
+
+import getpass
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from orchestrator.commands.runs import read_plan, require_name, runs_of
+from orchestrator.core.errors import HealingError, HostError, Interrupted, StartError, UsageError
+from orchestrator.core.files import write_whole
+from orchestrator.core.paths import Home
+from orchestrator.core.shell import own, quote
+
+_SYSTEM: Final = Path("/etc/systemd/system")
+_PASSED_ON: Final = ("DOCKER_HOST", "DOCKER_CONTEXT", "HF_HOME", "HF_ENDPOINT")  # where things are; nothing secret
+_NEEDS_QUOTES: Final = re.compile(r"[^\w@+=:,./-]")
+
+_UNIT: Final = """\
+[Unit]
+Description=deploy watch {names}
+After=network-online.target docker.service
+Wants=network-online.target
+
+[Service]
+Type=exec
+User={user}
+{environment}
+EnvironmentFile=-{secrets}
+ExecStart={command}
+Restart=always
+RestartSec=5
+# what it has given up on, and what a restart of it cannot mend, waits for a person
+RestartPreventExitStatus={usage} {start} {given_up}
+SuccessExitStatus={interrupted}
+# a server that it has started again belongs to this unit's group and stays when the watch is stopped
+KillMode=process
+TimeoutStopSec=180
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def install_unit(names: Sequence[str], home: Home, *, command: str | None, output: Path | None) -> str:
+    """Write the unit, and an empty file for secrets; the commands that come next.
+
+    Raises StartError for a name that nothing was started under, HostError where it may not be written.
+    """
+    variables = [variable for name in names for variable in _key_of(home, name)]
+    unit = f"deploy-watch-{names[0]}.service"
+    file = output or _SYSTEM / unit
+    secrets = home.root / f"watch-{names[0]}.env"
+    try:
+        if not secrets.exists():
+            write_whole(secrets, "", mode=0o600)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, unit_text(names, home, command=command, secrets=secrets), mode=0o644)
+    except OSError as error:
+        hint = f"`--output {unit}` writes it here; then `sudo install -m 644 {unit} {_SYSTEM}`"
+        raise HostError(f"cannot write the unit: {error.strerror}", where=str(error.filename), hint=hint) from error
+    steps = [f"wrote `{file}`; next:"]
+    steps += [f"    printf '{each}=%s\\n' \"${each}\" >> {quote([str(secrets)])}" for each in dict.fromkeys(variables)]
+    if "DEPLOY_WEBHOOK" in os.environ:
+        steps.append(f"    printf 'DEPLOY_WEBHOOK=%s\\n' \"$DEPLOY_WEBHOOK\" >> {quote([str(secrets)])}")
+    if file.parent != _SYSTEM:
+        steps.append(f"    sudo install -m 644 {quote([str(file)])} {_SYSTEM / unit}")
+    steps += ["    sudo systemctl daemon-reload", f"    sudo systemctl enable --now {unit}"]
+    return "\n".join([*steps, f"    journalctl -u {unit} -f"])
+
+
+def unit_text(
+    names: Sequence[str], home: Home, *, command: str | None, secrets: Path, environ: Mapping[str, str] = os.environ
+) -> str:
+    """The unit. What may be secret, keys and a webhook's URL, is read from the file `secrets`."""
+    words = own("orchestrator", "watch", *names, "--json")
+    words += ["--exec", command] if command else []
+    passed = {"DEPLOY_HOME": str(home.root), "PATH": environ.get("PATH", os.defpath)}
+    passed |= {name: environ[name] for name in _PASSED_ON if name in environ}
+    return _UNIT.format(
+        names=" ".join(names),
+        user=getpass.getuser(),
+        environment="\n".join(f"Environment={_word(f'{name}={value}')}" for name, value in passed.items()),
+        secrets=_specifier(str(secrets)),
+        command=" ".join(_word(word).replace("$", "$$") for word in words),
+        usage=UsageError.exit_code,
+        start=StartError.exit_code,
+        given_up=HealingError.exit_code,
+        interrupted=Interrupted.exit_code,
+    )
+
+
+def _key_of(home: Home, name: str) -> Sequence[str]:
+    """The variables that hold what the server of a name is asked with."""
+    require_name(name)
+    plan = next(filter(None, map(read_plan, runs_of(home, name))), None)
+    if plan is None:
+        raise StartError(f"nothing was started as `{name}` from here", hint="`deploy status` lists what runs")
+    return [plan.server.api_key_env] if plan.server.api_key_env else []
+
+
+def _word(text: str) -> str:
+    """One word of a unit's line (systemd.syntax(7)). Raises UsageError for one that a line cannot hold."""
+    if "\n" in text:
+        raise UsageError("a unit's line holds no line end")
+    text = _specifier(text)
+    if not _NEEDS_QUOTES.search(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _specifier(text: str) -> str:
+    return text.replace("%", "%%")

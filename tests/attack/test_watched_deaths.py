@@ -1,0 +1,93 @@
+"""A server that `deploy watch` looks after, killed in every way, and the watch with it: it serves again each time."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from deployment import Deployment, Deployments
+from forked import Command
+from patience import wait_for
+from rounds import attack
+from survivors import listens
+from test_kills_of_parts import pids_of
+
+pytestmark = pytest.mark.attack
+
+DEATHS = 5
+WAYS = ("server", "stopped", "watch", "sglang::scheduler", "supervisor")
+MOST_KIB = 30 << 10  # what a watch may take
+
+
+class Watched:
+    """A server, and the watch that it has now."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.watch: Command = self._start()
+
+    def told(self) -> list[dict[str, str]]:
+        return [json.loads(line) for line in self.watch.stdout.splitlines()]
+
+    def events(self) -> list[str]:
+        return [told["event"] for told in self.told()]
+
+    def wait_for(self, *wanted: str, times: int = 1) -> None:
+        wait_for(lambda: sum(event in wanted for event in self.events()) >= times)
+
+    def die(self, way: str) -> Iterator[str]:
+        """Kill it so, and wait until it serves again."""
+        served = self.events().count("serves")
+        part, number = ("server", signal.SIGSTOP) if way == "stopped" else (way, signal.SIGKILL)
+        for pid in pids_of(self.deployment, "server" if way == "watch" else part):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if way == "watch":
+            self.wait_for("died", times=self.events().count("died") + 1)
+            self.watch.send(signal.SIGKILL)
+            self.watch.wait()
+            self.watch = self._start()
+            self.wait_for("watching", "serves")
+        else:
+            self.wait_for("serves", times=served + 1)
+        runs = sorted(path.name for path in self.deployment.home.glob("runs/*/*-*"))
+        if (told := self.told()[-1])["run"] != runs[-1]:
+            yield f"told of run {told['run']}, not of {runs[-1]}"
+        if not listens(self.deployment.port):
+            yield "nobody listens"
+
+    def resident_kib(self) -> int:
+        lines = Path(f"/proc/{self.watch.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+    def _start(self) -> Command:
+        return self.deployment.start("watch", self.deployment.name, "--json")
+
+
+def test_every_death_is_healed_and_nothing_is_left_behind(deployments: Deployments) -> None:
+    deployment = deployments(0)
+    healing = [word for key in ("unhealthy_after=3", "restarts=1000") for word in ("--set", f"healing.{key}")]
+    assert not list(deployment.run(*deployment.up(*healing)).faults(0))
+    watched = Watched(deployment)
+    watched.wait_for("watching")
+
+    attack("deaths under watch", DEATHS, lambda number, _: die(watched, number), at_once=1)
+
+    second = deployment.run("watch", deployment.name)
+    assert not list(second.faults(6))
+    assert f"another `deploy watch` has `{deployment.name}` (pid {watched.watch.pid})" in second.stderr
+    assert watched.resident_kib() < MOST_KIB
+    assert not list(deployment.run("down", deployment.name).faults(0))
+    watched.wait_for("stopped")
+    assert watched.events()[-1] == "stopped"
+    watched.watch.send(signal.SIGINT)
+    assert not list(watched.watch.wait().faults(130))
+    assert deployment.survivors(killed=True) == []
+
+
+def die(watched: Watched, number: int) -> Iterator[str]:
+    way = WAYS[number % len(WAYS)]
+    yield from (f"{way}: {fault}" for fault in watched.die(way))

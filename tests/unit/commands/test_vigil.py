@@ -1,0 +1,340 @@
+"""What `deploy watch` does about what it sees, hours of it on a simulated clock: every wrong restart is a red test."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+import pytest
+
+from orchestrator.commands.vigil import EventKind, Healed, Standing, Unseen, Vigil
+
+T = TypeVar("T")
+BOOT, LOOK, TICK = 40.0, 1.0, 0.5  # seconds: of a start, of a look, between two steps
+UNHEALTHY = 120.0
+SERVES = Standing(
+    name="owl",
+    run="run-1",
+    url="http://127.0.0.1:1",
+    status="running",
+    ending="",
+    lost="",
+    restarts=0,
+    busy=False,
+    wanted=True,
+    ready=True,
+    by_watch=False,
+    ranks=2,
+    api_key_env=None,
+    unhealthy_after=UNHEALTHY,
+    limit=3,
+    window=3600,
+    healed=(),
+)
+
+PROVEN = Healed(code=0, message="proven", attempted=True, others=False)
+
+
+@dataclass
+class Later(Generic[T]):
+    """Something that comes to its end at a moment."""
+
+    world: "World"
+    at: float
+    what: Callable[[], T]
+
+    def outcome(self) -> T | None:
+        return self.what() if self.world.now >= self.at else None
+
+
+@dataclass
+class World:
+    """A server, a clock, and everything that happens to it."""
+
+    now: float = 1000.0
+    standing: Standing = SERVES
+    answers_after: list[float | None] = field(default_factory=lambda: [0.1, 0.1])  # seconds, of each rank; None: never
+    gets_on: list[bool] = field(default_factory=lambda: [False, False])  # it prefills or decodes for others
+    counts_work: bool = True
+    silent: str = ""  # why it cannot be looked at
+    outcome: Healed = PROVEN
+    records: bool = True  # a healing stands in the run directory
+    dies_again: float | None = None  # seconds after each healing
+    told: list[tuple[float, EventKind, str]] = field(default_factory=list)
+    healed_at: list[float] = field(default_factory=list)
+    looks: int = 0
+    work_done: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    plans: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
+
+    def listens(self, _: Standing) -> bool:
+        return self.standing.status == "running"
+
+    def token_of(self, _: Standing, rank: int) -> Later[int | str]:
+        if self.standing.status != "running":
+            return Later(self, self.now, lambda: "Connection refused")
+        after = self.answers_after[rank]
+        return Later(self, self.now + (1e9 if after is None else after), lambda: 200)
+
+    def work(self, _: Standing) -> Later[Mapping[int, float]]:
+        return Later(self, self.now, lambda: dict(enumerate(self.work_done)) if self.counts_work else {})
+
+    def look(self, name: str) -> Later[Standing | Unseen]:
+        assert name == "owl"
+        self.looks += 1
+        unseen = Unseen(message=self.silent, hint="", code=4)
+        return Later(self, self.now + LOOK, lambda: unseen if self.silent else self.standing)
+
+    def heal(self, standing: Standing, why: str) -> Later[Healed]:
+        assert why
+        self.healed_at.append(self.now)
+        taken = self.outcome
+
+        def done() -> Healed:
+            if taken.attempted and self.records:
+                self.standing = replace(standing, healed=(*standing.healed, self.now), by_watch=True)
+            if taken.code == 0:
+                self.standing = replace(
+                    self.standing,
+                    run=f"run-{len(self.healed_at) + 1}",
+                    status="running",
+                    ending="",
+                    lost="",
+                    restarts=0,
+                )
+                self.answers_after = [0.1, 0.1]
+                if self.dies_again is not None:
+                    self.plans.append((self.now + self.dies_again, self.die))
+            return taken
+
+        return Later(self, self.now + BOOT, done)
+
+    def die(self, how: str = "killed by SIGKILL") -> None:
+        self.standing = replace(self.standing, status="exited", ending=how)
+
+    def pass_by(self, vigil: Vigil, seconds: float) -> None:
+        """Let time go on, and the watch with it."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += TICK
+            for moment, happen in [plan for plan in self.plans if plan[0] <= self.now]:
+                self.plans.remove((moment, happen))
+                happen()
+            self.work_done = [done + TICK * on for done, on in zip(self.work_done, self.gets_on, strict=True)]
+            self._note(vigil.step(self.now, self.now))
+
+    def vigil(self) -> Vigil:
+        made = Vigil("owl", self, self.standing)
+        self._note(made.begin(self.now, self.now))
+        return made
+
+    def _note(self, told: Iterator[tuple[EventKind, str, float | None]]) -> None:
+        self.told += [(self.now, kind, detail) for kind, detail, _ in told]
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind.value for _, kind, _ in self.told]
+
+
+def test_a_quiet_hour_has_no_event_and_next_to_no_look() -> None:
+    world = World()
+    world.pass_by(world.vigil(), 3600)
+    assert world.kinds == ["watching"]
+    assert world.looks <= 13
+
+
+@pytest.mark.parametrize("after", [4.0, 25.0, 300.0, None])
+def test_an_hour_of_full_load_is_no_death(after: float | None) -> None:
+    """Behind a long prefill or a long queue a token takes minutes; what the ranks count meanwhile grows."""
+    world = World(answers_after=[after, after], gets_on=[True, True])
+    world.pass_by(world.vigil(), 3600)
+    assert world.kinds == ["watching"]
+    assert world.looks <= 130  # a look takes a second of CPU: at most 3 % of a core
+
+
+def test_an_answer_that_is_slow_is_an_answer_where_nothing_is_counted() -> None:
+    world = World(answers_after=[30.0, 100.0], counts_work=False)
+    world.pass_by(world.vigil(), 3600)
+    assert world.healed_at == []
+
+
+def test_an_exit_is_noticed_within_seconds_and_told_with_what_it_took() -> None:
+    world = World()
+    vigil = world.vigil()
+    world.pass_by(vigil, 102)  # between two questions to the ranks
+    died = world.now
+    world.die()
+    world.pass_by(vigil, 200)
+    assert world.kinds == ["watching", "died", "serves"]
+    assert "killed by SIGKILL; restart 1 of 3" in world.told[1][2]
+    assert world.healed_at[0] - died <= 1 + LOOK + 3 * TICK
+
+
+@pytest.mark.parametrize("counts_work", [True, False])
+def test_a_hung_rank_is_healed_after_as_long_as_the_profile_says_and_the_other_ranks_work_is_not_its(
+    counts_work: bool,
+) -> None:
+    world = World(gets_on=[True, False], counts_work=counts_work)
+    vigil = world.vigil()
+    world.pass_by(vigil, 100)
+    hung = world.now
+    world.answers_after[1] = None
+    world.pass_by(vigil, 400)
+    assert world.kinds == ["watching", "unwell", "died", "serves"]
+    assert "rank 1: no answer" in world.told[2][2]
+    assert UNHEALTHY <= world.healed_at[0] - hung <= UNHEALTHY + 10
+
+
+def test_a_hang_that_ends_in_time_is_told_and_nothing_more() -> None:
+    world = World()
+    vigil = world.vigil()
+    world.answers_after[0] = 90.0
+    world.pass_by(vigil, 10)
+    world.answers_after[0] = 0.1
+    world.pass_by(vigil, 400)
+    assert world.kinds == ["watching", "unwell", "well"]
+
+
+def test_a_part_is_lost_when_two_looks_say_so() -> None:
+    world = World()
+    vigil = world.vigil()
+    world.pass_by(vigil, 5)
+    died = world.now
+    world.standing, world.answers_after = replace(SERVES, lost="rank DP1 has ended"), [0.1, None]
+    world.pass_by(vigil, 100)
+    assert world.kinds == ["watching", "unwell", "died", "serves"]
+    assert world.healed_at[0] - died <= 5 + 3 + 3 * LOOK + 1 + 2
+
+
+def test_a_storm_is_given_up_aloud_and_the_server_is_left_as_it_is() -> None:
+    world = World(dies_again=5.0)
+    vigil = world.vigil()
+    world.die()
+    world.pass_by(vigil, 3600)
+    assert world.kinds == ["watching", *(["died", "serves"] * 3), "gave up"]
+    assert "3 restarts within 3600 s were of no use, and `healing.restarts` is 3" in vigil.ended
+    looks = world.looks
+    world.pass_by(vigil, 3600)
+    assert (len(world.healed_at), world.looks) == (3, looks)
+
+
+def test_deaths_far_from_each_other_are_all_healed() -> None:
+    world = World(dies_again=2000.0)
+    vigil = world.vigil()
+    world.die()
+    world.pass_by(vigil, 20_000)
+    assert len(world.healed_at) > 8
+    assert vigil.ended == ""
+
+
+def test_none_may_be_restarted_where_the_profile_says_so() -> None:
+    world = World(standing=replace(SERVES, limit=0))
+    vigil = world.vigil()
+    world.die()
+    world.pass_by(vigil, 10)
+    assert (world.kinds, world.healed_at) == (["watching", "gave up"], [])
+
+
+def test_starts_that_fail_count_and_one_that_leaves_no_record_is_not_repeated() -> None:
+    failing = World(outcome=Healed(code=7, message="not ready", attempted=True, others=False))
+    vigil = failing.vigil()
+    failing.die()
+    failing.pass_by(vigil, 3600)
+    assert failing.kinds == ["watching", *(["died", "failed"] * 3), "gave up"]
+
+    refused = World(outcome=Healed(code=2, message="`KEY` is not set", attempted=False, others=False))
+    vigil = refused.vigil()
+    refused.die()
+    refused.pass_by(vigil, 3600)
+    assert refused.kinds == ["watching", "died", "gave up"]
+    assert "`KEY` is not set" in vigil.ended
+
+    lost = World(outcome=replace(failing.outcome, message="its program ended with -9"), records=False)
+    vigil = lost.vigil()
+    lost.die()
+    lost.pass_by(vigil, 3600)
+    assert lost.kinds == ["watching", "died", "failed", "gave up"]
+
+
+def test_what_a_person_ends_stays_down_and_what_a_person_starts_is_watched() -> None:
+    world = World()
+    vigil = world.vigil()
+    world.pass_by(vigil, 50)
+    world.standing = replace(SERVES, wanted=False, status="absent")
+    world.pass_by(vigil, 3600)
+    assert (world.kinds, world.healed_at) == (["watching", "stopped"], [])
+    world.standing = replace(SERVES, busy=True, ready=False, run="run-2")
+    world.pass_by(vigil, 600)
+    assert world.kinds[2:] == ["waiting"]
+    world.standing = replace(SERVES, run="run-2")
+    world.pass_by(vigil, 100)
+    assert world.kinds[3:] == ["watching"]
+    world.die()
+    world.pass_by(vigil, 100)
+    assert world.kinds[4:] == ["died", "serves"]
+
+
+def test_nothing_is_done_while_another_command_works_or_had_done_so_first() -> None:
+    world = World(outcome=Healed(code=6, message="somebody else", attempted=False, others=True))
+    vigil = world.vigil()
+    world.standing = replace(SERVES, busy=True, status="exited")
+    world.pass_by(vigil, 1200)
+    assert world.healed_at == []
+    world.standing = replace(SERVES, status="exited", ending="killed")
+    world.plans.append((world.now + 30, lambda: setattr(world, "standing", replace(SERVES, wanted=False))))
+    world.pass_by(vigil, 1200)
+    assert world.kinds[-1] == "stopped"
+    assert len(world.healed_at) <= 1
+
+
+def test_one_that_was_never_ready_is_left_to_who_started_it_but_a_healing_that_was_cut_off_is_not() -> None:
+    left = World(standing=replace(SERVES, ready=False))
+    left.pass_by(left.vigil(), 1200)
+    assert (left.kinds, left.healed_at) == (["waiting"], [])
+
+    cut_off = World(standing=replace(SERVES, ready=False, by_watch=True, healed=(990.0,)))
+    cut_off.standing = replace(cut_off.standing, status="absent")
+    cut_off.pass_by(cut_off.vigil(), 5)
+    assert cut_off.told[0][1:] == (EventKind.DIED, "its start was cut off; restart 2 of 3")
+
+
+def test_a_restart_by_the_runtime_is_proven_by_a_start_of_ours_unless_it_serves() -> None:
+    loading = World()
+    vigil = loading.vigil()
+    loading.pass_by(vigil, 20)
+    loading.standing, loading.answers_after = replace(SERVES, restarts=1), [None, None]
+    loading.pass_by(vigil, 60)
+    assert loading.kinds == ["watching", "died", "serves"]
+
+    back = World()
+    vigil = back.vigil()
+    back.standing = replace(SERVES, restarts=1)
+    back.pass_by(vigil, 600)
+    assert back.kinds == ["watching", "restarted"]
+
+
+def test_a_machine_that_slept_has_not_been_silent() -> None:
+    world = World(answers_after=[0.1, None])
+    vigil = world.vigil()
+    world.pass_by(vigil, 30)
+    world.now += 36_000
+    world.answers_after[1] = 0.1
+    world.pass_by(vigil, 60)
+    assert world.healed_at == []
+
+
+def test_a_daemon_that_does_not_answer_is_no_death() -> None:
+    world = World()
+    vigil = world.vigil()
+    world.silent = "docker could not be asked"
+    world.answers_after = [None, None]
+    world.pass_by(vigil, 3600)
+    assert world.healed_at == []
+    assert "unwell" in world.kinds
+
+
+def test_a_key_that_is_refused_is_told_and_no_death() -> None:
+    world = World()
+    vigil = world.vigil()
+    world.token_of = lambda *_: Later(world, world.now, lambda: 401)  # type: ignore[method-assign, assignment]
+    world.pass_by(vigil, 600)
+    assert world.told[1][1:] == (EventKind.UNWELL, "it refuses to be asked for a token: 401")
+    assert (world.kinds, world.healed_at) == (["watching", "unwell"], [])
