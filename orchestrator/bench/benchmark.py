@@ -5,7 +5,8 @@ import datetime as dt
 import hashlib
 import json
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from orchestrator.core.files import write_whole
 from orchestrator.core.lookups import abandon_lookups
 from orchestrator.core.redaction import redact_data, redact_json
 from orchestrator.core.secret import Secret
+from orchestrator.core.signals import held
 from orchestrator.results import (
     RESULT_FILE,
     RESULT_SCHEMA,
@@ -58,6 +60,7 @@ class BenchRequest:
     directory: Path
     text: str  # that prompts of text are cut from
     earlier: BenchResult | None  # continue this one: its complete points are kept
+    enough: Callable[[BenchResult], BenchEnding | None] = lambda _: None  # asked after each point: how to end here
 
 
 class UnwrittenError(Exception):
@@ -78,14 +81,18 @@ def measure(request: BenchRequest, say: Callable[[str, str], None]) -> BenchResu
     result to return, UnwrittenError on a full disk.
     """
     try:
-        return asyncio.run(_measure(request, say))
+        return asyncio.run(_interruptible(request, say))
     except KeyboardInterrupt as error:  # a second Ctrl-C, or one after the last point
         hint = f"every point that was finished is in `{request.directory}`: go on with --resume"
         raise Interrupted("interrupted", hint=hint) from error
 
 
+async def _interruptible(request: BenchRequest, say: Callable[[str, str], None]) -> BenchResult:
+    with _ending_well_on_signals():
+        return await _measure(request, say)
+
+
 async def _measure(request: BenchRequest, say: Callable[[str, str], None]) -> BenchResult:
-    _end_well_on_signals()
     address = Address.from_url(request.url)
     connections = Connections(address, key=request.key, clock=asyncio.get_running_loop().time)
     try:
@@ -127,13 +134,25 @@ async def _tokens(request: BenchRequest, endpoint: Endpoint) -> tuple[int, ...]:
     return ids
 
 
-def _end_well_on_signals() -> None:
-    """A terminal that goes away, or a scheduler's time limit, ends a measurement as Ctrl-C does."""
-    if (task := asyncio.current_task()) is not None:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_IGN:  # under `nohup`
-                continue
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+@contextmanager
+def _ending_well_on_signals() -> Iterator[None]:
+    """A terminal that goes away, or a scheduler's time limit, ends a measurement as Ctrl-C does.
+
+    Afterwards they are answered as before: who measures may have a server to take down.
+    """
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    taken = {number: was for number, was in before.items() if was is not signal.SIG_IGN}  # ignored under `nohup`
+    if task is not None:
+        for number in taken:
+            loop.add_signal_handler(number, task.cancel)
+    try:
+        yield
+    finally:
+        with held():
+            for number, was in taken.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, was)
 
 
 def _begin(request: BenchRequest, facts: EndpointFacts) -> BenchResult:
@@ -185,6 +204,9 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
             _write_samples(request, result, drive, label=point.label)
             result = _with_gate(request, result)
             ending = point.ending
+            if ending is BenchEnding.COMPLETE and (end := request.enough(result)) is not None:
+                ending = end
+                break
     except asyncio.CancelledError:
         ending = BenchEnding.INTERRUPTED
         if (task := asyncio.current_task()) is not None:

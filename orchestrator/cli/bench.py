@@ -96,7 +96,7 @@ def bench(
         workload=workload,
         tokens=(tokens_in, tokens_out),
         changes=command.WorkloadChanges(
-            rates_rps=_rates(rates), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed
+            rates_rps=read_rates(rates), requests=requests, duration_s=duration, arrivals=arrivals, seed=seed
         ),
         api=api,
         usd_per_gpu_hour=price,
@@ -167,7 +167,8 @@ def _check(api: str, arrivals: str | None) -> None:
         raise UsageError(f"`--arrivals {arrivals}` is not known", hint="constant or poisson")
 
 
-def _rates(text: str | None) -> tuple[float, ...] | None:
+def read_rates(text: str | None) -> tuple[float, ...] | None:
+    """`0.5,1,2.25` as numbers. Raises UsageError."""
     if text is None:
         return None
     try:

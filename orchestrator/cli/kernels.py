@@ -140,7 +140,7 @@ def tune(
         bool, typer.Option("--rekeyed", help="aiter: also tune keys that only a re-keyed row answers")
     ] = False,
     tokens: Annotated[
-        str, typer.Option(metavar="N,N", help="CUDA: for these counts of tokens; default: the tuner's own 18")
+        str, typer.Option(metavar="N,N", help="for these counts of tokens; default: all, on CUDA the tuner's own 18")
     ] = "",
     every: Annotated[
         bool, typer.Option("--every", help="CUDA: try the tuner's 1,920 configurations, not only those sglang ships")
@@ -160,11 +160,12 @@ def tune(
     from orchestrator.kernels import asks_triton, write_untuned
 
     plan = load(profile, overrides=set_ or ()).plan
+    counts = _counts(tokens)
     if asks_triton(plan):
-        _tune_triton(plan, _counts(tokens), every=every, hours=hours, dry_run=dry_run)
+        _tune_triton(plan, counts, every=every, hours=hours, dry_run=dry_run)
         return
     given = RowSources(tables=tuple(tables or ()), image=image, model=model)
-    tuning = prepare_tuning(plan, given, Home.from_environment(), hours=hours, rekeyed=rekeyed)
+    tuning = prepare_tuning(plan, given, Home.from_environment(), hours=hours, rekeyed=rekeyed, tokens=counts)
     if not tuning.job.keys:
         note("every key has a row; nothing to tune")
         return

@@ -20,6 +20,7 @@ from orchestrator.cli import (
     report,
     reproduce,
     serve,
+    sweep,
     watch,
 )
 from orchestrator.cli.endings import carry_out
@@ -49,6 +50,7 @@ bench.register(app)
 evals.register(app)
 report.register(app)
 reproduce.register(app)
+sweep.register(app)
 
 
 def _version(asked: bool) -> None:

@@ -45,16 +45,17 @@ def profiles(*, json: Json = False) -> None:
 
 def schema(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="profile, hardware, model, engine or workload")
+        str, typer.Argument(metavar="KIND", help="profile, hardware, model, engine, workload or space")
     ] = "profile",
 ) -> None:
-    """Print the JSON Schema of a profile, for editors. Or of a hardware, model, engine or workload file."""
+    """Print the JSON Schema of a profile, for editors. Or of a hardware, model, engine, workload or space file."""
     from orchestrator.bench import Workload
     from orchestrator.core.errors import UsageError
     from orchestrator.core.nearest import did_you_mean
     from orchestrator.profile import KINDS, json_schema
+    from orchestrator.sweep import SpaceFile
 
-    known: dict[str, type[BaseModel]] = {**KINDS, "workload": Workload}
+    known: dict[str, type[BaseModel]] = {**KINDS, "workload": Workload, "space": SpaceFile}
     if kind not in known:
         raise UsageError(f"there is no schema of `{kind}`", hint=did_you_mean(kind, known))
     out(json_schema(kind, known[kind]))

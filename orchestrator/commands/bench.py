@@ -36,7 +36,7 @@ from orchestrator.core.secret import Secret
 from orchestrator.core.validation import faults_in
 from orchestrator.plan import Hazard
 from orchestrator.report import published_workloads
-from orchestrator.results import RESULT_FILE, BenchResult, Price, ServerProvenance
+from orchestrator.results import RESULT_FILE, BenchEnding, BenchResult, Price, ServerProvenance
 
 _LAYOUT: Final = re.compile(r"tp(?P<tp>[1-9]\d?)[x×]?(?:dp(?P<dp>[1-9]\d?))?", re.IGNORECASE)
 
@@ -50,6 +50,7 @@ class WorkloadChanges:
     duration_s: float | None
     arrivals: str | None
     seed: int | None
+    ttft_p95_s: float | None = None  # the limit of a sustained rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,7 @@ class BenchOptions:
     directory: Path | None
     resume: bool
     command: str
+    enough: Callable[[BenchResult], BenchEnding | None] = lambda _: None  # asked after each point: how to end here
 
 
 def is_url(target: str) -> bool:
@@ -174,6 +176,7 @@ def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str
         directory=directory,
         text=read_text(workload),
         earlier=_earlier(directory, resume=options.resume),
+        enough=options.enough,
     )
     return measure(request, say), directory
 
@@ -224,9 +227,11 @@ def change(workload: Workload, changes: WorkloadChanges) -> tuple[Workload, tupl
         update |= {"rates_rps": tuple(sorted(set(changes.rates_rps))), "climb": None}
     if changes.requests is not None:
         update |= {"duration_s": None}  # which would decide instead
+    if changes.ttft_p95_s is not None:
+        update["limits"] = workload.limits.model_copy(update={"ttft_p95_s": changes.ttft_p95_s})
     changed = {key: value for key, value in update.items() if getattr(workload, key) != value}
     return _valid({**workload.model_dump(exclude_unset=True), **changed}), tuple(
-        sorted(changed.keys() & {"requests", "duration_s"})
+        sorted(changed.keys() & {"requests", "duration_s", "limits"})
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from orchestrator.core.console import note, table, warn
-from orchestrator.plan import Plan
+from orchestrator.plan import Hazard, Plan
 from orchestrator.plan.capacity import Capacity, KvCache, Served
 
 _HAZARDS = "capacity-"  # how the ids of those begin that this computation finds
@@ -22,11 +22,15 @@ def note_capacity(plan: Plan, found: Capacity) -> None:
     note(f"capacity of `{plan.profile}`: {'; '.join(_words(found))}")
 
 
+def unfit(plan: Plan) -> tuple[Hazard, ...]:
+    """What does not fit."""
+    return tuple(hazard for hazard in plan.hazards if hazard.id.startswith(_HAZARDS))
+
+
 def warn_capacity(plan: Plan) -> None:
     """Say what does not fit."""
-    for hazard in plan.hazards:
-        if hazard.id.startswith(_HAZARDS):
-            warn(hazard.what, hint=hazard.hint)
+    for hazard in unfit(plan):
+        warn(hazard.what, hint=hazard.hint)
 
 
 def _words(found: Capacity) -> Iterator[str]:

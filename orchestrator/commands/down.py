@@ -15,8 +15,8 @@ from orchestrator.runtimes import Handle
 _GRACE: Final = 120.0  # seconds for running requests, for a server whose plan is not on this machine
 
 
-def down(servers: Fleet, name: str, *, host: str | None, everyones: bool = True) -> None:
-    """Stop the server of a name within its plan's grace, and return when its port and its VRAM are free.
+def down(servers: Fleet, name: str, *, host: str | None, everyones: bool = True, grace: float | None = None) -> None:
+    """Stop the server of a name within `grace`, by default its plan's, and return when its port and VRAM are free.
 
     Without `everyones` only this home's. Raises StartError where there is none, HostError where something else holds
     the port or the VRAM, with who does.
@@ -25,8 +25,8 @@ def down(servers: Fleet, name: str, *, host: str | None, everyones: bool = True)
     with claim(servers.home, name):
         for handle in servers.find(name):
             if everyones or _is_ours(servers, handle):
-                grace = grace_of(servers, name)
-                stop_server(servers.runtime(handle), handle, home=servers.home, grace=grace, why="stopped")
+                within = grace_of(servers, name) if grace is None else grace
+                stop_server(servers.runtime(handle), handle, home=servers.home, grace=within, why="stopped")
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
             wait_until_free(plan, place_of(plan, servers.home, host))
 

@@ -54,8 +54,11 @@ class Valid:
         """What fits on each of its replicas."""
         return capacity_of(self.profile, arguments(self.profile, self.table), self.load)
 
-    def decide(self, inputs: Mapping[str, str]) -> Plan:
-        """The plan, with files given to patches: name -> sha256. Raises ProfileError with all that its rules refuse."""
+    def decide(self, inputs: Mapping[str, str], *, quiet: bool = False) -> Plan:
+        """The plan, with files given to patches: name -> sha256; deprecated options are told, unless `quiet`.
+
+        Raises ProfileError with all that its rules refuse.
+        """
         version = self.profile.engine.version
         knowledge = Knowledge(
             table=self.table,
@@ -66,7 +69,8 @@ class Valid:
             load=self.load,
         )
         plan = decide(self.name, profile=self.profile, composed=self.composed, knowledge=knowledge)
-        for name, successor in knowledge.table.deprecated(flag.name for flag in plan.flags).items():
+        named = () if quiet else tuple(flag.name for flag in plan.flags)
+        for name, successor in knowledge.table.deprecated(named).items():
             instead = f": use `{successor}`" if successor else ""
             note(f"`--{name}` is deprecated in sglang {version}{instead} ({self.composed.place(('flags', name))})")
         return plan
@@ -188,7 +192,7 @@ def read_profile(name: str, *, overrides: Sequence[str] = (), catalogue: Catalog
 
 def read_draft(text: str, path: Path, catalogue: Catalogue) -> Valid:
     """A profile that is not written yet, as it would be read at `path`. Raises ProfileError as `read_profile`."""
-    return _composed(path, {path: read_document(text, str(path))}, (), catalogue)
+    return _composed(path, _layers(path, read_document(text, str(path)), catalogue), (), catalogue)
 
 
 def _composed(path: Path, layers: dict[Path, Document], given: Sequence[Override], catalogue: Catalogue) -> Valid:
@@ -225,10 +229,13 @@ def _further_faults(name: str, known: Composed, catalogue: Catalogue) -> tuple[P
 
 def _read_layers(path: Path, catalogue: Catalogue) -> dict[Path, Document]:
     """A profile's own file last, before it the one it extends, and so on down."""
+    return _layers(path, read_file(path, catalogue.shown(path)), catalogue)
+
+
+def _layers(path: Path, document: Document, catalogue: Catalogue) -> dict[Path, Document]:
     layers: dict[Path, Document] = {}
     names: list[str] = []
     while True:
-        document = read_file(path, catalogue.shown(path))
         layers = {path: document, **layers}
         base = document.data.get(EXTENDS)
         if base is None:
@@ -240,11 +247,19 @@ def _read_layers(path: Path, catalogue: Catalogue) -> dict[Path, Document]:
             )
         if base in names:
             raise ProfileError(f"profile `{base}` extends itself, by way of others", where=place)
-        if (found := catalogue.find(Kind.PROFILE, base)) is None:
+        found = _extended(base, path.parent, catalogue)
+        if found is None:
             hint = did_you_mean(base, catalogue.names(Kind.PROFILE))
             raise ProfileError(f"there is no profile `{base}` to extend", where=place, hint=hint)
         names.append(base)
-        path = found
+        path, document = found, read_file(found, catalogue.shown(found))
+
+
+def _extended(base: str, folder: Path, catalogue: Catalogue) -> Path | None:
+    """The profile of that name; a path counts from the profile that says it."""
+    if not is_path(base):
+        return catalogue.find(Kind.PROFILE, base)
+    return folder / base if (folder / base).is_file() else None
 
 
 def _read_load(name: str, catalogue: Catalogue, place: str) -> Load:

@@ -50,10 +50,12 @@ class Tuning:
     aiter_commit: str
 
 
-def prepare_tuning(plan: Plan, given: RowSources, home: Home, *, hours: float, rekeyed: bool) -> Tuning:
+def prepare_tuning(
+    plan: Plan, given: RowSources, home: Home, *, hours: float, rekeyed: bool, tokens: Sequence[int] = ()
+) -> Tuning:
     """The tuning of exactly the keys that no row answers, and with `rekeyed` also those that a re-keyed row does.
 
-    Raises UsageError without an image to run in.
+    With `tokens` only those of such buckets. Raises UsageError without an image to run in.
     """
     require_moe(plan)
     image = given.image or plan.engine.image
@@ -66,7 +68,7 @@ def prepare_tuning(plan: Plan, given: RowSources, home: Home, *, hours: float, r
     container = f"deploy-tune-{plan.profile}-{os.getpid()}"
     job = TuningJob(
         argv=tuner_command(plan, image=image, folder=folder, container=container),
-        keys=_to_tune(plan, given, home, rekeyed=rekeyed),
+        keys=tuple(key for key in _to_tune(plan, given, home, rekeyed=rekeyed) if not tokens or key.token in tokens),
         names=read_pins().names_of(plan.engine.aiter_commit),
         folder=folder,
         limits=WatchLimits(total=hours * 3600, shutdown=120, look=5, term=20),

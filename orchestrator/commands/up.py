@@ -14,7 +14,7 @@ from orchestrator.commands.coverage import (
     require_fusion_told,
 )
 from orchestrator.commands.down import grace_of
-from orchestrator.commands.ending import keep_ending, stop_server, why_failed
+from orchestrator.commands.ending import HEALING, keep_ending, stop_server, why_failed
 from orchestrator.commands.environment import image_hazards, note_environment
 from orchestrator.commands.kernels import kernel_gate, make_table
 from orchestrator.commands.lock import lock_of_start, locked
@@ -147,11 +147,19 @@ def _tell_hazards(plan: Plan) -> None:
         warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
 
 
-def up(request: UpRequest, home: Home, *, again: str = "", claimed: Callable[[Fleet], object] = lambda _: None) -> Up:
+def up(
+    request: UpRequest,
+    home: Home,
+    *,
+    again: str = "",
+    claimed: Callable[[Fleet], object] = lambda _: None,
+    proven: Callable[[], None] = unheard,
+) -> Up:
     """Bring the profile's server up and prove it. Raises a DeployError after everything it started is down again.
 
     `again` is the command that brings back what this stops, by default the one that started it. `claimed` is called
-    once no other command can work on the name, before anything is touched, and may refuse.
+    once no other command can work on the name, before anything is touched, and may refuse. What is called once it is
+    `proven` lets by default nothing interrupt the command any more; who goes on takes the server down himself.
     """
     plan, inputs = _decided(request, home)
     name = request.name or plan.profile
@@ -186,9 +194,10 @@ def up(request: UpRequest, home: Home, *, again: str = "", claimed: Callable[[Fl
                 "host.json": machine.to_dict(),
                 "up.json": _record(request, name),
             }
-            return _bring_up(
-                Start(name=name, request=request, artifacts=prepared.artifacts, records=records, key=key), servers
+            start = Start(
+                name=name, request=request, artifacts=prepared.artifacts, records=records, key=key, proven=proven
             )
+            return _bring_up(start, servers)
 
 
 def _decided(request: UpRequest, home: Home) -> tuple[Plan, dict[str, bytes]]:
@@ -295,6 +304,7 @@ class Start:
     artifacts: Artifacts
     records: Mapping[str, object]
     key: Secret | None
+    proven: Callable[[], None] = unheard
 
 
 def _bring_up(start: Start, servers: Fleet) -> Up:
@@ -322,7 +332,7 @@ def _bring_up(start: Start, servers: Fleet) -> Up:
                 report.require()
                 logged = runtime.logs(handle, follow=False)
                 kernel_gate(logged, plan=plan, run=run, strict=start.request.strict_kernels)
-                unheard()  # interrupted from here on it would say so, and leave the server up
+                start.proven()  # interrupted from here on it would say so, and leave the server up
         except BaseException as error:
             failure = _give_up(error, handle or _started(runtime, name, run), runtime, run=run, keep=start.request.keep)
             if failure is error:

@@ -8,5 +8,6 @@ class Origin(StrEnum):
 
     PUBLISHED = "published"
     RECIPE = "recipe"
+    MEASURED = "measured"
     INFERRED = "inferred"
     USER = "user"

@@ -23,7 +23,10 @@ def json_schema(kind: str, model: type[BaseModel] | None = None) -> str:
     if kind == "profile":  # a profile names its parts, or says something over them
         for part in PARTS:
             schema["properties"][part] = _part(part, schema["$defs"])
-        extends = {"type": "string", "description": "another profile, of which this one says what differs"}
+        extends = {
+            "type": "string",
+            "description": "another profile, by name or path, of which this one says what differs",
+        }
         schema["properties"][EXTENDS] = extends
         schema["anyOf"] = [{"required": schema.pop("required")}, {"required": [EXTENDS]}]
     schema["$defs"] = _used(schema)

@@ -16,7 +16,7 @@ from orchestrator.core.document import DEEPEST, Data, Document, KeyPath, read_sc
 from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.origin import Origin
 
-EXTENDS: Final = "extends"  # in a profile: the name of another, of which it says what differs
+EXTENDS: Final = "extends"  # in a profile: the name or path of another, of which it says what differs
 PARTS: Final = ("hardware", "model", "engine")
 USE: Final = "use"  # in a part that stands in a profile: the file over which it says something
 SHARED: Final = ("flags", "env")  # keys of a part that speak for the whole profile

@@ -1,8 +1,8 @@
 """The schema of the composed document. Every field says what it means; the reference is generated from here.
 
 Sizes are written as people write them (`288GiB`, `438033728823`); settings (`flags`, `env`, `layout`) say where their
-value comes from: `published`, somebody's `recipe`, or our `inferred`, the first two with a source. A bare value is the
-author's own and has the origin `user`. Texts are one line each: they end up in scripts, labels and comments.
+value comes from: `published`, somebody's `recipe`, `measured`, or our `inferred`, the others with a source. A bare
+value is the author's own, with the origin `user`. Texts are one line each: they end up in scripts, labels and comments.
 """
 
 import re
@@ -69,13 +69,13 @@ class Setting(StrictModel):
     value: Annotated[Scalar | list[Scalar], BeforeValidator(_scalar_or_list, Scalar | list[Scalar])] = Field(
         description="the value; `true` is a bare switch, `false` leaves it out; a list where an option takes several"
     )
-    origin: Origin = Field(description="published, recipe, inferred or user")
-    source: Text = Field(default="", description="where it is published or whose recipe it is")
+    origin: Origin = Field(description="published, recipe, measured, inferred or user")
+    source: Text = Field(default="", description="where it is published, whose recipe it is, or what was measured")
     note: Text = Field(default="", description="why, where that is not plain")
 
     @model_validator(mode="after")
     def _has_source(self) -> "Setting":
-        if self.origin in {Origin.PUBLISHED, Origin.RECIPE} and not self.source:
+        if self.origin in {Origin.PUBLISHED, Origin.RECIPE, Origin.MEASURED} and not self.source:
             raise ValueError(f"a value with origin `{self.origin}` names its source")
         return self
 
@@ -177,7 +177,7 @@ class QuestionSection(StrictModel):
         default=0, description="words of filler; `chunk` for more than a chunk of the profile's prefill has tokens"
     )
     tokens: int = Field(default=32, ge=1, le=512, description="tokens that the answer may have")
-    origin: Origin = Field(default=Origin.USER, description="published, recipe, inferred or user")
+    origin: Origin = Field(default=Origin.USER, description="published, recipe, measured, inferred or user")
     source: Text = Field(default="", description="where it comes from")
 
     @model_validator(mode="after")

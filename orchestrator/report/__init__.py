@@ -26,6 +26,14 @@ from orchestrator.report.published import (
 from orchestrator.report.render import render_html, render_json, render_markdown
 from orchestrator.report.show import comparison_text
 from orchestrator.report.sides import ONE_RUN_EACH, change_text, changes_between, estimate_text
+from orchestrator.report.sweep import (
+    SweepReport,
+    SweepRow,
+    measured_points,
+    render_sweep_html,
+    render_sweep_json,
+    render_sweep_markdown,
+)
 
 __all__ = [
     "ONE_RUN_EACH",
@@ -37,6 +45,8 @@ __all__ = [
     "PublishedEval",
     "Report",
     "ReproduceRun",
+    "SweepReport",
+    "SweepRow",
     "build_report",
     "change_text",
     "changes_between",
@@ -46,6 +56,7 @@ __all__ = [
     "foreign",
     "load_all_published",
     "load_published",
+    "measured_points",
     "of_kind",
     "parse_prices",
     "point_to_draw",
@@ -53,6 +64,9 @@ __all__ = [
     "render_html",
     "render_json",
     "render_markdown",
+    "render_sweep_html",
+    "render_sweep_json",
+    "render_sweep_markdown",
     "split_currency",
     "started_with",
 ]

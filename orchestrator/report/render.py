@@ -31,7 +31,7 @@ _REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 
 def render_html(report: Report) -> str:
     """One self-contained page."""
-    template = _environment(markdown=False).get_template("report.html.j2")
+    template = environment(markdown=False).get_template("report.html.j2")
     charts = _drawn([chart for chart in line_charts(report) if chart.lines or report.published])
     times = [(each, _drawn(over_time_charts(each))) for each in report.over_time]
     bars = bar_chart("layouts", "Best output throughput by layout", layout_bars(report)) if report.layouts else ""
@@ -44,7 +44,7 @@ def _drawn(charts: Iterable[Chart]) -> list[tuple[Chart, Markup | None]]:
 
 def render_markdown(report: Report) -> str:
     """The same as Markdown."""
-    return _environment(markdown=True).get_template("report.md.j2").render(report=report, **_shown(report))
+    return environment(markdown=True).get_template("report.md.j2").render(report=report, **_shown(report))
 
 
 def _shown(report: Report) -> dict[str, object]:
@@ -79,7 +79,8 @@ def render_json(report: Report) -> str:
 
 
 @cache
-def _environment(*, markdown: bool) -> Environment:
+def environment(*, markdown: bool) -> Environment:
+    """What templates are rendered in; Markdown has its texts escaped, HTML by itself."""
     environment = Environment(
         loader=PackageLoader("orchestrator.report"),
         autoescape=select_autoescape(enabled_extensions=("html.j2",)),

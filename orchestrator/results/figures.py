@@ -243,6 +243,7 @@ TTFT_P50: Final = _BY_KEY["ttft_p50_s"]
 TTFT_P95: Final = _BY_KEY["ttft_p95_s"]
 TPOT_P50: Final = _BY_KEY["tpot_p50_ms"]
 USD: Final = _BY_KEY["usd_per_million"]
+PER_WATT: Final = _BY_KEY["output_tok_per_s_per_watt"]
 JOULES: Final = _BY_KEY["joules_per_output_token"]
 
 

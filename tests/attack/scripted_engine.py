@@ -14,6 +14,7 @@ Told by variables of its environment:
     SCRIPTED_DEAF=1          SIGTERM does not end it
     SCRIPTED_ECHO=base64     it repeats its API key so encoded: in its log, in errors and in streams
     SCRIPTED_REFUSE=1        it generates nothing for others, and says so with 400
+    SCRIPTED_STEP=0.01       seconds for each token of a stream
 """
 
 import base64
@@ -156,7 +157,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        pause = float(os.environ.get("SCRIPTED_STEP", "0"))
         for event in (*map(json.dumps, events), "[DONE]"):
+            time.sleep(pause)
             data = f"data: {event}\n\n".encode()
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         self.wfile.write(b"0\r\n\r\n")

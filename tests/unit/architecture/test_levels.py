@@ -20,7 +20,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("render",),
     ("monitoring",),
     ("host", "weights", "environments"),
-    ("images", "kernels", "bench", "evals"),
+    ("images", "kernels", "bench", "evals", "sweep"),
     ("runtimes",),
     ("prove", "diagnose", "report"),
     ("commands",),

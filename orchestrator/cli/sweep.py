@@ -1,0 +1,137 @@
+"""`deploy sweep`: find a better configuration by measuring."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from orchestrator.cli.bench import RatesOption, read_rates
+from orchestrator.cli.grammar import MEASURE, add
+from orchestrator.cli.options import HostOption, Json, ProfileArgument, SetOption, WorkloadOption
+from orchestrator.core.console import note, out, say
+from orchestrator.core.errors import BenchError
+
+if TYPE_CHECKING:
+    from orchestrator.commands.sweep import Sweep
+
+SpaceOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--space", metavar="FILE", help="what may vary; default: layouts, running requests, prefill chunks"),
+]
+ObjectiveOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="knee, tok-s, tok-s-per-watt, usd-per-million or pareto; default: the space's"),
+]
+AtOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option("--at", min=0.001, metavar="RPS", help="read the objective at this rate; default: at the knee"),
+]
+TtftOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option("--ttft", min=0.001, metavar="SECONDS", help="the TTFT p95 to keep; default: the workload's"),
+]
+TrialsOption: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N", help="at most so many trials")]
+HoursOption: TypeAlias = Annotated[float | None, typer.Option(min=0.001, metavar="H", help="at most so many hours")]
+UsdOption: TypeAlias = Annotated[
+    float | None, typer.Option(min=0.01, metavar="USD", help="at most so much money; needs --price")
+]
+SweptOutput: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="journal, results, report and profile; default: results/sweep-PROFILE, the profile at home"
+    ),
+]
+NameOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="NAME", help="what the winner is called; default: PROFILE-swept")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's command."""
+    add(app, sweep, section=MEASURE)
+
+
+def sweep(
+    *,
+    profile: ProfileArgument,
+    space: SpaceOption = None,
+    objective: ObjectiveOption = None,
+    at: AtOption = None,
+    ttft: TtftOption = None,
+    workload: WorkloadOption = None,
+    rates: RatesOption = None,
+    trials: TrialsOption = None,
+    hours: HoursOption = None,
+    usd: UsdOption = None,
+    price: Annotated[float | None, typer.Option(metavar="USD", help="the price of one GPU for an hour")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="of the search")] = 1,
+    output: SweptOutput = None,
+    name: NameOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the sweep in DIR")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="the space, what cannot fit, time and price; starts nothing")
+    ] = False,
+    accept_untuned: Annotated[
+        bool, typer.Option("--accept-untuned", help="start even if the load will meet untuned MoE kernels")
+    ] = False,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="give a start up after this long; default: as `up`")
+    ] = None,
+    host: HostOption = None,
+    set_: SetOption = None,
+    json: Json = False,
+) -> None:
+    """Find a better configuration by measuring. The best is written as a profile, beside a report.
+
+    Each trial is an `up`, a `bench` and a `down` of a server of the sweep's own. --resume goes on with it.
+    """
+    from orchestrator.commands.sweep import Budget, SweepRequest, dry_text, plan_sweep
+    from orchestrator.commands.sweep_winner import profile_path
+    from orchestrator.core.paths import Home
+
+    request = SweepRequest(
+        profile=profile,
+        space=space,
+        output=output or Path("results") / f"sweep-{Path(profile).stem}",
+        budget=Budget(trials=trials, hours=hours, usd=usd),
+        overrides=tuple(set_ or ()),
+        objective=objective,
+        at_rps=at,
+        ttft_p95_s=ttft,
+        workload=workload,
+        rates_rps=read_rates(rates),
+        usd_per_gpu_hour=price,
+        seed=seed,
+        host=host,
+        accept_untuned=accept_untuned,
+        timeout=timeout,
+        resume=resume,
+        name=name,
+    )
+    planned = plan_sweep(request, Home.from_environment())
+    profile_path(planned, beside=output is not None)
+    if dry_run:
+        out(dry_text(planned))
+        return
+    _search(planned, beside=output is not None, json=json)
+
+
+def _search(planned: "Sweep", *, beside: bool, json: bool) -> None:
+    from orchestrator.commands.sweep import opened
+    from orchestrator.commands.sweep_report import write_sweep_report, write_winners
+    from orchestrator.commands.sweep_trial import run_trials
+
+    with opened(planned) as search:
+        write_sweep_report(planned, search)
+        ended = run_trials(planned, search, lambda: write_sweep_report(planned, search))
+        winners = write_winners(planned, search, beside=beside)
+        report = write_sweep_report(planned, search, winners, ended=ended)
+        if json:
+            out(report.with_suffix(".json").read_text())
+        else:
+            out(report.with_suffix(".md").read_text())
+    note(f"the report is `{report}`, with `.md` and `.json` beside it")
+    for winner in winners:
+        say(f"wrote {winner.profile}" if winner.profile else f"`{planned.plan.profile}` is the best as it is")
+    if not winners:
+        raise BenchError("no configuration could be measured", hint=f"`{report}` says why, for each of them")

@@ -1,0 +1,339 @@
+"""`deploy sweep`: find a better configuration by measuring; what is sought, what it may cost, and the way there.
+
+Every trial is an `up`, a `bench` and a `down`. What was found stands in a journal, from which a later call goes on.
+"""
+
+import fcntl
+import hashlib
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from orchestrator.bench import Workload, load_workload, unjudged, workload_name
+from orchestrator.commands.bench import WorkloadChanges, change
+from orchestrator.commands.capacity import unfit
+from orchestrator.commands.planning import Valid, read_profile
+from orchestrator.commands.reproduce import bench_seconds
+from orchestrator.commands.steps import ABOUT, starting
+from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.console import minutes, table
+from orchestrator.core.errors import HostError, ProfileError, UsageError
+from orchestrator.core.files import open_lock
+from orchestrator.core.paths import Home
+from orchestrator.core.validation import read_model
+from orchestrator.plan import Plan
+from orchestrator.sweep import (
+    Goal,
+    Objective,
+    Outcome,
+    Search,
+    Space,
+    SpaceFile,
+    SweepTrial,
+    default_space,
+    space_of,
+)
+
+JOURNAL: Final = "journal.log"
+_TRIALS: Final = 20  # where neither trials, hours nor money are named
+_LOOKED_AT: Final = 500  # points that a dry run plans
+_IN_A_ROW: Final = 1000  # points that cannot fit, after which nothing that fits is expected
+_STREAM_TOK_S: Final = 50.0  # of one stream, before one was measured
+_RAN: Final = (Outcome.MEASURED, Outcome.STOPPED, Outcome.FAILED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a sweep may take in all, earlier calls included; None is no limit."""
+
+    trials: int | None = None
+    hours: float | None = None
+    usd: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRequest:
+    """What the user asked for; what stands here goes before what the space file says."""
+
+    profile: str
+    space: Path | None
+    output: Path
+    budget: Budget
+    overrides: tuple[str, ...] = ()
+    objective: str | None = None
+    at_rps: float | None = None
+    ttft_p95_s: float | None = None
+    workload: str | None = None
+    rates_rps: tuple[float, ...] | None = None
+    usd_per_gpu_hour: float | None = None
+    seed: int = 1
+    host: str | None = None
+    accept_untuned: bool = False
+    timeout: float | None = None
+    resume: bool = False
+    name: str | None = None  # of the profile that is written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What is sought, where, and with what load; nothing is started yet."""
+
+    request: SweepRequest
+    home: Home
+    base: Valid
+    plan: Plan  # of the profile as it is
+    space: Space
+    goal: Goal
+    workload_named: str
+    workload: Workload
+    changes: WorkloadChanges
+
+    @cached_property
+    def own(self) -> dict[str, int] | None:
+        """The profile's own point; None where it is none of the space."""
+        own = self.space.own(self.base.profile)
+        return dict(own) if own is not None else None
+
+    @property
+    def server(self) -> str:
+        """The name of its servers, which no other server has: it follows from the directory."""
+        place = hashlib.sha256(str(self.request.output.absolute()).encode()).hexdigest()[:8]
+        return f"{self.plan.profile}-sweep-{place}"
+
+    @property
+    def about(self) -> float:
+        """Seconds that one trial may take, as far as is known before one was made."""
+        load = bench_seconds(self.workload, tok_s=_STREAM_TOK_S)
+        return starting(self.plan) + ABOUT["smoke"] + load + ABOUT["down"]
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """What an hour of the GPUs costs; None where no price was given."""
+        price = self.request.usd_per_gpu_hour
+        return price * len(self.plan.gpus) if price is not None else None
+
+    def refusal(self, point: dict[str, int]) -> str:
+        """Why a point cannot be started: what its rules refuse, or what does not fit beside the profile's own."""
+        overrides = (*self.request.overrides, *self.space.overrides(point))
+        try:
+            base = read_profile(self.request.profile, overrides=overrides, catalogue=self.base.catalogue)
+            plan = base.decide({}, quiet=True)
+        except ProfileError as error:
+            return "; ".join(dict.fromkeys(problem.message for problem in error.each()))
+        own = {hazard.id for hazard in unfit(self.plan)}
+        return "; ".join(hazard.what for hazard in unfit(plan) if hazard.id not in own)
+
+    def begun(self) -> dict[str, object]:
+        """What a journal was begun with, by which it is known again."""
+        return {
+            "profile": self.plan.digest,
+            "space": {knob.key: [knob.shown(index) for index in range(len(knob.values))] for knob in self.space.knobs},
+            "objective": [self.goal.objective.value, self.goal.at_rps, self.goal.ttft_p95_s],
+            "workload": self.workload.digest,
+            "price": self.request.usd_per_gpu_hour,
+        }
+
+
+def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
+    """What is to be done. Raises ProfileError with the line of what is wrong in the space, UsageError."""
+    catalogue = Catalogue.of(home)
+    base = read_profile(request.profile, overrides=request.overrides, catalogue=catalogue)
+    plan = base.decide({})
+    file = read_model(request.space, SpaceFile, str(request.space)) if request.space is not None else None
+    space = space_of(file) if file is not None else default_space(base.profile, tuple(base.table.flags))
+    if space.size < 2:
+        raise UsageError("nothing varies: the space has one point", hint="name more values in the space")
+    said = file or SpaceFile(flags={"max-running-requests": (None,)})
+    named = request.workload or said.workload or base.profile.workload
+    if named is None:
+        raise UsageError("what is to be sent?", hint="name a workload with `-w`, or in the space or the profile")
+    at_rps = request.at_rps or said.at_rps
+    ttft = request.ttft_p95_s or said.ttft_p95_s
+    loaded = load_workload(named, catalogue=catalogue)
+    changes = WorkloadChanges(
+        rates_rps=_ladder(loaded, request.rates_rps or said.rates_rps, at_rps),
+        requests=None,
+        duration_s=None,
+        arrivals=None,
+        seed=None,
+        ttft_p95_s=ttft,
+    )
+    workload, _ = change(loaded, changes)
+    goal = Goal(
+        objective=_objective(request.objective) if request.objective else said.objective,
+        at_rps=at_rps,
+        ttft_p95_s=workload.limits.ttft_p95_s,
+        closed=workload.load == "closed",
+    )
+    sweep = Sweep(
+        request=request,
+        home=home,
+        base=base,
+        plan=plan,
+        space=space,
+        goal=goal,
+        workload_named=named,
+        workload=workload,
+        changes=changes,
+    )
+    _require_sensible(sweep)
+    return sweep
+
+
+def _objective(text: str) -> Objective:
+    try:
+        return Objective(text)
+    except ValueError as error:
+        raise UsageError(f"`--objective {text}` is not known", hint=", ".join(Objective)) from error
+
+
+def _ladder(workload: Workload, rates: tuple[float, ...] | None, at_rps: float | None) -> tuple[float, ...] | None:
+    """The rates to measure, up to the one at which the objective is read; None: the workload's own."""
+    if at_rps is None or workload.load == "closed":
+        return rates
+    return (*(rate for rate in rates or workload.rates_rps if rate < at_rps), at_rps)
+
+
+def _require_sensible(sweep: Sweep) -> None:
+    """Raise UsageError for what could not be told after any trial."""
+    goal, request = sweep.goal, sweep.request
+    if goal.objective is Objective.USD and request.usd_per_gpu_hour is None:
+        raise UsageError("`usd-per-million` needs a price", hint="`--price USD`, of one GPU for an hour")
+    if goal.objective is Objective.USD and not sweep.plan.gpus:
+        raise UsageError("`usd-per-million` counts GPUs, and this profile has none", hint="take another `--objective`")
+    if request.budget.usd is not None and not sweep.usd_per_hour:
+        raise UsageError("`--usd` needs what an hour costs", hint="`--price USD`, of one GPU for an hour; or `--hours`")
+    if sweep.workload.load == "closed" and (goal.at_rps is not None or goal.objective is Objective.KNEE):
+        what = f"`{workload_name(sweep.workload_named)}` is a closed load, which has no rates and no knee"
+        raise UsageError(what, hint="`--objective tok-s`, without `--at`")
+    reasons, _ = unjudged(sweep.workload)
+    if goal.at_rps is None and sweep.workload.load == "open" and reasons:
+        hint = "take a workload with more `requests`, or a longer `duration_s`; or read the objective `--at` a rate"
+        raise UsageError(f"no knee would be found: {'; '.join(reasons)}", hint=hint)
+
+
+def spent(trials: tuple[SweepTrial, ...], sweep: Sweep) -> str:
+    """Why no further trial is begun; "" where one fits into the budget, by what trials took so far."""
+    budget = sweep.request.budget
+    most = budget.trials if budget.trials is not None or budget.hours or budget.usd else _TRIALS
+    ran = [trial for trial in trials if trial.outcome in _RAN]
+    if most is not None and len(ran) >= most:
+        return f"{most} trials were made"
+    used = sum(trial.seconds for trial in trials)
+    if not ran:
+        return ""
+    then = used + used / len(ran)
+    if budget.hours is not None and then > budget.hours * 3600:
+        return f"one more trial would exceed {budget.hours:g} hours: {minutes(used)} were used"
+    cost = sweep.usd_per_hour
+    if budget.usd is not None and cost is not None and then / 3600 * cost > budget.usd:
+        return f"one more trial would exceed ${budget.usd:g}: ${used / 3600 * cost:.2f} were used"
+    return ""
+
+
+def affordable(sweep: Sweep) -> int:
+    """How many trials the budget holds, as far as is known before one was made; at least one, which is finished."""
+    budget, hour = sweep.request.budget, sweep.usd_per_hour
+    limits = [sweep.space.size]
+    limits += [budget.trials] if budget.trials is not None else []
+    limits += [int(budget.hours * 3600 / sweep.about)] if budget.hours is not None else []
+    limits += [int(budget.usd / hour * 3600 / sweep.about)] if budget.usd is not None and hour else []
+    return max(1, min(limits if len(limits) > 1 else [*limits, _TRIALS]))
+
+
+def dry_text(sweep: Sweep) -> str:
+    """The space, what of it cannot fit, and what the search may take; for people."""
+    rows = [
+        (knob.key, ", ".join(knob.shown(index) for index in range(len(knob.values))), _own_text(sweep, knob.key))
+        for knob in sweep.space.knobs
+    ]
+    lines = [table(("setting", "values", f"`{sweep.plan.profile}`"), rows), ""]
+    lines.append(f"objective: {sweep.goal.words}, under `{workload_name(sweep.workload_named)}`")
+    looked = look_at(sweep)
+    refused = {reason: count for reason, count in looked.refused.items() if reason}
+    of = f"{sweep.space.size} points" if looked.whole else f"{looked.count} of {sweep.space.size} points, by chance"
+    lines.append(f"space: {of}: {looked.refused.get('', 0)} can be planned, {sum(refused.values())} cannot fit")
+    lines += [f"  {count} cannot fit: {reason}" for reason, count in refused.items()]
+    count = affordable(sweep)
+    cost = f", ${count * sweep.about / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
+    lines.append(
+        f"budget: up to {count} trials of about {minutes(sweep.about)}: {minutes(count * sweep.about)}{cost}; estimates"
+    )
+    return "\n".join(lines)
+
+
+def _own_text(sweep: Sweep, key: str) -> str:
+    """The profile's own value of a knob."""
+    own = sweep.own
+    return next(knob.shown(own[key]) for knob in sweep.space.knobs if knob.key == key) if own else "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookedAt:
+    """How many points were planned, how many for each reason that speaks against them ("": none), whether all were."""
+
+    count: int
+    refused: dict[str, int]
+    whole: bool
+
+
+def look_at(sweep: Sweep) -> LookedAt:
+    """Plan every point, or in a large space some."""
+    whole = sweep.space.size <= _LOOKED_AT
+    points = sweep.space.points() if whole else _by_chance(sweep.space, sweep.request.seed)
+    refused: dict[str, int] = {}
+    count = 0
+    for point in points:
+        reason = sweep.refusal(dict(point))
+        refused[reason] = refused.get(reason, 0) + 1
+        count += 1
+    return LookedAt(count=count, refused=refused, whole=whole)
+
+
+def _by_chance(space: Space, seed: int) -> Iterator[dict[str, int]]:
+    dice = random.Random(seed)  # noqa: S311 - no secret
+    for _ in range(_LOOKED_AT):
+        yield {knob.key: dice.randrange(len(knob.values)) for knob in space.knobs}
+
+
+@contextmanager
+def opened(sweep: Sweep) -> Iterator[Search]:
+    """The search in the sweep's directory, of which this is then the only one.
+
+    Raises UsageError where there is a sweep and it is not to be resumed, or none and it is; HostError where another
+    command is at it.
+    """
+    folder, request = sweep.request.output, sweep.request
+    journal = folder / JOURNAL
+    if journal.exists() != request.resume:
+        what, hint = ("a sweep", "go on with it: --resume") if journal.exists() else ("nothing to resume", "")
+        hint = hint or "leave out --resume"
+        raise UsageError(f"there is {what}{' already' if journal.exists() else ''}", where=str(folder), hint=hint)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = open_lock(folder / ".lock")
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            hint = "wait for it, or use another --output"
+            raise HostError("another `deploy sweep` works here", where=str(folder), hint=hint) from error
+        _mend(journal)
+        yield Search(journal, sweep.space, sweep.goal, seed=request.seed, begun=sweep.begun())
+    finally:
+        os.close(lock)
+
+
+def _mend(journal: Path) -> None:
+    """Cut a last line that was half written when the sweep was killed: Optuna reads whole ones."""
+    if journal.exists() and (written := journal.read_bytes()) and not written.endswith(b"\n"):
+        os.truncate(journal, written.rfind(b"\n") + 1)
+
+
+def too_many_refused(trials: tuple[SweepTrial, ...]) -> bool:
+    """Whether nothing that fits is to be expected any more."""
+    return len(trials) >= _IN_A_ROW and all(trial.outcome is Outcome.REFUSED for trial in trials[-_IN_A_ROW:])

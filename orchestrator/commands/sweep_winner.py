@@ -1,0 +1,108 @@
+"""The winner of a sweep as a profile that extends the one it was found from, each setting with its evidence."""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from orchestrator.bench import workload_name
+from orchestrator.commands.planning import is_path, read_draft
+from orchestrator.commands.sweep import Sweep
+from orchestrator.core.catalogue import Kind
+from orchestrator.core.document import Data
+from orchestrator.core.errors import UsageError
+from orchestrator.core.files import read_file, write_whole
+from orchestrator.core.origin import Origin
+from orchestrator.core.paths import Home
+from orchestrator.plan import NAME
+from orchestrator.profile import EXTENDS, Override, YamlLine, yaml_text
+from orchestrator.sweep import Outcome, SweepTrial
+
+_MARK: Final = "found by `deploy sweep`"  # in the head of a file that a sweep may write over
+_MOST: Final = 1 << 20
+
+
+def profile_path(sweep: Sweep, *, beside: bool, number: int | None = None) -> Path:
+    """Where the winner is written: into the home's catalogue, or `beside` the report; with the trial's `number`.
+
+    Raises UsageError for what cannot be a name, and for a file there that no sweep has written.
+    """
+    name = sweep.request.name or f"{sweep.plan.profile}-swept"
+    name = name if number is None else f"{name}-{number}"
+    if not NAME.match(name):
+        hint = "`--name NAME`, lower-case letters and digits, with single `.`, `_` or `-` between them"
+        raise UsageError(f"a profile cannot be called `{name}`", hint=hint)
+    path = sweep.request.output / f"{name}.yaml" if beside else home_path(sweep.home, name)
+    if path.exists() and _MARK.encode() not in read_file(path, most=_MOST):
+        raise UsageError(f"there is a profile `{name}` already", where=str(path), hint="give another `--name`")
+    return path
+
+
+def home_path(home: Home, name: str) -> Path:
+    """The file of a profile of the home's catalogue."""
+    return home.root / Kind.PROFILE.value.replace("*", name)
+
+
+def write_winner(sweep: Sweep, best: SweepTrial, trials: tuple[SweepTrial, ...], path: Path) -> Path:
+    """Write the profile. It is planned before: what could not be started is not written."""
+    text = winner_text(sweep, best, trials)
+    read_draft(text, path, sweep.base.catalogue).decide({})
+    return write_whole(path, text)
+
+
+def winner_text(sweep: Sweep, best: SweepTrial, trials: tuple[SweepTrial, ...]) -> str:
+    """The file: what it extends, what the user set for all trials, and what was measured to be better."""
+    source = evidence(sweep, best, trials)
+    lines = [YamlLine(path=("description",), value=f"{sweep.plan.profile}, as measured by a sweep")]
+    lines += [YamlLine(path=(EXTENDS,), value=_base(sweep.request.profile))]
+    data = _given(sweep.request.overrides)
+    for (section, key), value in sweep.space.settings(best.point).items():
+        said: Data = {"value": value, "origin": Origin.MEASURED.value, "source": source} if value is not None else None
+        holder = data.setdefault(section, {})
+        if isinstance(holder, dict):
+            holder[key] = said
+    lines += _lines(data)
+    ran = sum(trial.outcome is not Outcome.REFUSED for trial in trials)
+    head = [
+        "yaml-language-server: $schema=profile.schema.json",
+        f"{_MARK} in {ran} trials of {sweep.space.size} points under `{workload_name(sweep.workload_named)}`.",
+        f"Best of: {sweep.goal.words}. One run each: nothing is said of noise.",
+        f"Answers: {best.answers or 'not looked at'}.",
+        f"Measured: {sweep.request.output / best.directory}",
+    ]
+    return yaml_text([" ".join(line.split()) for line in head], lines)
+
+
+def evidence(sweep: Sweep, best: SweepTrial, trials: tuple[SweepTrial, ...]) -> str:
+    """In one line what was measured of the winner, and of the profile as it is."""
+    own = next((trial for trial in trials if trial.own and trial.values), None)
+    against = f", {sweep.goal.text(own.values)} as `{sweep.plan.profile}` is" if own is not None else ""
+    day = datetime.now(UTC).date().isoformat()
+    named = ", ".join(sweep.goal.names)
+    return f"deploy sweep, {day}, trial {best.number}: {named} {sweep.goal.text(best.values)}{against}"
+
+
+def _base(profile: str) -> str:
+    return str(Path(profile).absolute()) if is_path(profile) else profile
+
+
+def _given(overrides: tuple[str, ...]) -> dict[str, Data]:
+    """`--set` options as the keys of a profile."""
+    data: dict[str, Data] = {}
+    for override in map(Override.parse, overrides):
+        holder = data
+        for key in override.path[:-1]:
+            inner = holder.setdefault(key, {})
+            if not isinstance(inner, dict):
+                inner = holder[key] = {}
+            holder = inner
+        holder[override.path[-1]] = override.value
+    return data
+
+
+def _lines(data: Mapping[str, Data]) -> Iterator[YamlLine]:
+    for key, value in data.items():
+        if isinstance(value, dict):
+            yield from (YamlLine(path=(key, inner), value=said) for inner, said in value.items())
+        else:
+            yield YamlLine(path=(key,), value=value)

@@ -1,0 +1,220 @@
+"""The search: Optuna suggests, prunes, weighs and keeps its journal; here a point is asked for and its outcome told.
+
+What was tried already is not tried again, and what cannot fit or did not start is told as bad, so that it is avoided.
+"""
+
+import random
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from orchestrator.core.errors import UsageError
+from orchestrator.core.signals import held
+from orchestrator.sweep.objective import Goal
+from orchestrator.sweep.space import Point, Space
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+_STUDY: Final = "sweep"
+_TOLD: Final = "outcome"  # attribute of a trial that has one
+_BEGUN: Final = "begun"  # attribute of the study: what was asked for
+_FEWEST: Final = 4  # trials before the search follows what it has learned, and before any is stopped for being worse
+_AGAIN: Final = 20  # suggestions of known points before an untried one is drawn
+_LISTED: Final = 10_000  # points of a space of which untried ones are listed
+
+
+class Outcome(StrEnum):
+    """How a trial ended."""
+
+    MEASURED = "measured"
+    STOPPED = "stopped early"
+    FAILED = "failed"
+    REFUSED = "cannot fit"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepTrial:
+    """One configuration that was tried, as the journal keeps it."""
+
+    number: int  # from 1, in the order in which they ended
+    point: Mapping[str, int]
+    outcome: Outcome
+    values: tuple[float, ...] = ()  # of the objective, of a trial that was measured
+    why: str = ""  # it did not start, was stopped or could not fit
+    diagnosis: str = ""
+    directory: str = ""  # of its result, below the sweep's
+    answers: str = ""  # what the smoke test says of right answers
+    seconds: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict)  # of these seconds: up, bench, down
+    own: bool = False  # the profile's own point
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A point to try; `rungs` are told to it as they are measured."""
+
+    point: Point
+    own: bool
+    trial: "Trial"
+
+    def worse(self, rung: int, held_share: float, *, higher_is_better: bool) -> bool:
+        """Whether it does clearly worse than the others did at that rate, and need not go on."""
+        with held():
+            self.trial.report(held_share if higher_is_better else 1 - held_share, rung)
+        return self.trial.should_prune()
+
+
+class Search:
+    """A study in a journal. Its state is the journal's alone: whoever opens it again goes on."""
+
+    def __init__(self, journal: Path, space: Space, goal: Goal, *, seed: int, begun: Mapping[str, object]) -> None:
+        """Open the journal, or begin it with what was asked for. Raises UsageError for another sweep's journal."""
+        self._optuna, self._space, self._goal, self._seed = load_optuna(), space, goal, seed
+        self._study = self._open(journal)
+        asked = dict(begun)
+        if (found := self._study.user_attrs.get(_BEGUN, asked)) != asked:
+            other = sorted(key for key in asked if found.get(key) != asked[key])
+            hint = "go on with the options of then, or use another --output"
+            raise UsageError(f"this sweep was begun with another {', '.join(other)}", where=str(journal), hint=hint)
+        self._study.set_user_attr(_BEGUN, asked)
+        self._fixed = {knob.key: self._distribution(knob.key) for knob in space.knobs}
+        self._dice = random.Random(seed + len(self._study.trials))  # noqa: S311 - no secret
+        self._drop_unfinished()
+
+    def _open(self, journal: Path) -> "Study":
+        optuna = self._optuna
+        kinds = ["maximize" if higher else "minimize" for higher in self._goal.higher_is_better]
+        sampler = optuna.samplers.TPESampler(seed=self._seed, n_startup_trials=_FEWEST)
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=_FEWEST, n_min_trials=2)
+        try:
+            storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
+            study: Study = optuna.create_study(
+                study_name=_STUDY,
+                storage=storage,
+                sampler=sampler,
+                pruner=pruner,
+                directions=kinds,
+                load_if_exists=True,
+            )
+        except (ValueError, LookupError, TypeError, AssertionError) as error:
+            raise UsageError(
+                f"the journal cannot be read: {error}", where=str(journal), hint="use another --output"
+            ) from error
+        return study
+
+    def _distribution(self, key: str) -> "BaseDistribution":
+        knob = next(knob for knob in self._space.knobs if knob.key == key)
+        of = self._optuna.distributions
+        last = len(knob.values) - 1
+        chosen: BaseDistribution = (
+            of.IntDistribution(0, last) if knob.ordered else of.CategoricalDistribution([*range(last + 1)])
+        )
+        return chosen
+
+    def _drop_unfinished(self) -> None:
+        """A trial of a sweep that was killed has no outcome."""
+        for trial in self._study.get_trials(deepcopy=False, states=[self._optuna.trial.TrialState.RUNNING]):
+            self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+
+    @property
+    def trials(self) -> tuple[SweepTrial, ...]:
+        """Every trial that has ended with an outcome, in order. Raises UsageError for a record out of form."""
+        told = [trial for trial in self._study.get_trials(deepcopy=False) if _TOLD in trial.user_attrs]
+        told.sort(key=lambda trial: trial.datetime_complete or datetime.max)  # noqa: DTZ901 - optuna's have no zone
+        try:
+            return tuple(_TRIAL.validate_python(trial.user_attrs[_TOLD]) for trial in told)
+        except ValidationError as error:
+            what = "the journal holds a trial that is none of this tool's"
+            raise UsageError(what, hint="use another --output") from error
+
+    def ask(self, own: Point | None) -> Asked | None:
+        """The next point that was not tried, the profile's `own` first; None where all were."""
+        with held():  # what is written to the journal is written whole
+            return self._ask(own)
+
+    def _ask(self, own: Point | None) -> Asked | None:
+        done = [trial.point for trial in self.trials if trial.outcome is not Outcome.INTERRUPTED]
+        if own is not None and own not in done:
+            self._study.enqueue_trial(dict(own))
+        for _ in range(_AGAIN):
+            trial = self._study.ask(self._fixed)
+            if trial.params not in done:
+                return Asked(point=dict(trial.params), own=trial.params == own, trial=trial)
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+        left = [point for point in self._space.points() if point not in done] if self._space.size <= _LISTED else []
+        if not left:
+            return None
+        self._study.enqueue_trial(dict(self._dice.choice(left)))
+        trial = self._study.ask(self._fixed)
+        return Asked(point=dict(trial.params), own=False, trial=trial)
+
+    def tell(self, asked: Asked, ended: SweepTrial) -> None:
+        """Keep how a trial ended."""
+        states = self._optuna.trial.TrialState
+        with held():
+            asked.trial.set_user_attr(_TOLD, asdict(ended))
+            if ended.outcome is Outcome.MEASURED and ended.values:
+                self._study.tell(asked.trial, list(ended.values))
+            else:
+                told = states.FAIL if ended.outcome is Outcome.INTERRUPTED else states.PRUNED
+                self._study.tell(asked.trial, state=told)
+
+    def best(self) -> tuple[SweepTrial, ...]:
+        """The best one; of several objectives all that no other one beats. Of equal ones all of them."""
+        measured = [trial for trial in self.trials if trial.values]
+        if not measured:
+            return ()
+        if len(self._goal.names) > 1:
+            front = [trial.user_attrs[_TOLD] for trial in self._study.best_trials]
+            return tuple(sorted(map(_TRIAL.validate_python, front), key=lambda trial: -trial.values[0]))
+        best = self._study.best_value
+        return tuple(trial for trial in measured if trial.values[0] == best)
+
+    def weights(self) -> dict[str, float]:
+        """How much each knob decides of the first objective, from 0 to 1, by PED-ANOVA; empty if unknown."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            first: Callable[[FrozenTrial], float] | None = None
+            if len(self._goal.names) > 1:
+                first = _first_value
+            importance = self._optuna.importance
+            try:
+                found: dict[str, float] = importance.get_param_importances(
+                    self._study, evaluator=importance.PedAnovaImportanceEvaluator(), target=first
+                )
+            except (ValueError, RuntimeError):  # fewer than two trials, or all alike
+                return {}
+        return {key: float(value) for key, value in found.items()}
+
+
+def _first_value(trial: "FrozenTrial") -> float:
+    return float(trial.values[0])
+
+
+_TRIAL: Final = TypeAdapter(SweepTrial)
+
+
+def load_optuna() -> Any:  # noqa: ANN401 - a module, whose submodules are its attributes
+    """Optuna, imported where signals are held: numpy starts a thread, which must hear none (`core/signals.py`).
+
+    Raises UsageError where it is not installed.
+    """
+    try:
+        with held():
+            import optuna  # noqa: PLC0415 - half a second, which only a sweep pays
+    except ImportError as error:
+        hint = "`pip install 'deploy-sglang[sweep]'` installs it beside this tool"
+        what = f"`deploy sweep` searches with Optuna, which is not installed ({error.name})"
+        raise UsageError(what, hint=hint) from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
