@@ -20,7 +20,9 @@ SpaceOption: TypeAlias = Annotated[
 ]
 ObjectiveOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="knee, tok-s, tok-s-per-watt, usd-per-million or pareto; default: the space's"),
+    typer.Option(
+        metavar="NAME", help="knee, tok-s, tok-s-per-watt, usd-per-million or pareto; default: the space's, else knee"
+    ),
 ]
 AtOption: TypeAlias = Annotated[
     float | None,

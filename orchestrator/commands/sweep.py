@@ -164,8 +164,9 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
         ttft_p95_s=ttft,
     )
     workload, _ = change(loaded, changes)
+    usual = Objective.TOK_S if workload.load == "closed" else Objective.KNEE
     goal = Goal(
-        objective=_objective(request.objective) if request.objective else said.objective,
+        objective=_objective(request.objective) if request.objective else said.objective or usual,
         at_rps=at_rps,
         ttft_p95_s=workload.limits.ttft_p95_s,
         closed=workload.load == "closed",

@@ -158,8 +158,9 @@ def _run(sweep: Sweep, search: Search, asked: Asked, begun: SweepTrial) -> Sweep
         diagnosis = redact(error.details)[-_LONGEST:]
         found = replace(found, values=(), outcome=Outcome.FAILED, why=_reason(error), diagnosis=diagnosis)
     except BaseException:
+        cut = replace(found, values=(), outcome=Outcome.INTERRUPTED, seconds=clock.seconds, parts=clock.parts)
         with suppress(Exception):
-            search.tell(asked, replace(found, values=(), outcome=Outcome.INTERRUPTED, seconds=clock.seconds))
+            search.tell(asked, cut)
         raise
     return replace(found, seconds=clock.seconds, parts=clock.parts)
 

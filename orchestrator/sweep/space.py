@@ -77,8 +77,9 @@ class SpaceFile(StrictModel):
     """A file that says what may vary, and what the best is; what the command line says goes first."""
 
     description: Text = Field(default="", description="what is looked for, one line")
-    objective: Objective = Field(
-        default=Objective.KNEE, description="knee, tok-s, tok-s-per-watt, usd-per-million or pareto"
+    objective: Objective | None = Field(
+        default=None,
+        description="knee, tok-s, tok-s-per-watt, usd-per-million or pareto; default: knee, tok-s of a closed load",
     )
     ttft_p95_s: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="the TTFT p95 that a sustained rate keeps; default: the workload's"

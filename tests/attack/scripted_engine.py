@@ -14,7 +14,7 @@ Told by variables of its environment:
     SCRIPTED_DEAF=1          SIGTERM does not end it
     SCRIPTED_ECHO=base64     it repeats its API key so encoded: in its log, in errors and in streams
     SCRIPTED_REFUSE=1        it generates nothing for others, and says so with 400
-    SCRIPTED_STEP=0.01       seconds for each token of a stream
+    SCRIPTED_STEP=0.01       seconds for each token of a stream; what is no number ends it while it loads
 """
 
 import base64
@@ -157,9 +157,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        pause = float(os.environ.get("SCRIPTED_STEP", "0"))
         for event in (*map(json.dumps, events), "[DONE]"):
-            time.sleep(pause)
+            time.sleep(self.server.step)
             data = f"data: {event}\n\n".encode()
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         self.wfile.write(b"0\r\n\r\n")
@@ -275,9 +274,9 @@ class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, options: dict[str, str], key: str, echo: str) -> None:
+    def __init__(self, options: dict[str, str], key: str, echo: str, step: float) -> None:
         super().__init__((options["host"], int(options["port"])), Handler)
-        self.options, self.key, self.echo, self.scheduler = options, key, echo, Scheduler()
+        self.options, self.key, self.echo, self.step, self.scheduler = options, key, echo, step, Scheduler()
 
     def handle_error(self, *_: object) -> None:
         """A client that goes away is nothing to speak of."""
@@ -345,8 +344,9 @@ def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
         time.sleep(float(pauses[min(number, len(pauses) - 1)]))
     if environ.get("SCRIPTED_BROKEN"):
         raise RuntimeError("broken, as it was told")
+    step = float(environ.get("SCRIPTED_STEP", "0"))
     try:
-        server = Server(options, key, echo)
+        server = Server(options, key, echo, step)
     except OSError as error:
         say(f"[Errno {error.errno}] error while attempting to bind on address ('{options['host']}', {options['port']})")
         sys.exit(1)

@@ -9,10 +9,11 @@ import pytest
 from orchestrator.bench import Workload
 from orchestrator.core.paths import data_root
 from orchestrator.profile.json_schema import KINDS, json_schema
+from orchestrator.sweep import SpaceFile
 
 PROFILES = data_root() / "profiles"
 FOLDERS = {"profile": ".", "hardware": "hardware", "model": "models", "engine": "engines", "workload": "workloads"}
-MODELS = {**KINDS, "workload": Workload}
+MODELS = {**KINDS, "workload": Workload, "space": SpaceFile}
 FILES = [(path, kind) for kind, folder in FOLDERS.items() for path in sorted((PROFILES / folder).glob("*.yaml"))]
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from command_line import CommandLine
+from scripted_runs import kinds, order
 from scripted_server import Answer, Script, scripted
 
 from orchestrator.bench import BenchRequest, load_workload, measure
 from orchestrator.commands.runs import load_result
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
-from orchestrator.results import MarkKind, ServerProvenance
+from orchestrator.results import BenchEnding, MarkKind, ServerProvenance
 
 WORKLOAD = load_workload("smoke-tiny").model_copy(
     update={"output_tokens": 6, "requests": 4, "rates_rps": (20.0, 21.0), "prefixes": 1, "timeout_s": 5.0}
@@ -68,3 +69,20 @@ def test_interrupted_while_the_endpoint_is_asked_what_it_is(tmp_path: Path, numb
     assert "Traceback" not in said
     assert "error: interrupted before anything was measured" in said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("end", "marks"), [(BenchEnding.INTERRUPTED, {MarkKind.INCOMPLETE}), (BenchEnding.COMPLETE, set())]
+)
+def test_whoever_has_seen_enough_ends_the_ladder(tmp_path: Path, end: BenchEnding, marks: set[MarkKind]) -> None:
+    """And whoever measures has signals answered afterwards as before: SIGTERM killed a sweep, and left its server."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        mine = signal.getsignal(signal.SIGTERM)
+        with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
+            result = measure(order(server, tmp_path, workload=WORKLOAD, enough=lambda _: end), lambda _text, _far: None)
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [point.label for point in result.points] == ["20"]
+    assert (result.ending, kinds(result) - {MarkKind.UNMET_HIT_SHARE}) == (end, marks)

@@ -1,0 +1,77 @@
+"""`deploy sweep` by the scripted engine, which serves as slowly as a variable says: a whole search, cut and resumed."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine, processes_with
+from ports import free_port
+
+from orchestrator.core import shell
+from orchestrator.core.paths import Home
+
+ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
+# A token takes a fiftieth or a five-hundredth of a second, or the server ends while it loads; half cannot be planned.
+SPACE = """
+workload: ./load.yaml
+layouts: [{tp: 1}, {tp: 3}]
+env:
+  SCRIPTED_STEP: ["0.02", "0.002", never]
+"""
+LOAD = "{input_tokens: 20, output_tokens: 10, token_ids: [10, 500], load: closed, concurrency: 2, requests: 8}\n"
+
+
+def sweep(port: int, *more: str) -> tuple[str, ...]:
+    settings = (f"server.port={port}", f"engine.python={ENGINE}", "model.questions=null", "env.SCRIPTED_STEP=0.02")
+    chosen = (word for setting in settings for word in ("--set", setting))
+    return ("sweep", "cpu-tiny", "--space", "space.yaml", "--output", "out", *chosen, *more)
+
+
+def test_a_sweep_is_cut_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left running; what could not start is a result; the best is written, with what it is better than."""
+    (tmp_path / "space.yaml").write_text(SPACE)
+    (tmp_path / "load.yaml").write_text(LOAD)
+    monkeypatch.chdir(tmp_path)
+    deploy = CommandLine(Home(tmp_path / "home"), {"DOCKER_HOST": "unix:///nonexistent"})
+    port = free_port()
+
+    with deploy.running(*sweep(port)) as running:
+        running.wait_for(r"^ready after")
+        code, said = running.end(signal.SIGINT)
+    assert (code, "--resume" in said) == (130, True)
+    assert not processes_with(f"--port {port}")
+
+    done = deploy.run(*sweep(port, "--resume"))
+    assert done.returncode == 0, done.stderr
+    assert not processes_with(f"--port {port}")
+    report = json.loads((tmp_path / "out/sweep.json").read_text())
+    trials = [row["trial"] for row in report["rows"]]
+    assert [(each["outcome"], each["own"]) for each in trials[:2]] == [("interrupted", True), ("measured", True)]
+    assert sorted(each["outcome"] for each in trials[2:]) == ["cannot fit"] * 3 + ["failed", "measured"]
+    assert "could not convert" in next(each["diagnosis"] for each in trials if each["outcome"] == "failed")
+    [best] = [row["trial"] for row in report["rows"] if row["best"]]
+    assert best["values"][0] > 2 * trials[1]["values"][0]
+    assert all(each["seconds"] - sum(each["parts"].values()) < 2 for each in trials)
+
+    written = (tmp_path / "out/cpu-tiny-swept.yaml").read_text()
+    assert '{value: "0.002", origin: measured, source: "deploy sweep, ' in written
+    shown = deploy.run("show", "out/cpu-tiny-swept.yaml", "--explain", "--json")
+    rows = {row["key"]: row for row in json.loads(shown.stdout)}
+    assert rows["env.SCRIPTED_STEP"]["origin"] == "measured"
+    assert "as `cpu-tiny` is" in rows["env.SCRIPTED_STEP"]["source"]
+
+
+def test_no_thread_of_its_libraries_hears_signals() -> None:
+    """numpy starts threads where it is imported: a signal given to one would interrupt what holds signals."""
+    look = """
+from pathlib import Path
+from orchestrator.sweep.search import load_optuna
+load_optuna()
+tasks = [each for each in Path("/proc/self/task").iterdir() if each.name != str(__import__("os").getpid())]
+masks = [next(line.split()[1] for line in (t / "status").read_text().splitlines() if "SigBlk" in line) for t in tasks]
+asked = 1 << 0 | 1 << 1 | 1 << 14  # SIGHUP, SIGINT, SIGTERM
+print(all(int(mask, 16) & asked == asked for mask in masks))
+"""
+    assert shell.run([sys.executable, "-c", look]).stdout == "True\n"

@@ -1,0 +1,238 @@
+"""What a sweep would do, what it may cost, and what it writes. Nothing is started."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measured_samples import save, tp4dp2, tp8
+
+from orchestrator.commands.planning import load
+from orchestrator.commands.sweep import JOURNAL, Budget, Sweep, SweepRequest, affordable, dry_text, opened, plan_sweep
+from orchestrator.commands.sweep import spent as spent_of
+from orchestrator.commands.sweep_report import Winner, best_of, tune_command, write_sweep_report, write_winners
+from orchestrator.commands.sweep_winner import profile_path
+from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.paths import Home
+from orchestrator.results import BenchResult
+from orchestrator.sweep import Outcome, Search, SweepTrial
+
+SPACE = """
+layouts: [{tp: 8}, {tp: 4, dp: 2}, {tp: 3}]
+flags: {max-running-requests: [16, 32]}
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    (tmp_path / "home").mkdir()
+    return Home(tmp_path / "home")
+
+
+def planned(home: Home, text: str = SPACE, profile: str = "mi355x-tp8", **more: object) -> Sweep:
+    folder = home.root.parent
+    (folder / "space.yaml").write_text(text)
+    plain = SweepRequest(profile=profile, space=folder / "space.yaml", output=folder / "out", budget=Budget())
+    return plan_sweep(replace(plain, **{"workload": "wafer-20k-1k", **more}), home)  # type: ignore[arg-type]
+
+
+def test_what_cannot_fit_is_told_before_anything_is_started(home: Home) -> None:
+    sweep = planned(home, usd_per_gpu_hour=2.0)
+    told = dry_text(sweep)
+    assert "space: 6 points: 4 can be planned, 2 cannot fit" in told
+    assert "2 cannot fit: " in told
+    assert "do not divide by tp 3" in told
+    assert f"up to 6 trials of about {sweep.about / 60:.0f} min" in told
+    assert f"${6 * sweep.about / 3600 * 16:.2f}" in told
+    assert not (home.root.parent / "out").exists()
+
+
+def test_what_does_not_fit_beside_the_profile_is_refused(home: Home) -> None:
+    """A warning of `up`, that requests will wait or memory may run out, is a refusal here; the profile's own is not."""
+    most = "flags: {max-running-requests: [16, 5000]}"
+    sweep = planned(home, most)
+    assert sweep.refusal({"flags.max-running-requests": 0}) == ""
+    assert "5,000 requests of `single-stream-10k-1.5k` at once need" in sweep.refusal({"flags.max-running-requests": 1})
+    own = planned(home, most, overrides=("flags.max-running-requests=5000",))
+    assert own.refusal({"flags.max-running-requests": 1}) == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"objective": "usd-per-million"}, "needs a price"),
+        ({"budget": Budget(usd=5.0)}, "`--usd` needs what an hour costs"),
+        ({"workload": "single-stream-10k-1.5k", "objective": "knee"}, "is a closed load"),
+        ({"workload": "smoke-tinny"}, "there is no workload `smoke-tinny`"),
+        ({"objective": "kne"}, "`--objective kne` is not known"),
+        ({"rates_rps": (90.0,)}, "no knee would be found"),
+        ({"name": "No Name"}, "cannot be called"),
+    ],
+)
+def test_what_no_trial_could_tell_is_refused_at_once(home: Home, more: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        profile_path(planned(home, **more), beside=False)  # type: ignore[arg-type]
+
+
+def test_the_ladder_ends_at_the_rate_that_is_asked_for(home: Home) -> None:
+    sweep = planned(home, at_rps=1.7, objective="tok-s", ttft_p95_s=2.0)
+    assert sweep.workload.rates_rps == (0.5, 1.0, 1.5, 1.7)
+    assert (sweep.workload.climb, sweep.workload.limits.ttft_p95_s) == (None, 2.0)
+    assert sweep.goal.words == "output tok/s per node at 1.7 requests/s, with a TTFT p95 of at most 2 s"
+
+
+def test_a_closed_load_has_one_point(home: Home) -> None:
+    sweep = planned(home, workload=None)  # the profile's own
+    assert sweep.goal.words == "output tok/s per node"
+
+
+def trial(number: int, outcome: Outcome = Outcome.MEASURED, seconds: float = 3600.0) -> SweepTrial:
+    return SweepTrial(number=number, point={}, outcome=outcome, seconds=seconds)
+
+
+def test_a_budget_is_of_all_calls_together(home: Home) -> None:
+    two = (trial(1), trial(2, Outcome.FAILED), trial(3, Outcome.REFUSED, 0.0))
+    for budget, why in (
+        (Budget(trials=2), "2 trials were made"),
+        (Budget(trials=3), ""),
+        (Budget(hours=2.9), "one more trial would exceed 2.9 hours: 120 min were used"),
+        (Budget(hours=3.0), ""),
+        (Budget(usd=40.0), "one more trial would exceed $40: $32.00 were used"),
+        (Budget(usd=48.0), ""),
+    ):
+        assert spent_of(two, planned(home, budget=budget, usd_per_gpu_hour=2.0)) == why
+    assert spent_of((), planned(home, budget=Budget(hours=0.01))) == "", "one trial is made, and finished"
+    assert spent_of(tuple(map(trial, range(20))), planned(home)) == "20 trials were made"
+    assert affordable(planned(home, budget=Budget(hours=planned(home).about / 3600 * 2.5))) == 2
+
+
+def test_servers_have_names_of_their_own(home: Home) -> None:
+    here, there = planned(home), planned(home, output=home.root.parent / "other")
+    assert here.server.startswith("mi355x-tp8-sweep-")
+    assert here.server != there.server
+
+
+def won(sweep: Sweep, search: Search, results: dict[int, BenchResult]) -> tuple[Winner, ...]:
+    """Tell the results of trials, the profile's own first, and write the winner."""
+    for number, result in results.items():
+        asked = search.ask(sweep.own)
+        assert asked is not None
+        save(result, sweep.request.output / f"trials/{number}")
+        values = sweep.goal.values(result)
+        assert values is not None
+        ended = SweepTrial(
+            number=number,
+            point=asked.point,
+            outcome=Outcome.MEASURED,
+            values=values,
+            own=asked.own,
+            directory=f"trials/{number}",
+            answers="passed: all 3",
+            seconds=600.0,
+        )
+        search.tell(asked, ended)
+    asked = search.ask(None)
+    assert asked is not None
+    why = {"why": "the server exited <early>", "diagnosis": "cause: gpu-out-of-memory"}
+    search.tell(asked, SweepTrial(number=3, point=asked.point, outcome=Outcome.FAILED, **why))  # type: ignore[arg-type]
+    return write_winners(sweep, search, beside=False)
+
+
+def test_the_winner_is_a_profile_with_its_evidence(home: Home) -> None:
+    sweep = planned(home, overrides=("server.port=31000",))
+    with opened(sweep) as search:
+        [winner] = won(sweep, search, {1: tp8(), 2: tp4dp2()})
+        report = write_sweep_report(sweep, search, (winner,), ended="3 trials were made")
+    assert winner.profile == home.root / "profiles/mi355x-tp8-swept.yaml"
+    loaded = load("mi355x-tp8-swept", catalogue=Catalogue.of(home))
+    assert loaded.plan.server.port == 31000
+    [running] = [flag for flag in loaded.plan.flags if flag.name == "max-running-requests"]
+    assert running.origin == "measured"
+    assert "knee, requests/s 2.4, 1.5 as `mi355x-tp8` is" in running.source
+    text = winner.profile.read_text()
+    assert "Answers: passed: all 3." in text
+    page, plain = report.read_text(), report.with_suffix(".md").read_text()
+    for said in ("Sought: knee, requests/s", "Best: layout", "3 trials were made", "gpu-out-of-memory"):
+        assert said in page
+        assert said.replace("-", "-") in plain.replace("\\", "")
+    assert "<early>" not in page
+    assert "Throughput and interactivity" in page
+    assert '<svg class="plot" id="pareto"' in page
+    lines = plain.splitlines()
+    assert lines[lines.index(next(line for line in lines if line.startswith("| trial |"))) + 1].startswith("|---|")
+
+
+def test_the_profile_itself_may_win(home: Home) -> None:
+    sweep = planned(home)
+    with opened(sweep) as search:
+        [winner] = won(sweep, search, {1: tp4dp2(), 2: tp8()})
+    assert (winner.trial.own, winner.profile) == (True, None)
+    assert not (home.root / "profiles").exists()
+
+
+def test_of_equal_ones_the_profiles_own_wins(home: Home) -> None:
+    sweep = planned(home)
+    with opened(sweep) as search:
+        won(sweep, search, {1: tp8(), 2: tp8()})
+        assert [best.own for best in best_of(sweep, search)] == [True]
+
+
+def test_a_profile_in_a_file_is_extended_by_its_path(home: Home) -> None:
+    own = home.root.parent / "house.yaml"
+    own.write_text("extends: mi355x-tp8\nflags: {max-running-requests: 16}\n")
+    sweep = planned(home, profile=str(own))
+    with opened(sweep) as search:
+        [winner] = won(sweep, search, {1: tp8(), 2: tp4dp2()})
+    assert winner.profile is not None
+    assert f"extends: {own}" in winner.profile.read_text()
+    assert load(str(winner.profile), catalogue=Catalogue.of(home)).plan.profile == "house-swept"
+
+
+def test_a_file_of_the_users_is_not_written_over(home: Home) -> None:
+    (home.root / "profiles").mkdir()
+    (home.root / "profiles/mine.yaml").write_text("extends: mi355x-tp8\n")
+    with pytest.raises(UsageError, match="there is a profile `mine` already"):
+        profile_path(planned(home, name="mine"), beside=False)
+
+
+def test_a_sweep_is_begun_or_resumed_by_one_command_at_a_time(home: Home) -> None:
+    sweep = planned(home)
+    with pytest.raises(UsageError, match="nothing to resume"), opened(planned(home, resume=True)):
+        pass
+    with opened(sweep):
+        pass
+    with pytest.raises(UsageError, match="a sweep already"), opened(sweep):
+        pass
+    again = planned(home, resume=True)
+    with opened(again), pytest.raises(HostError, match="another `deploy sweep`"), opened(again):
+        pass
+    with pytest.raises(UsageError, match="another objective"), opened(planned(home, resume=True, objective="tok-s")):
+        pass
+
+
+def test_a_journal_that_was_cut_by_a_kill_is_read(home: Home) -> None:
+    sweep = planned(home)
+    with opened(sweep) as search:
+        won(sweep, search, {1: tp8()})
+    journal = sweep.request.output / JOURNAL
+    journal.write_bytes(journal.read_bytes() + b'{"op_code": 5, "wor')
+    with opened(planned(home, resume=True)) as search:
+        assert len(search.trials) == 2
+    with opened(planned(home, resume=True)) as search:
+        assert len(search.trials) == 2
+
+
+@pytest.mark.parametrize(
+    ("misses", "said"),
+    [
+        ([{"token": "64"}, {"token": "8"}], "deploy kernels tune mi355x-tp8 --tokens 8,64` measures them"),
+        (["E=33,N=1024.json"], "1 MoE shape has no tuned kernel under this load: `deploy kernels tune mi355x-tp8`"),
+        ([], None),
+    ],
+)
+def test_the_kernels_that_were_missed_are_to_be_tuned_first(home: Home, misses: list[object], said: str | None) -> None:
+    result = tp8()
+    gate: dict[str, object] = {"misses": misses}
+    run = replace(result.run, provenance=replace(result.run.provenance, kernel_gate=gate))
+    told = tune_command(planned(home), Winner(trial=trial(1), profile=None), replace(result, run=run))
+    assert (said in told) if said and told else told is said
