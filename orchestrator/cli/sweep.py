@@ -46,6 +46,16 @@ SweptOutput: TypeAlias = Annotated[
 NameOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="NAME", help="what the winner is called; default: PROFILE-swept")
 ]
+ResumeOption: TypeAlias = Annotated[bool, typer.Option("--resume", help="go on with the sweep in DIR")]
+DryRunOption: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="the space, what cannot fit, time and price; starts nothing")
+]
+UntunedOption: TypeAlias = Annotated[
+    bool, typer.Option("--accept-untuned", help="start even if the load will meet untuned MoE kernels")
+]
+TimeoutOption: TypeAlias = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="give a start up after this long; default: as `up`")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -69,16 +79,10 @@ def sweep(
     seed: Annotated[int, typer.Option(metavar="N", help="of the search")] = 1,
     output: SweptOutput = None,
     name: NameOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the sweep in DIR")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="the space, what cannot fit, time and price; starts nothing")
-    ] = False,
-    accept_untuned: Annotated[
-        bool, typer.Option("--accept-untuned", help="start even if the load will meet untuned MoE kernels")
-    ] = False,
-    timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="give a start up after this long; default: as `up`")
-    ] = None,
+    resume: ResumeOption = False,
+    dry_run: DryRunOption = False,
+    accept_untuned: UntunedOption = False,
+    timeout: TimeoutOption = None,
     host: HostOption = None,
     set_: SetOption = None,
     json: Json = False,

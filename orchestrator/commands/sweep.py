@@ -30,11 +30,11 @@ from orchestrator.plan import Plan
 from orchestrator.sweep import (
     Goal,
     Objective,
-    Outcome,
     Search,
-    Space,
+    SearchSpace,
     SpaceFile,
     SweepTrial,
+    TrialOutcome,
     default_space,
     space_of,
 )
@@ -44,7 +44,7 @@ _TRIALS: Final = 20  # where neither trials, hours nor money are named
 _LOOKED_AT: Final = 500  # points that a dry run plans
 _IN_A_ROW: Final = 1000  # points that cannot fit, after which nothing that fits is expected
 _STREAM_TOK_S: Final = 50.0  # of one stream, before one was measured
-_RAN: Final = (Outcome.MEASURED, Outcome.STOPPED, Outcome.FAILED)
+_RAN: Final = (TrialOutcome.MEASURED, TrialOutcome.STOPPED, TrialOutcome.FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class Sweep:
     home: Home
     base: Valid
     plan: Plan  # of the profile as it is
-    space: Space
+    space: SearchSpace
     goal: Goal
     workload_named: str
     workload: Workload
@@ -296,7 +296,7 @@ def look_at(sweep: Sweep) -> LookedAt:
     return LookedAt(count=count, refused=refused, whole=whole)
 
 
-def _by_chance(space: Space, seed: int) -> Iterator[dict[str, int]]:
+def _by_chance(space: SearchSpace, seed: int) -> Iterator[dict[str, int]]:
     dice = random.Random(seed)  # noqa: S311 - no secret
     for _ in range(_LOOKED_AT):
         yield {knob.key: dice.randrange(len(knob.values)) for knob in space.knobs}
@@ -337,4 +337,4 @@ def _mend(journal: Path) -> None:
 
 def too_many_refused(trials: tuple[SweepTrial, ...]) -> bool:
     """Whether nothing that fits is to be expected any more."""
-    return len(trials) >= _IN_A_ROW and all(trial.outcome is Outcome.REFUSED for trial in trials[-_IN_A_ROW:])
+    return len(trials) >= _IN_A_ROW and all(trial.outcome is TrialOutcome.REFUSED for trial in trials[-_IN_A_ROW:])

@@ -22,7 +22,7 @@ from orchestrator.report import (
     render_sweep_markdown,
 )
 from orchestrator.results import BenchResult, Mark, figures
-from orchestrator.sweep import Outcome, Search, SweepTrial
+from orchestrator.sweep import Search, SweepTrial, TrialOutcome
 
 REPORT: Final = "sweep.html"
 
@@ -106,7 +106,7 @@ def _headline(sweep: Sweep, trials: tuple[SweepTrial, ...], winners: tuple[Winne
         settings = ", ".join(f"{key} {value}" for key, value in sweep.space.shown(winner.trial.point).items())
         same = "; that is the profile as it is" if winner.trial.own else ""
         yield f"Best: {settings}: {sweep.goal.text(winner.trial.values)}{same}."
-    counts = {outcome: sum(trial.outcome is outcome for trial in trials) for outcome in Outcome}
+    counts = {outcome: sum(trial.outcome is outcome for trial in trials) for outcome in TrialOutcome}
     told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
     took = sum(trial.seconds for trial in trials)
     price = f", ${took / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""

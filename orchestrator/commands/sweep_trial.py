@@ -30,7 +30,7 @@ from orchestrator.core.redaction import redact
 from orchestrator.core.shell import quote
 from orchestrator.core.signals import held
 from orchestrator.results import BenchEnding, BenchResult
-from orchestrator.sweep import Asked, Outcome, Search, SweepTrial
+from orchestrator.sweep import Proposed, Search, SweepTrial, TrialOutcome
 
 # What says something of a configuration; any other failure speaks of the machine, and ends the sweep.
 _OF_THE_POINT: Final = (NotReadyError, SmokeError, KernelsError, StartError, BenchError, ProfileError)
@@ -59,11 +59,11 @@ class _Clock:
 
 
 @dataclass
-class _Watch:
+class _Ladder:
     """Looks at each rate as it is measured, and says where the ladder ends."""
 
     sweep: Sweep
-    asked: Asked
+    asked: Proposed
     stopped: bool = False
 
     def __call__(self, result: BenchResult) -> BenchEnding | None:
@@ -115,13 +115,13 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
     return why
 
 
-def _try(sweep: Sweep, search: Search, asked: Asked) -> None:
+def _try(sweep: Sweep, search: Search, asked: Proposed) -> None:
     number = len(search.trials) + 1
     shown = ", ".join(f"{key} {value}" for key, value in sweep.space.shown(asked.point).items())
     say(f"trial {number}: {shown}{' (as the profile is)' if asked.own else ''}")
-    begun = SweepTrial(number=number, point=asked.point, outcome=Outcome.INTERRUPTED, own=asked.own)
+    begun = SweepTrial(number=number, point=asked.point, outcome=TrialOutcome.INTERRUPTED, own=asked.own)
     if refused := sweep.refusal(dict(asked.point)):
-        found = replace(begun, outcome=Outcome.REFUSED, why=refused)
+        found = replace(begun, outcome=TrialOutcome.REFUSED, why=refused)
     else:
         found = _run(sweep, search, asked, begun)
     search.tell(asked, found)
@@ -135,11 +135,11 @@ def _told(sweep: Sweep, found: SweepTrial) -> str:
     return f"{found.outcome}{took}: {found.why}"
 
 
-def _run(sweep: Sweep, search: Search, asked: Asked, begun: SweepTrial) -> SweepTrial:
+def _run(sweep: Sweep, search: Search, asked: Proposed, begun: SweepTrial) -> SweepTrial:
     """Start, prove, measure and stop one; a failure that is the configuration's own is its result."""
     clock, folder = _Clock(), Path("trials") / f"{begun.number:03d}"
     shutil.rmtree(sweep.request.output / folder, ignore_errors=True)  # of a trial that was killed, and never told
-    watch = _Watch(sweep, asked)
+    watch = _Ladder(sweep, asked)
     found = replace(begun, directory=str(folder))
     try:
         with _nothing_left(sweep, clock):
@@ -156,9 +156,9 @@ def _run(sweep: Sweep, search: Search, asked: Asked, begun: SweepTrial) -> Sweep
         raise
     except _OF_THE_POINT as error:
         diagnosis = redact(error.details)[-_LONGEST:]
-        found = replace(found, values=(), outcome=Outcome.FAILED, why=_reason(error), diagnosis=diagnosis)
+        found = replace(found, values=(), outcome=TrialOutcome.FAILED, why=_reason(error), diagnosis=diagnosis)
     except BaseException:
-        cut = replace(found, values=(), outcome=Outcome.INTERRUPTED, seconds=clock.seconds, parts=clock.parts)
+        cut = replace(found, values=(), outcome=TrialOutcome.INTERRUPTED, seconds=clock.seconds, parts=clock.parts)
         with suppress(Exception):
             search.tell(asked, cut)
         raise
@@ -174,7 +174,7 @@ def _nothing_left(sweep: Sweep, clock: _Clock) -> Iterator[None]:
             take_down(sweep)
 
 
-def _up_request(sweep: Sweep, asked: Asked) -> UpRequest:
+def _up_request(sweep: Sweep, asked: Proposed) -> UpRequest:
     request = sweep.request
     return UpRequest(
         profile=request.profile,
@@ -191,7 +191,7 @@ def _up_request(sweep: Sweep, asked: Asked) -> UpRequest:
     )
 
 
-def _measure(sweep: Sweep, asked: Asked, watch: _Watch, folder: Path) -> BenchResult:
+def _measure(sweep: Sweep, asked: Proposed, watch: _Ladder, folder: Path) -> BenchResult:
     options = BenchOptions(
         workload=sweep.workload_named,
         tokens=(None, None),
@@ -211,19 +211,19 @@ def _measure(sweep: Sweep, asked: Asked, watch: _Watch, folder: Path) -> BenchRe
     return result
 
 
-def _judged(sweep: Sweep, result: BenchResult, watch: _Watch, found: SweepTrial) -> SweepTrial:
+def _judged(sweep: Sweep, result: BenchResult, watch: _Ladder, found: SweepTrial) -> SweepTrial:
     """What a measurement says of the objective. Raises BenchError where no further trial would tell it either."""
     if watch.stopped:
         point = result.points[-1]
         why = f"at {point.label} requests/s it held {sweep.goal.held(point):.0%} of the load, and the others more"
-        return replace(found, outcome=Outcome.STOPPED, why=why)
+        return replace(found, outcome=TrialOutcome.STOPPED, why=why)
     if result.ending is BenchEnding.ENDPOINT_DIED:
         raise BenchError(f"the server died under load: {result.points[-1].failures[0].example}")
     values = sweep.goal.values(result)
     if values is None and sweep.goal.point(result) is not None:
         raise DeployError(sweep.goal.missing(result), hint="take another `--objective`")
     why = sweep.goal.missing(result) if values is None else ""
-    return replace(found, outcome=Outcome.MEASURED, values=values or (), why=why)
+    return replace(found, outcome=TrialOutcome.MEASURED, values=values or (), why=why)
 
 
 def _leads(sweep: Sweep, search: Search, found: SweepTrial) -> bool:

@@ -16,7 +16,7 @@ from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
 from orchestrator.plan import NAME
 from orchestrator.profile import EXTENDS, Override, YamlLine, yaml_text
-from orchestrator.sweep import Outcome, SweepTrial
+from orchestrator.sweep import SweepTrial, TrialOutcome
 
 _MARK: Final = "found by `deploy sweep`"  # in the head of a file that a sweep may write over
 _MOST: Final = 1 << 20
@@ -62,7 +62,7 @@ def winner_text(sweep: Sweep, best: SweepTrial, trials: tuple[SweepTrial, ...]) 
         if isinstance(holder, dict):
             holder[key] = said
     lines += _lines(data)
-    ran = sum(trial.outcome is not Outcome.REFUSED for trial in trials)
+    ran = sum(trial.outcome is not TrialOutcome.REFUSED for trial in trials)
     head = [
         "yaml-language-server: $schema=profile.schema.json",
         f"{_MARK} in {ran} trials of {sweep.space.size} points under `{workload_name(sweep.workload_named)}`.",

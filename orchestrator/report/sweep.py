@@ -8,7 +8,7 @@ from orchestrator.core.text import printable_json
 from orchestrator.report.plot import Bar, Chart, Line, bar_chart, line_chart
 from orchestrator.report.render import environment
 from orchestrator.results import BenchResult, figures
-from orchestrator.sweep import Outcome, SweepTrial
+from orchestrator.sweep import SweepTrial, TrialOutcome
 
 _OWN, _BEST, _ALL, _FRONT = "as it is", "best", "all", "front"
 _LEAST: Final = 1e-3
@@ -115,4 +115,6 @@ def render_sweep_json(report: SweepReport) -> str:
 
 def _tells(row: SweepRow) -> bool:
     """Whether a trial has more to say than its row."""
-    return row.trial.outcome in {Outcome.FAILED, Outcome.REFUSED, Outcome.STOPPED} and bool(row.trial.why)
+    return row.trial.outcome in {TrialOutcome.FAILED, TrialOutcome.REFUSED, TrialOutcome.STOPPED} and bool(
+        row.trial.why
+    )

@@ -4,22 +4,20 @@ Optuna searches, prunes and keeps the journal; it is imported where a search beg
 """
 
 from orchestrator.sweep.objective import Goal, Objective
-from orchestrator.sweep.search import Asked, Outcome, Search, SweepTrial
-from orchestrator.sweep.space import LAYOUT, Knob, LayoutChoice, Space, SpaceFile, Value, default_space, space_of
+from orchestrator.sweep.search import Proposed, Search, SweepTrial, TrialOutcome
+from orchestrator.sweep.space import Knob, LayoutChoice, SearchSpace, SpaceFile, default_space, space_of
 
 __all__ = [
-    "LAYOUT",
-    "Asked",
     "Goal",
     "Knob",
     "LayoutChoice",
     "Objective",
-    "Outcome",
+    "Proposed",
     "Search",
-    "Space",
+    "SearchSpace",
     "SpaceFile",
     "SweepTrial",
-    "Value",
+    "TrialOutcome",
     "default_space",
     "space_of",
 ]

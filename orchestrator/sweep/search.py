@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from orchestrator.core.errors import UsageError
 from orchestrator.core.signals import held
 from orchestrator.sweep.objective import Goal
-from orchestrator.sweep.space import Point, Space
+from orchestrator.sweep.space import Point, SearchSpace
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -32,7 +32,7 @@ _AGAIN: Final = 20  # suggestions of known points before an untried one is drawn
 _LISTED: Final = 10_000  # points of a space of which untried ones are listed
 
 
-class Outcome(StrEnum):
+class TrialOutcome(StrEnum):
     """How a trial ended."""
 
     MEASURED = "measured"
@@ -48,7 +48,7 @@ class SweepTrial:
 
     number: int  # from 1, in the order in which they ended
     point: Mapping[str, int]
-    outcome: Outcome
+    outcome: TrialOutcome
     values: tuple[float, ...] = ()  # of the objective, of a trial that was measured
     why: str = ""  # it did not start, was stopped or could not fit
     diagnosis: str = ""
@@ -60,7 +60,7 @@ class SweepTrial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Proposed:
     """A point to try; `rungs` are told to it as they are measured."""
 
     point: Point
@@ -77,7 +77,9 @@ class Asked:
 class Search:
     """A study in a journal. Its state is the journal's alone: whoever opens it again goes on."""
 
-    def __init__(self, journal: Path, space: Space, goal: Goal, *, seed: int, begun: Mapping[str, object]) -> None:
+    def __init__(
+        self, journal: Path, space: SearchSpace, goal: Goal, *, seed: int, begun: Mapping[str, object]
+    ) -> None:
         """Open the journal, or begin it with what was asked for. Raises UsageError for another sweep's journal."""
         self._optuna, self._space, self._goal, self._seed = load_optuna(), space, goal, seed
         self._study = self._open(journal)
@@ -137,36 +139,36 @@ class Search:
             what = "the journal holds a trial that is none of this tool's"
             raise UsageError(what, hint="use another --output") from error
 
-    def ask(self, own: Point | None) -> Asked | None:
+    def ask(self, own: Point | None) -> Proposed | None:
         """The next point that was not tried, the profile's `own` first; None where all were."""
         with held():  # what is written to the journal is written whole
             return self._ask(own)
 
-    def _ask(self, own: Point | None) -> Asked | None:
-        done = [trial.point for trial in self.trials if trial.outcome is not Outcome.INTERRUPTED]
+    def _ask(self, own: Point | None) -> Proposed | None:
+        done = [trial.point for trial in self.trials if trial.outcome is not TrialOutcome.INTERRUPTED]
         if own is not None and own not in done:
             self._study.enqueue_trial(dict(own))
         for _ in range(_AGAIN):
             trial = self._study.ask(self._fixed)
             if trial.params not in done:
-                return Asked(point=dict(trial.params), own=trial.params == own, trial=trial)
+                return Proposed(point=dict(trial.params), own=trial.params == own, trial=trial)
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         left = [point for point in self._space.points() if point not in done] if self._space.size <= _LISTED else []
         if not left:
             return None
         self._study.enqueue_trial(dict(self._dice.choice(left)))
         trial = self._study.ask(self._fixed)
-        return Asked(point=dict(trial.params), own=False, trial=trial)
+        return Proposed(point=dict(trial.params), own=False, trial=trial)
 
-    def tell(self, asked: Asked, ended: SweepTrial) -> None:
+    def tell(self, asked: Proposed, ended: SweepTrial) -> None:
         """Keep how a trial ended."""
         states = self._optuna.trial.TrialState
         with held():
             asked.trial.set_user_attr(_TOLD, asdict(ended))
-            if ended.outcome is Outcome.MEASURED and ended.values:
+            if ended.outcome is TrialOutcome.MEASURED and ended.values:
                 self._study.tell(asked.trial, list(ended.values))
             else:
-                told = states.FAIL if ended.outcome is Outcome.INTERRUPTED else states.PRUNED
+                told = states.FAIL if ended.outcome is TrialOutcome.INTERRUPTED else states.PRUNED
                 self._study.tell(asked.trial, state=told)
 
     def best(self) -> tuple[SweepTrial, ...]:

@@ -18,7 +18,7 @@ _RUNNING: Final = "max-running-requests"
 _CHUNK: Final = "chunked-prefill-size"
 
 
-class Range(StrictModel):
+class NumberRange(StrictModel):
     """Numbers from one to another, in steps or each so many times the one before."""
 
     from_: int | float = Field(alias="from", description="the first")
@@ -27,7 +27,7 @@ class Range(StrictModel):
     times: int | float | None = Field(default=None, gt=1, description="each is so many times the one before")
 
     @model_validator(mode="after")
-    def _is_finite(self) -> "Range":
+    def _is_finite(self) -> "NumberRange":
         if (self.step is None) == (self.times is None):
             raise ValueError("expected `step` or `times`")
         if self.to <= self.from_ or (self.times is not None and self.from_ <= 0):
@@ -50,12 +50,14 @@ class Range(StrictModel):
 
 
 def _form(value: object) -> str:
-    return "range" if isinstance(value, dict | Range) else "list"
+    return "range" if isinstance(value, dict | NumberRange) else "list"
 
 
 Value: TypeAlias = Scalar | None  # null: as if the profile said nothing of it
 Choices: TypeAlias = Annotated[tuple[Value, ...], Field(min_length=1)]
-Values: TypeAlias = Annotated[Annotated[Range, Tag("range")] | Annotated[Choices, Tag("list")], Discriminator(_form)]
+Values: TypeAlias = Annotated[
+    Annotated[NumberRange, Tag("range")] | Annotated[Choices, Tag("list")], Discriminator(_form)
+]
 
 
 class LayoutChoice(StrictModel):
@@ -138,7 +140,7 @@ Point: TypeAlias = Mapping[str, int]  # the index of a value, by the key of its 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Space:
+class SearchSpace:
     """The configurations to choose from: one value of each knob."""
 
     knobs: tuple[Knob, ...]
@@ -207,19 +209,19 @@ def _same(value: object, own: object, *, text: bool) -> bool:
     return value == own and isinstance(value, bool) == isinstance(own, bool)
 
 
-def space_of(file: SpaceFile) -> Space:
+def space_of(file: SpaceFile) -> SearchSpace:
     """The space that a file says."""
     knobs = [Knob(key=LAYOUT, values=file.layouts)] if file.layouts else []
     for section, said in (("flags", file.flags), ("env", file.env)):
         knobs += [Knob(key=f"{section}.{key}", values=_listed(values)) for key, values in said.items()]
-    return Space(knobs=tuple(knobs))
+    return SearchSpace(knobs=tuple(knobs))
 
 
-def _listed(values: Range | tuple[Value, ...]) -> tuple[Value, ...]:
-    return tuple(values.values()) if isinstance(values, Range) else tuple(dict.fromkeys(values))
+def _listed(values: NumberRange | tuple[Value, ...]) -> tuple[Value, ...]:
+    return tuple(values.values()) if isinstance(values, NumberRange) else tuple(dict.fromkeys(values))
 
 
-def default_space(profile: Profile, known: Sequence[str]) -> Space:
+def default_space(profile: Profile, known: Sequence[str]) -> SearchSpace:
     """Layouts that use the node's GPUs, and half and twice as many running requests and tokens of a prefill chunk.
 
     `known` are the options of the engine. sglang's guide on tuning names these (docs.sglang.io,
@@ -234,7 +236,7 @@ def default_space(profile: Profile, known: Sequence[str]) -> Space:
             middle = own if isinstance(own, int) and own > 1 else usual
             values: tuple[Value, ...] = (middle // 2, middle, middle * 2)
             knobs.append(Knob(key=f"flags.{name}", values=values if own is not None else (None, *values)))
-    return Space(knobs=tuple(knobs))
+    return SearchSpace(knobs=tuple(knobs))
 
 
 def _layouts(profile: Profile) -> tuple[LayoutChoice, ...]:

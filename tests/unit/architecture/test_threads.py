@@ -12,7 +12,8 @@ STARTING = {"threading", "concurrent", "multiprocessing", "_thread"}
 # None of them runs in a process that holds signals: `status` holds none, the others are programs of their own.
 WITH_THREADS = {"commands/status.py", "runtimes/process/supervisor.py", "weights/fetch_there.py"}
 WITH_DEAF_THREADS = {"cli/endings.py", "commands/watch.py", "core/http.py", "core/lookups.py", "core/signals.py"}
-HOLDING = {"commands/up.py", "runtimes/process/runtime.py"}
+HOLDING = {"bench/benchmark.py", "commands/sweep_trial.py", "commands/up.py", "runtimes/process/runtime.py"}
+HOLDING |= {"sweep/search.py"}
 
 
 def imported(file: Path) -> set[str]:

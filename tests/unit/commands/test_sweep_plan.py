@@ -15,7 +15,7 @@ from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.results import BenchResult
-from orchestrator.sweep import Outcome, Search, SweepTrial
+from orchestrator.sweep import Search, SweepTrial, TrialOutcome
 
 SPACE = """
 layouts: [{tp: 8}, {tp: 4, dp: 2}, {tp: 3}]
@@ -86,12 +86,12 @@ def test_a_closed_load_has_one_point(home: Home) -> None:
     assert sweep.goal.words == "output tok/s per node"
 
 
-def trial(number: int, outcome: Outcome = Outcome.MEASURED, seconds: float = 3600.0) -> SweepTrial:
+def trial(number: int, outcome: TrialOutcome = TrialOutcome.MEASURED, seconds: float = 3600.0) -> SweepTrial:
     return SweepTrial(number=number, point={}, outcome=outcome, seconds=seconds)
 
 
 def test_a_budget_is_of_all_calls_together(home: Home) -> None:
-    two = (trial(1), trial(2, Outcome.FAILED), trial(3, Outcome.REFUSED, 0.0))
+    two = (trial(1), trial(2, TrialOutcome.FAILED), trial(3, TrialOutcome.REFUSED, 0.0))
     for budget, why in (
         (Budget(trials=2), "2 trials were made"),
         (Budget(trials=3), ""),
@@ -123,7 +123,7 @@ def won(sweep: Sweep, search: Search, results: dict[int, BenchResult]) -> tuple[
         ended = SweepTrial(
             number=number,
             point=asked.point,
-            outcome=Outcome.MEASURED,
+            outcome=TrialOutcome.MEASURED,
             values=values,
             own=asked.own,
             directory=f"trials/{number}",
@@ -134,7 +134,7 @@ def won(sweep: Sweep, search: Search, results: dict[int, BenchResult]) -> tuple[
     asked = search.ask(None)
     assert asked is not None
     why = {"why": "the server exited <early>", "diagnosis": "cause: gpu-out-of-memory"}
-    search.tell(asked, SweepTrial(number=3, point=asked.point, outcome=Outcome.FAILED, **why))  # type: ignore[arg-type]
+    search.tell(asked, SweepTrial(number=3, point=asked.point, outcome=TrialOutcome.FAILED, **why))  # type: ignore[arg-type]
     return write_winners(sweep, search, beside=False)
 
 

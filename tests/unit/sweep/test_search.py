@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import UsageError
-from orchestrator.sweep import Goal, Knob, Objective, Outcome, Search, Space, SweepTrial
+from orchestrator.sweep import Goal, Knob, Objective, Search, SearchSpace, SweepTrial, TrialOutcome
 
-SPACE = Space(
+SPACE = SearchSpace(
     knobs=(
         Knob(key="flags.running", values=(1, 2, 4, 8, 16, 32)),
         Knob(key="flags.policy", values=("lpm", "fcfs", None)),
@@ -21,7 +21,7 @@ PLANTED = 4  # running 16
 OWN = {"flags.running": 1, "flags.policy": 0, "flags.chunk": 0}
 
 
-def search(folder: Path, goal: Goal = GOAL, *, seed: int = 1, space: Space = SPACE, begun: str = "one") -> Search:
+def search(folder: Path, goal: Goal = GOAL, *, seed: int = 1, space: SearchSpace = SPACE, begun: str = "one") -> Search:
     return Search(folder / "journal.log", space, goal, seed=seed, begun={"profile": begun})
 
 
@@ -38,7 +38,9 @@ def go(found: Search, count: int, value: Callable[[dict[str, int]], float] = tok
         point = dict(asked.point)
         tried.append(point)
         number = len(found.trials) + 1
-        ended = SweepTrial(number=number, point=point, outcome=Outcome.MEASURED, values=(value(point),), own=asked.own)
+        ended = SweepTrial(
+            number=number, point=point, outcome=TrialOutcome.MEASURED, values=(value(point),), own=asked.own
+        )
         found.tell(asked, ended)
     return tried
 
@@ -67,12 +69,12 @@ def test_it_goes_on_from_its_journal(tmp_path: Path) -> None:
 
 
 def test_every_point_is_tried_once_and_then_none_is_left(tmp_path: Path) -> None:
-    small = Space(knobs=SPACE.knobs[1:2])
+    small = SearchSpace(knobs=SPACE.knobs[1:2])
     found = search(tmp_path, space=small)
     tried = []
     while (asked := found.ask(None)) is not None:
         tried.append(asked.point["flags.policy"])
-        found.tell(asked, SweepTrial(number=len(tried), point=asked.point, outcome=Outcome.REFUSED, why="no room"))
+        found.tell(asked, SweepTrial(number=len(tried), point=asked.point, outcome=TrialOutcome.REFUSED, why="no room"))
     assert sorted(tried) == [0, 1, 2]
     assert found.best() == ()
 
@@ -81,7 +83,7 @@ def test_what_was_interrupted_or_killed_is_tried_again(tmp_path: Path) -> None:
     found = search(tmp_path)
     asked = found.ask(OWN)
     assert asked is not None
-    found.tell(asked, SweepTrial(number=1, point=asked.point, outcome=Outcome.INTERRUPTED, own=True))
+    found.tell(asked, SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.INTERRUPTED, own=True))
     killed = found.ask(OWN)
     assert killed is not None
     assert killed.point == OWN
@@ -96,7 +98,7 @@ def test_one_that_holds_less_than_the_others_is_stopped(tmp_path: Path) -> None:
         asked = found.ask(None)
         assert asked is not None
         assert not asked.worse(1, 1.0, higher_is_better=True)
-        found.tell(asked, SweepTrial(number=1, point=asked.point, outcome=Outcome.MEASURED, values=(1.0,)))
+        found.tell(asked, SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.MEASURED, values=(1.0,)))
     asked = found.ask(None)
     assert asked is not None
     assert not asked.worse(1, 1.0, higher_is_better=True), "as good as the others"
@@ -117,7 +119,7 @@ def test_a_front_is_all_that_no_other_one_beats(tmp_path: Path) -> None:
     for values in ((10.0, 5.0), (20.0, 1.0), (9.0, 4.0)):
         asked = found.ask(None)
         assert asked is not None
-        found.tell(asked, SweepTrial(number=1, point=asked.point, outcome=Outcome.MEASURED, values=values))
+        found.tell(asked, SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.MEASURED, values=values))
     assert [trial.values for trial in found.best()] == [(20.0, 1.0), (10.0, 5.0)]
 
 

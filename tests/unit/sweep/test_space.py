@@ -7,10 +7,10 @@ import pytest
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.validation import read_model
-from orchestrator.sweep import LayoutChoice, Space, SpaceFile, default_space, space_of
+from orchestrator.sweep import LayoutChoice, SearchSpace, SpaceFile, default_space, space_of
 
 
-def space(tmp_path: Path, text: str) -> Space:
+def space(tmp_path: Path, text: str) -> SearchSpace:
     path = tmp_path / "space.yaml"
     path.write_text(text)
     return space_of(read_model(path, SpaceFile, "space.yaml"))
