@@ -9,7 +9,7 @@ from orchestrator.cli.bench import RatesOption, read_rates
 from orchestrator.cli.grammar import MEASURE, add
 from orchestrator.cli.options import HostOption, Json, ProfileArgument, SetOption, WorkloadOption
 from orchestrator.core.console import note, out, say
-from orchestrator.core.errors import BenchError
+from orchestrator.core.errors import BenchError, DeployError
 
 if TYPE_CHECKING:
     from orchestrator.commands.sweep import Sweep
@@ -129,7 +129,11 @@ def _search(planned: "Sweep", *, beside: bool, json: bool) -> None:
 
     with opened(planned) as search:
         write_sweep_report(planned, search)
-        ended = run_trials(planned, search, lambda: write_sweep_report(planned, search))
+        try:
+            ended = run_trials(planned, search, lambda: write_sweep_report(planned, search))
+        except DeployError:
+            write_sweep_report(planned, search)
+            raise
         winners = write_winners(planned, search, beside=beside)
         report = write_sweep_report(planned, search, winners, ended=ended)
         if json:

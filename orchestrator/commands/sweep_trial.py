@@ -28,7 +28,7 @@ from orchestrator.core.errors import (
 )
 from orchestrator.core.redaction import redact
 from orchestrator.core.shell import quote
-from orchestrator.core.signals import held
+from orchestrator.core.signals import heard, held
 from orchestrator.results import BenchEnding, BenchResult
 from orchestrator.sweep import Proposed, Search, SweepTrial, TrialOutcome
 
@@ -82,7 +82,7 @@ class _Ladder:
 def take_down(sweep: Sweep) -> None:
     """Stop the sweep's own server, where there is one; nobody's requests are waited for, and nothing interrupts it."""
     with held(), fleet(sweep.home, sweep.request.host) as servers:
-        if servers.find(sweep.server):
+        if servers.find(sweep.server) or sweep.plan.runtime in servers.silent:
             down(servers, sweep.server, host=sweep.request.host, grace=0)
 
 
@@ -112,6 +112,8 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
     except DeployError as error:
         error.hint = "; ".join(filter(None, [error.hint, f"then {again}"]))
         raise
+    finally:
+        take_down(sweep)  # an interruption may come between a trial and its end
     return why
 
 
@@ -167,11 +169,14 @@ def _run(sweep: Sweep, search: Search, asked: Proposed, begun: SweepTrial) -> Sw
 
 @contextmanager
 def _nothing_left(sweep: Sweep, clock: _Clock) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        with clock.part("down"):
-            take_down(sweep)
+    """Whatever ends the block, nothing interrupts the taking down."""
+    with held():
+        try:
+            with heard():
+                yield
+        finally:
+            with clock.part("down"):
+                take_down(sweep)
 
 
 def _up_request(sweep: Sweep, asked: Proposed) -> UpRequest:
