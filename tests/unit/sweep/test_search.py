@@ -87,7 +87,9 @@ def test_what_was_interrupted_or_killed_is_tried_again(tmp_path: Path) -> None:
     killed = found.ask(OWN)
     assert killed is not None
     assert killed.point == OWN
-    again = search(tmp_path).ask(OWN)
+    later = search(tmp_path)
+    assert [trial.state.name for trial in later._study.trials] == ["FAIL", "FAIL"]
+    again = later.ask(OWN)
     assert again is not None
     assert again.point == OWN
 
