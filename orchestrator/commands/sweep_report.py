@@ -127,7 +127,7 @@ def _notes(
     if sweep.goal.at_rps is None and (open_ended := [n for n, found in results.items() if found and _unreached(found)]):
         yield f"In {len(open_ended)} trials the knee lies at the highest rate or above: measure more with `--rates`."
     for winner in winners:
-        yield f"Trial {winner.trial.number}: {evidence(sweep, winner.trial, trials)}."
+        yield f"{evidence(sweep, winner.trial, trials)}."
         yield f"Its answers, before the load: {winner.trial.answers or 'not looked at'}; it was proven again after it."
         if winner.profile is not None:
             yield f"It is written as the profile `{winner.profile}`; `deploy show` tells each origin."

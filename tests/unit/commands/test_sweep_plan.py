@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from measured_samples import save, tp4dp2, tp8
+from measured_samples import save, spread, tp4dp2, tp8
 
 from orchestrator.commands.planning import load
 from orchestrator.commands.sweep import JOURNAL, Budget, Sweep, SweepRequest, affordable, dry_text, opened, plan_sweep
@@ -14,7 +14,7 @@ from orchestrator.commands.sweep_winner import profile_path
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.results import BenchResult
+from orchestrator.results import BenchResult, Point
 from orchestrator.sweep import Search, SweepTrial, TrialOutcome
 
 SPACE = """
@@ -170,11 +170,21 @@ def test_the_profile_itself_may_win(home: Home) -> None:
     assert not (home.root / "profiles").exists()
 
 
-def test_of_equal_ones_the_profiles_own_wins(home: Home) -> None:
+def faster(point: Point) -> Point:
+    assert point.latency is not None
+    return replace(point, latency=replace(point.latency, tpot_s=spread(0.001, 0.002)))
+
+
+def test_of_equal_ones_the_profiles_own_wins_else_the_one_whose_users_wait_least(home: Home) -> None:
+    same = replace(tp8(), points=tuple(map(faster, tp8().points)))
     sweep = planned(home)
     with opened(sweep) as search:
-        won(sweep, search, {1: tp8(), 2: tp8()})
-        assert [best.own for best in best_of(sweep, search)] == [True]
+        won(sweep, search, {1: tp8(), 2: same})
+        assert [best.number for best in best_of(sweep, search)] == [1]
+    other = planned(home, "flags: {max-running-requests: [32, 64, 128]}", output=home.root.parent / "other")
+    with opened(other) as search:
+        won(other, search, {1: tp8(), 2: same})
+        assert [best.number for best in best_of(other, search)] == [2]
 
 
 def test_a_profile_in_a_file_is_extended_by_its_path(home: Home) -> None:
