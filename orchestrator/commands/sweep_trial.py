@@ -74,8 +74,8 @@ class _Ladder:
         last = workload.climb.up_to_rps if workload.climb else (workload.rates_rps or (0.0,))[-1]
         if len(goal.names) > 1 or point.offered_rps is None or point.offered_rps >= last:
             return None  # Optuna stops no trial that has several objectives
-        share = goal.held(point)
-        self.stopped = self.asked.worse(len(result.points), share, higher_is_better=goal.higher_is_better[0])
+        held_rates = goal.held_rates(result)
+        self.stopped = self.asked.worse(len(result.points), held_rates, higher_is_better=goal.higher_is_better[0])
         return BenchEnding.INTERRUPTED if self.stopped else None
 
 
@@ -147,6 +147,7 @@ def _run(sweep: Sweep, search: Search, asked: Proposed, begun: SweepTrial) -> Sw
         with _nothing_left(sweep, clock):
             with clock.part("up"):
                 started = up(_up_request(sweep, asked), sweep.home, proven=lambda: None)
+            say(f"trial {begun.number}: it serves and is measured")
             found = replace(found, answers=_answers(started))
             with clock.part("bench"):
                 result = _measure(sweep, asked, watch, sweep.request.output / folder)

@@ -93,8 +93,12 @@ class Goal:
         """Whether higher rates tell nothing more: the knee has been found."""
         return self.at_rps is None and any(point.sustained is False for point in result.points)
 
+    def held_rates(self, result: BenchResult) -> float:
+        """How many of the rates it held so far, each as a share, so roughly that noise tells no two apart."""
+        return round(sum(self.held(point) for point in result.points), _ROUGHLY)
+
     def held(self, point: Point) -> float:
-        """How much of a rate the server held, from 0 to 1, roughly, so that noise tells no two apart.
+        """How much of a rate it held, from 0 to 1.
 
         The share that was answered, of that the share within the window, and by how much TTFT is over the limit.
         """

@@ -67,11 +67,14 @@ class Proposed:
     own: bool
     trial: "Trial"
 
-    def worse(self, rung: int, held_share: float, *, higher_is_better: bool) -> bool:
-        """Whether it does clearly worse than the others did at that rate, and need not go on."""
+    def worse(self, rung: int, held_rates: float, *, higher_is_better: bool) -> bool:
+        """Whether it has held clearly less up to that rate than the others had, and need not go on.
+
+        What is held adds up: Optuna's median pruner takes the best that a trial has reported so far.
+        """
         with held():
-            self.trial.report(held_share if higher_is_better else 1 - held_share, rung)
-        return self.trial.should_prune()
+            self.trial.report(held_rates if higher_is_better else -held_rates, rung)
+        return bool(self.trial.should_prune())
 
 
 class Search:

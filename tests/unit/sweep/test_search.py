@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.core.errors import UsageError
-from orchestrator.sweep import Goal, Knob, Objective, Search, SearchSpace, SweepTrial, TrialOutcome
+from orchestrator.sweep import Goal, Knob, Objective, Proposed, Search, SearchSpace, SweepTrial, TrialOutcome
 
 SPACE = SearchSpace(
     knobs=(
@@ -94,20 +95,23 @@ def test_what_was_interrupted_or_killed_is_tried_again(tmp_path: Path) -> None:
     assert again.point == OWN
 
 
-def test_one_that_holds_less_than_the_others_is_stopped(tmp_path: Path) -> None:
-    found = search(tmp_path)
-    for _ in range(4):
-        asked = found.ask(None)
-        assert asked is not None
-        assert not asked.worse(1, 1.0, higher_is_better=True)
-        found.tell(asked, SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.MEASURED, values=(1.0,)))
-    asked = found.ask(None)
-    assert asked is not None
-    assert not asked.worse(1, 1.0, higher_is_better=True), "as good as the others"
-    assert asked.worse(2, 0.4, higher_is_better=True) is False, "no other one was seen at that rate"
-    other = found.ask(None)
-    assert other is not None
-    assert other.worse(1, 0.9, higher_is_better=True)
+@pytest.mark.parametrize("objective", [Objective.TOK_S, Objective.USD])
+def test_one_that_holds_less_than_the_others_is_stopped(tmp_path: Path, objective: Objective) -> None:
+    goal = replace(GOAL, objective=objective)
+    found, higher = search(tmp_path, goal), goal.higher_is_better[0]
+
+    def asked() -> Proposed:
+        proposed = found.ask(None)
+        assert proposed is not None
+        return proposed
+
+    for number in range(1, 5):
+        other = asked()
+        assert not any(other.worse(rung, float(rung), higher_is_better=higher) for rung in (1, 2, 3))
+        found.tell(other, SweepTrial(number=number, point=other.point, outcome=TrialOutcome.MEASURED, values=(1.0,)))
+    same, less = asked(), asked()
+    assert not any(same.worse(rung, float(rung), higher_is_better=higher) for rung in (1, 2, 3))
+    assert [less.worse(rung, held, higher_is_better=higher) for rung, held in ((1, 1.0), (2, 1.9))] == [False, True]
 
 
 def test_of_a_price_the_lowest_is_the_best(tmp_path: Path) -> None:
