@@ -14,7 +14,21 @@ PROFILE: Final = "PROFILE"  # in a command of a hint: the profile that was asked
 # The commands that take `--host`; `tests/unit/cli/test_remedies.py` holds this against the command line.
 FAR: Final = frozenset(
     {
-        *("up", "preflight", "stage", "status", "top", "ask", "logs", "smoke", "down", "diagnose", "bench", "eval"),
+        *(
+            "up",
+            "preflight",
+            "stage",
+            "status",
+            "sweep",
+            "top",
+            "ask",
+            "logs",
+            "smoke",
+            "down",
+            "diagnose",
+            "bench",
+            "eval",
+        ),
         *("history", "prune"),
         *("reproduce", "cache ls", "cache clear", "build", "inspect", "patches check"),
         *("kernels coverage", "kernels table"),

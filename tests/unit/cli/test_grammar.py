@@ -54,6 +54,7 @@ def test_which_commands_take_a_profile() -> None:
             "render",
             "show",
             "stage",
+            "sweep",
             "up",
         )
     ]
