@@ -71,7 +71,8 @@ def up(
 ) -> None:
     """Bring a profile's server up: stage, build, start, wait, prove. Steps already done are skipped."""
     from orchestrator.commands.rollback import decided_before
-    from orchestrator.commands.up import UpRequest, preview, up
+    from orchestrator.commands.up import preview, up
+    from orchestrator.commands.up_request import UpRequest
     from orchestrator.core.paths import Home
 
     home = Home.from_environment()

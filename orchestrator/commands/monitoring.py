@@ -38,7 +38,7 @@ def monitored(request: MonitoringRequest, home: Home) -> Monitored:
     if request.name is None:
         if request.profile is None:
             raise UsageError(
-                "which server?", hint="`deploy metrics NAME`, or `--profile PROFILE` for one to be started"
+                "which server? name one, or a profile: --profile", hint="`deploy status` lists the servers"
             )
         loaded = load(request.profile, overrides=request.overrides, catalogue=catalogue)
         name, plan, workload = loaded.plan.profile, loaded.plan, loaded.profile.workload

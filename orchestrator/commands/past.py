@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields, replace
 
 from orchestrator.commands.runs import SMOKE_FILE, RunDir, runs_of, that_came_up
-from orchestrator.commands.up import UpRequest
+from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.paths import Home
 
 

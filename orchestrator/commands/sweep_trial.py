@@ -13,7 +13,8 @@ from orchestrator.commands.down import down
 from orchestrator.commands.proof import prove_again
 from orchestrator.commands.servers import fleet
 from orchestrator.commands.sweep import Sweep, spent, too_many_refused
-from orchestrator.commands.up import Up, UpRequest, up
+from orchestrator.commands.up import Up, up
+from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.console import note, say
 from orchestrator.core.errors import (
     BenchError,

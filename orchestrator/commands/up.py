@@ -29,11 +29,12 @@ from orchestrator.commands.planning import (
 )
 from orchestrator.commands.prepare import bring_checkpoint, far_headers, prepare, require_machine
 from orchestrator.commands.proof import answers, await_ready, explain_failure, prove
-from orchestrator.commands.ready import ReadyRequest, ready_plan, ready_preview, require_contained
+from orchestrator.commands.ready import ready_plan, ready_preview, require_contained
 from orchestrator.commands.recorded import recorded, recorded_rows
 from orchestrator.commands.runs import FILES_FILE, RunDir, claim, latest_run, open_run, read_plan
 from orchestrator.commands.servers import Fleet, api_key, fleet, lost_parts
 from orchestrator.commands.steps import starting, steps_text
+from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.console import note, say, warn
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError
@@ -46,52 +47,6 @@ from orchestrator.plan import Plan, changes
 from orchestrator.prove import SmokeReport
 from orchestrator.render import Artifacts
 from orchestrator.runtimes import Handle, Place, Runtime, Status
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpRequest:
-    """What the user asked for."""
-
-    profile: str
-    name: str | None
-    overrides: tuple[str, ...]
-    host: str | None
-    image: str | None  # one that is ready; None: the plan's is built
-    replace: bool
-    keep: bool
-    stage: bool  # fetch a checkpoint that is missing
-    accept_untuned: bool
-    strict_kernels: bool
-    timeout: float | None  # seconds, None for as long as something moves
-    run: str | None = None  # the directory of an earlier start, whose plan is started as it was
-    lock: str | None = None  # a file: what it holds is started, or nothing
-    healing: bool = False  # asked for by `deploy watch`
-
-    @property
-    def decided(self) -> bool:
-        """Whether its plan was decided before, and no other one may take its place."""
-        return bool(self.run or self.lock)
-
-    def command(self, name: str) -> str:
-        """The command that asks for the same again."""
-        before = ["--from", self.run] if self.run else ["--locked", self.lock] if self.lock else []
-        asked = before or ["--profile", self.profile]
-        overrides, image = ((), None) if before else (self.overrides, self.image)
-        argv = ["deploy", "up", *asked, "--name", name]
-        argv += [word for override in overrides for word in ("--set", override)]
-        argv += ["--host", self.host] if self.host else []
-        argv += ["--image", image] if image else []
-        argv += ["--no-stage"] if not self.stage else []
-        argv += ["--accept-untuned"] if self.accept_untuned else []
-        argv += ["--strict-kernels"] if self.strict_kernels else []
-        argv += ["--timeout", f"{self.timeout:g}"] if self.timeout is not None else []
-        return quote(argv)
-
-    def on_image(self, image: str) -> ReadyRequest:
-        """The part of it that an image is asked for."""
-        return ReadyRequest(
-            profile=self.profile, overrides=self.overrides, image=image, accept_untuned=self.accept_untuned
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

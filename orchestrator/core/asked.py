@@ -31,7 +31,7 @@ FAR: Final = frozenset(
         ),
         *("history", "prune"),
         *("reproduce", "cache ls", "cache clear", "build", "inspect", "patches check"),
-        *("kernels coverage", "kernels table"),
+        *("kernels coverage", "kernels table", "onboard engine"),
     }
 )
 _COMMAND: Final = re.compile(r"`deploy ([a-z]+(?: [a-z]+)?)([^`]*)`")

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.commands.planning import load
 from orchestrator.commands.runs import FILES_FILE, SMOKE_FILE, RunDir
-from orchestrator.commands.up import UpRequest
+from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import identity
 from orchestrator.plan import Plan

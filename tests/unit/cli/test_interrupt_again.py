@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from orchestrator.cli import main
+from orchestrator.cli import endings
 
 
 class Thing:
@@ -17,11 +17,11 @@ class Thing:
 def test_an_interrupt_in_a_callback_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "unraisablehook", main._interrupt_again)
-    before = signal.signal(signal.SIGTERM, main._interrupt)
+    monkeypatch.setattr(sys, "unraisablehook", endings._interrupt_again)
+    before = signal.signal(signal.SIGTERM, endings._interrupt)
     try:
         thing = Thing()
-        watched = weakref.ref(thing, lambda _: main._interrupt(0, None))
+        watched = weakref.ref(thing, lambda _: endings._interrupt(0, None))
         del thing
         assert watched() is None
         with pytest.raises(KeyboardInterrupt):

@@ -10,7 +10,8 @@ import pytest
 from orchestrator.cli.profiles import show
 from orchestrator.commands.capacity import capacity_table, note_capacity
 from orchestrator.commands.planning import load, read_profile
-from orchestrator.commands.up import UpRequest, preview
+from orchestrator.commands.up import preview
+from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.paths import Home
 
 

@@ -12,7 +12,7 @@ from orchestrator.commands.ending import HEALING, UP_FAILED, keep_ending
 from orchestrator.commands.planning import load
 from orchestrator.commands.runs import RunDir, claim, is_claimed
 from orchestrator.commands.servers import Fleet
-from orchestrator.commands.up import UpRequest
+from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.errors import NameTakenError, NotReadyError, StartError
 from orchestrator.core.paths import Home
 from orchestrator.runtimes import Handle, ServerState, Status

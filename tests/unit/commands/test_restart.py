@@ -10,7 +10,7 @@ from orchestrator.commands import restart as command
 from orchestrator.commands.planning import load
 from orchestrator.commands.runs import RunDir, open_run
 from orchestrator.commands.servers import Fleet
-from orchestrator.commands.up import UpRequest
+from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.errors import NameTakenError, StartError
 from orchestrator.core.paths import Home
 

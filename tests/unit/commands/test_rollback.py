@@ -19,7 +19,8 @@ from orchestrator.commands.coverage import NOTHING_GIVEN
 from orchestrator.commands.recorded import recorded
 from orchestrator.commands.rollback import named_run, request_from, rollback
 from orchestrator.commands.runs import RunDir
-from orchestrator.commands.up import UpRequest, preview
+from orchestrator.commands.up import preview
+from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.errors import StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.kernels.disk import Store
