@@ -102,6 +102,9 @@ WorkloadOption: TypeAlias = Annotated[
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
+AcceptUntuned: TypeAlias = Annotated[
+    bool, typer.Option("--accept-untuned", help="start even if the load will meet untuned MoE kernels")
+]
 HostOption: TypeAlias = Annotated[
     str | None, typer.Option("--host", metavar="URL", help="Docker host, such as ssh://user@node; default: DOCKER_HOST")
 ]

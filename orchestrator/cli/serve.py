@@ -8,6 +8,7 @@ import typer
 
 from orchestrator.cli.grammar import SERVE, add
 from orchestrator.cli.options import (
+    AcceptUntuned,
     HostOption,
     Json,
     NameArgument,
@@ -52,9 +53,7 @@ def up(
     replace: Annotated[bool, typer.Option("--replace", help="stop a server of that name first")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="leave a failed server running, to look at it")] = False,
     stage: Annotated[bool, typer.Option("--stage/--no-stage", help="download a missing checkpoint, or refuse")] = True,
-    accept_untuned: Annotated[
-        bool, typer.Option("--accept-untuned", help="start even if the load will meet untuned MoE kernels")
-    ] = False,
+    accept_untuned: AcceptUntuned = False,
     strict_kernels: StrictKernels = False,
     timeout: Annotated[
         float | None,

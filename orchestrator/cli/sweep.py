@@ -7,7 +7,7 @@ import typer
 
 from orchestrator.cli.bench import RatesOption, read_rates
 from orchestrator.cli.grammar import MEASURE, add
-from orchestrator.cli.options import HostOption, Json, ProfileArgument, SetOption, WorkloadOption
+from orchestrator.cli.options import AcceptUntuned, HostOption, Json, ProfileArgument, SetOption, WorkloadOption
 from orchestrator.core.console import note, out, say
 from orchestrator.core.errors import BenchError, DeployError
 
@@ -50,9 +50,6 @@ ResumeOption: TypeAlias = Annotated[bool, typer.Option("--resume", help="go on w
 DryRunOption: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="the space, what cannot fit, time and price; starts nothing")
 ]
-UntunedOption: TypeAlias = Annotated[
-    bool, typer.Option("--accept-untuned", help="start even if the load will meet untuned MoE kernels")
-]
 TimeoutOption: TypeAlias = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="give a start up after this long; default: as `up`")
 ]
@@ -81,7 +78,7 @@ def sweep(
     name: NameOption = None,
     resume: ResumeOption = False,
     dry_run: DryRunOption = False,
-    accept_untuned: UntunedOption = False,
+    accept_untuned: AcceptUntuned = False,
     timeout: TimeoutOption = None,
     host: HostOption = None,
     set_: SetOption = None,

@@ -4,7 +4,8 @@
 - made from what there is: `onboard_model`, `onboard_engine` (of `engine_sources`), both by `onboard_file`;
   `onboard_profile`
 - before a server: `machine`, `monitoring`, `staging`, `prepare`, `coverage`, `kernels`, `tuning`, `caches`
-- a server: `up`, `restart`, `status`, `top`, `ask`, `logs`, `proof`, `down`, `ending`; all: `servers`, `runs`
+- a server: `up` (by an `up_request`), `restart`, `status`, `top`, `ask`, `logs`, `proof`, `down`, `ending`; all:
+  `servers`, `runs`
 - one that is looked after: `watch`, `vigil`, `alerts`, `healing`, `healer`, `watch_unit`
 - servers of the past: `past`, `recorded`, `rollback`, `history`, `diff`, `prune`
 - figures: `bench`, `evals`, `report`, `reproduce`, `bill`
