@@ -6,7 +6,7 @@
 - before a server: `machine`, `monitoring`, `staging`, `prepare`, `coverage`, `kernels`, `tuning`, `caches`
 - a server: `up` (by an `up_request`), `restart`, `status`, `top`, `ask`, `logs`, `proof`, `down`, `ending`; all:
   `servers`, `runs`
-- one that is looked after: `watch`, `vigil`, `alerts`, `healing`, `healer`, `watch_unit`
+- one that is looked after: `watch`, `vigil`, `standing`, `alerts`, `healing`, `healer`, `watch_unit`
 - servers of the past: `past`, `recorded`, `rollback`, `history`, `diff`, `prune`
 - figures: `bench`, `evals`, `report`, `reproduce`, `bill`
 - a better configuration: `sweep`, `sweep_trial`, `sweep_report`, `sweep_winner`

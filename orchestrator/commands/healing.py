@@ -14,7 +14,7 @@ from orchestrator.commands.past import request_of
 from orchestrator.commands.restart import restart
 from orchestrator.commands.runs import RunDir, is_claimed, known_names, latest_run, read_plan, require_name, runs_of
 from orchestrator.commands.servers import PARTS_FILE, Fleet, api_key, fleet, lost_parts
-from orchestrator.commands.vigil import Healed, Standing, Unseen
+from orchestrator.commands.standing import Healed, Standing, Unseen
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home

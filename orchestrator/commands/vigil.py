@@ -18,6 +18,8 @@ from enum import StrEnum
 from math import inf
 from typing import Final, Protocol, TypeVar
 
+from orchestrator.commands.standing import Healed, Standing, Unseen
+
 T_co = TypeVar("T_co", covariant=True)
 
 ASKED_EVERY: Final = 5.0  # seconds between two questions to a rank
@@ -31,49 +33,6 @@ _SILENT: Final = 20.0  # seconds without an answer and without work that are wor
 _FIRST, _LONGEST = 5.0, 60.0  # at one that is not to be healed; twice as long each time
 _REFUSED: Final = range(400, 500)  # the question is refused: somebody lives who refuses it
 _OK: Final = 200
-
-
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """A server as its runtime, the process table and its records tell of it."""
-
-    name: str
-    run: str  # the name of its run directory
-    url: str
-    status: str  # `runtimes.Status`
-    ending: str  # how it ended, where it has
-    lost: str  # what of it has ended while it runs
-    restarts: int  # by its runtime itself
-    busy: bool  # another command works on this name
-    wanted: bool  # nobody has ended it
-    ready: bool  # it was, since this start
-    by_watch: bool  # this start was a healing
-    ranks: int
-    api_key_env: str | None
-    unhealthy_after: float
-    limit: int  # restarts in the window
-    window: float
-    healed: tuple[float, ...]  # when it was since a person started it, Unix time
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unseen:
-    """A look that failed; `code` is that of the error's class."""
-
-    message: str
-    hint: str
-    code: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Healed:
-    """What became of a restart. `attempted`: it is on record; `code` 0: the server is proven, and `run` its own."""
-
-    code: int
-    message: str
-    attempted: bool
-    others: bool  # somebody else worked on the server: nothing was done
-    run: str = ""
 
 
 class EventKind(StrEnum):

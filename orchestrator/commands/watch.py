@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar, cast
 
 from orchestrator.commands.alerts import Alerts
-from orchestrator.commands.vigil import EventKind, Healed, Standing, Told, Unseen, Vigil, WatchEvent
+from orchestrator.commands.standing import Healed, Standing, Unseen
+from orchestrator.commands.vigil import EventKind, Told, Vigil, WatchEvent
 from orchestrator.core.errors import (
     DeployError,
     HealingError,

@@ -6,7 +6,8 @@ from typing import Generic, TypeVar
 
 import pytest
 
-from orchestrator.commands.vigil import EventKind, Healed, Standing, Unseen, Vigil
+from orchestrator.commands.standing import Healed, Standing, Unseen
+from orchestrator.commands.vigil import EventKind, Vigil
 
 T = TypeVar("T")
 BOOT, LOOK, TICK = 40.0, 1.0, 0.5  # seconds: of a start, of a look, between two steps
