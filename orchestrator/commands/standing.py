@@ -1,4 +1,4 @@
-"""What a look of `deploy watch` sees of a server, and what came of healing it: plain data that goes between programs."""
+"""What a look of `deploy watch` sees of a server, and what became of healing it: plain data between programs."""
 
 from dataclasses import dataclass
 
