@@ -93,6 +93,9 @@ class Scheduler:
         lines += [f"sglang:num_{state}_reqs{labels} 0.0" for state in ("queue", "running")]
         lines += [f"sglang:num_used_tokens{labels} 0.0", f"sglang:max_total_num_tokens{labels} 65536.0"]
         lines += [f"sglang:fwd_occupancy{labels} NaN"]
+        worked = sum(self.counts[name] for name in ("prompt_tokens", "generation_tokens"))
+        lines += [f"sglang:realtime_tokens_total{labels} {float(worked)}"]
+        lines += ['sglang:http_requests_active{endpoint="/metrics",method="GET"} 1.0']
         for latency in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
             lines += [f"sglang:{latency}_sum{labels} 0.1", f"sglang:{latency}_count{labels} 1.0"]
         return "\n".join(lines) + "\n"
