@@ -94,7 +94,7 @@ class Search:
         self._study.set_user_attr(_BEGUN, asked)
         self._fixed = {knob.key: self._distribution(knob.key) for knob in space.knobs}
         self._dice = random.Random(seed + len(self._study.trials))  # noqa: S311 - no secret
-        self._drop_unfinished()
+        self._end_unfinished()
 
     def _open(self, journal: Path) -> "Study":
         optuna = self._optuna
@@ -126,21 +126,21 @@ class Search:
         )
         return chosen
 
-    def _drop_unfinished(self) -> None:
-        """A trial of a sweep that was killed has no outcome."""
-        for trial in self._study.get_trials(deepcopy=False, states=[self._optuna.trial.TrialState.RUNNING]):
-            self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+    def _end_unfinished(self) -> None:
+        """A trial of a sweep that was killed has no outcome, or one that was not counted yet."""
+        states = self._optuna.trial.TrialState
+        for trial in self._study.get_trials(deepcopy=False, states=[states.RUNNING]):
+            if _TOLD in trial.user_attrs:
+                self._count(trial.number, _outcome(trial))
+            else:
+                self._study.tell(trial.number, state=states.FAIL)
 
     @property
     def trials(self) -> tuple[SweepTrial, ...]:
         """Every trial that has ended with an outcome, in order. Raises UsageError for a record out of form."""
         told = [trial for trial in self._study.get_trials(deepcopy=False) if _TOLD in trial.user_attrs]
         told.sort(key=lambda trial: trial.datetime_complete or datetime.max)  # noqa: DTZ901 - optuna's have no zone
-        try:
-            return tuple(_TRIAL.validate_python(trial.user_attrs[_TOLD]) for trial in told)
-        except ValidationError as error:
-            what = "the journal holds a trial that is none of this tool's"
-            raise UsageError(what, hint="use another --output") from error
+        return tuple(map(_outcome, told))
 
     def ask(self, own: Point | None) -> Proposed | None:
         """The next point that was not tried, the profile's `own` first; None where all were."""
@@ -156,23 +156,36 @@ class Search:
             if trial.params not in done:
                 return Proposed(point=dict(trial.params), own=trial.params == own, trial=trial)
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
-        left = [point for point in self._space.points() if point not in done] if self._space.size <= _LISTED else []
-        if not left:
+        untried = self._untried(done)
+        if untried is None:
             return None
-        self._study.enqueue_trial(dict(self._dice.choice(left)))
+        self._study.enqueue_trial(dict(untried))
         trial = self._study.ask(self._fixed)
         return Proposed(point=dict(trial.params), own=False, trial=trial)
 
+    def _untried(self, done: list[Point]) -> Point | None:
+        """A point by chance that was not tried; None where all were."""
+        if self._space.size <= _LISTED:
+            left = [point for point in self._space.points() if point not in done]
+            return self._dice.choice(left) if left else None
+        knobs = self._space.knobs
+        drawn = ({knob.key: self._dice.randrange(len(knob.values)) for knob in knobs} for _ in range(_LISTED))
+        return next((point for point in drawn if point not in done), None)
+
     def tell(self, asked: Proposed, ended: SweepTrial) -> None:
         """Keep how a trial ended."""
-        states = self._optuna.trial.TrialState
         with held():
             asked.trial.set_user_attr(_TOLD, asdict(ended))
-            if ended.outcome is TrialOutcome.MEASURED and ended.values:
-                self._study.tell(asked.trial, list(ended.values))
-            else:
-                told = states.FAIL if ended.outcome is TrialOutcome.INTERRUPTED else states.PRUNED
-                self._study.tell(asked.trial, state=told)
+            self._count(asked.trial.number, ended)
+
+    def _count(self, number: int, ended: SweepTrial) -> None:
+        """Let the search learn from an outcome."""
+        states = self._optuna.trial.TrialState
+        if ended.outcome is TrialOutcome.MEASURED and ended.values:
+            self._study.tell(number, list(ended.values))
+        else:
+            told = states.FAIL if ended.outcome is TrialOutcome.INTERRUPTED else states.PRUNED
+            self._study.tell(number, state=told)
 
     def best(self) -> tuple[SweepTrial, ...]:
         """The best one; of several objectives all that no other one beats. Of equal ones all of them."""
@@ -180,8 +193,7 @@ class Search:
         if not measured:
             return ()
         if len(self._goal.names) > 1:
-            front = [trial.user_attrs[_TOLD] for trial in self._study.best_trials]
-            return tuple(sorted(map(_TRIAL.validate_python, front), key=lambda trial: -trial.values[0]))
+            return tuple(sorted(map(_outcome, self._study.best_trials), key=lambda trial: -trial.values[0]))
         best = self._study.best_value
         return tuple(trial for trial in measured if trial.values[0] == best)
 
@@ -207,6 +219,15 @@ def _first_value(trial: "FrozenTrial") -> float:
 
 
 _TRIAL: Final = TypeAdapter(SweepTrial)
+
+
+def _outcome(trial: "FrozenTrial") -> SweepTrial:
+    """What was told of a trial. Raises UsageError for a record out of form."""
+    try:
+        return _TRIAL.validate_python(trial.user_attrs[_TOLD])
+    except ValidationError as error:
+        what = "the journal holds a trial that is none of this tool's"
+        raise UsageError(what, hint="use another --output") from error
 
 
 def load_optuna() -> Any:  # noqa: ANN401 - a module, whose submodules are its attributes

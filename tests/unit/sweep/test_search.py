@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +93,23 @@ def test_what_was_interrupted_or_killed_is_tried_again(tmp_path: Path) -> None:
     again = later.ask(OWN)
     assert again is not None
     assert again.point == OWN
+
+
+def test_what_was_told_and_not_counted_before_a_kill_is_counted(tmp_path: Path) -> None:
+    asked = search(tmp_path).ask(OWN)
+    assert asked is not None
+    ended = SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.MEASURED, values=(5.0,), own=True)
+    asked.trial.set_user_attr("outcome", asdict(ended))
+    assert search(tmp_path).best() == (ended,)
+
+
+def test_a_large_space_is_not_said_to_be_tried_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the search suggests nothing but what was tried already."""
+    monkeypatch.setattr("orchestrator.sweep.search._AGAIN", 0)
+    knobs = (Knob(key="flags.chunk", values=tuple(range(200))), Knob(key="flags.running", values=tuple(range(100))))
+    asked = search(tmp_path, space=SearchSpace(knobs=knobs)).ask(None)
+    assert asked is not None
+    assert asked.point.keys() == {"flags.chunk", "flags.running"}
 
 
 @pytest.mark.parametrize("objective", [Objective.TOK_S, Objective.USD])
