@@ -38,8 +38,10 @@ class NumberRange(StrictModel):
 
     def _count(self) -> int:
         if self.times is not None:
-            return math.floor(math.log(self.to / self.from_) / math.log(self.times) + 1e-9) + 1
-        return math.floor((self.to - self.from_) / (self.step or 1) + 1e-9) + 1
+            steps = math.log(self.to / self.from_) / math.log(self.times)
+        else:
+            steps = (self.to - self.from_) / (self.step or 1)
+        return math.floor(min(steps, _MOST) + 1e-9) + 1
 
     def values(self) -> Iterator[int | float]:
         """Each of them."""
@@ -169,6 +171,10 @@ class SearchSpace:
         """The same for people, a value for each knob."""
         return {knob.key: knob.shown(point[knob.key]) for knob in self.knobs}
 
+    def shown_own(self, profile: Profile) -> dict[str, str]:
+        """The profile's own values for people, also where they are none of the space."""
+        return {knob.key: show_value(_own(profile, knob.key)) or '""' for knob in self.knobs}
+
     def own(self, profile: Profile) -> Point | None:
         """The profile's own point; None where one of its values is none of the space."""
         point = {}
@@ -181,7 +187,7 @@ class SearchSpace:
         return point
 
 
-def show_value(value: Value | LayoutChoice) -> str:
+def show_value(value: object) -> str:
     """A value as a file or `--set` has it."""
     if value is None:
         return "null"
@@ -206,7 +212,14 @@ def _layout_of(profile: Profile) -> LayoutChoice:
 def _same(value: object, own: object, *, text: bool) -> bool:
     if text and value is not None and own is not None:
         return str(value) == str(own)
+    if not text and _is_left_out(value):
+        return _is_left_out(own)
     return value == own and isinstance(value, bool) == isinstance(own, bool)
+
+
+def _is_left_out(value: object) -> bool:
+    """Whether an option is not given: `false` says it, and so does nothing."""
+    return value is None or value is False
 
 
 def space_of(file: SpaceFile) -> SearchSpace:
@@ -235,7 +248,8 @@ def default_space(profile: Profile, known: Sequence[str]) -> SearchSpace:
         if name in known:
             middle = own if isinstance(own, int) and own > 1 else usual
             values: tuple[Value, ...] = (middle // 2, middle, middle * 2)
-            knobs.append(Knob(key=f"flags.{name}", values=values if own is not None else (None, *values)))
+            first = own if isinstance(own, int) else None
+            knobs.append(Knob(key=f"flags.{name}", values=values if own in values else (first, *values)))
     return SearchSpace(knobs=tuple(knobs))
 
 

@@ -66,6 +66,7 @@ def test_a_point_is_what_set_would_say(tmp_path: Path) -> None:
         ("flags:\n  a: {from: 4, to: 1, step: 1}\n", 2, "`from` below `to`"),
         ("flags:\n  a: {from: 0, to: 9, times: 2}\n", 2, "above 0"),
         ("flags:\n  a: {from: 1, to: 9000, step: 1}\n", 2, "more than 1000"),
+        (f"flags:\n  a: {{from: 0, to: 9, step: 0.{'0' * 320}1}}\n", 2, "more than 1000"),
         ("flags:\n  a: {from: 1, to: 9, steps: 1}\n", 2, "unknown key `flags.a.steps`"),
         ("flags:\n  a: 3\n", 2, "must be a list, found 3"),
         ("flags:\n  a: []\n", 2, "`flags.a`"),
@@ -90,6 +91,9 @@ def test_the_profiles_own_point_is_known(tmp_path: Path) -> None:
     assert space(tmp_path, "flags: {max-running-requests: [8]}\n").own(profile) is None
     unset = space(tmp_path, "flags: {schedule-policy: [lpm, null]}\nenv: {OMP_NUM_THREADS: [2, 1]}\n")
     assert unset.own(load("cpu-tiny").profile) == {"flags.schedule-policy": 1, "env.OMP_NUM_THREADS": 1}
+    off = space(tmp_path, "flags: {disable-radix-cache: [true, false], schedule-conservativeness: [0, 1]}\n")
+    assert off.own(profile) is None, "0 is a value, and the profile has none"
+    assert SearchSpace(knobs=off.knobs[:1]).own(profile) == {"flags.disable-radix-cache": 1}
 
 
 def test_the_default_space_is_around_the_profile() -> None:
@@ -99,4 +103,6 @@ def test_the_default_space_is_around_the_profile() -> None:
     assert values["layout"] == tuple(LayoutChoice(tp=tp, dp=8 // tp) for tp in (8, 4, 2, 1))
     assert values["flags.max-running-requests"] == (8, 16, 32)
     assert found.own(loaded.profile) is not None
+    one = load("mi355x-tp8", overrides=["flags.max-running-requests=1"])
+    assert default_space(one.profile, tuple(one.valid.table.flags)).own(one.profile) is not None
     assert "layout" not in {knob.key for knob in default_space(load("cpu-tiny").profile, ()).knobs}
