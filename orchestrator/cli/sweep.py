@@ -8,7 +8,7 @@ import typer
 from orchestrator.cli.bench import RatesOption, read_rates
 from orchestrator.cli.grammar import MEASURE, add
 from orchestrator.cli.options import AcceptUntuned, HostOption, Json, ProfileArgument, SetOption, WorkloadOption
-from orchestrator.core.console import note, out, say
+from orchestrator.core.console import note, out, out_json, say
 from orchestrator.core.errors import BenchError, DeployError
 
 if TYPE_CHECKING:
@@ -88,14 +88,16 @@ def sweep(
 
     Each trial is an `up`, a `bench` and a `down` of a server of the sweep's own. --resume goes on with it.
     """
-    from orchestrator.commands.sweep import Budget, SweepRequest, dry_text, plan_sweep
+    from orchestrator.commands.sweep import Budget, SweepRequest, default_output, plan_sweep
+    from orchestrator.commands.sweep_preview import dry_data, dry_text, look_at
     from orchestrator.commands.sweep_winner import profile_path
     from orchestrator.core.paths import Home
 
     request = SweepRequest(
         profile=profile,
         space=space,
-        output=output or Path("results") / f"sweep-{Path(profile).stem}",
+        output=output or default_output(profile),
+        beside=output is not None,
         budget=Budget(trials=trials, hours=hours, usd=usd),
         overrides=tuple(set_ or ()),
         objective=objective,
@@ -112,14 +114,18 @@ def sweep(
         name=name,
     )
     planned = plan_sweep(request, Home.from_environment())
-    profile_path(planned, beside=output is not None)
+    profile_path(planned)
     if dry_run:
-        out(dry_text(planned))
+        looked = look_at(planned)
+        if json:
+            out_json(dry_data(planned, looked))
+        else:
+            out(dry_text(planned, looked))
         return
-    _search(planned, beside=output is not None, json=json)
+    _search(planned, json=json)
 
 
-def _search(planned: "Sweep", *, beside: bool, json: bool) -> None:
+def _search(planned: "Sweep", *, json: bool) -> None:
     from orchestrator.commands.sweep import opened
     from orchestrator.commands.sweep_report import write_sweep_report, write_winners
     from orchestrator.commands.sweep_trial import run_trials
@@ -131,7 +137,7 @@ def _search(planned: "Sweep", *, beside: bool, json: bool) -> None:
         except DeployError:
             write_sweep_report(planned, search)
             raise
-        winners = write_winners(planned, search, beside=beside)
+        winners = write_winners(planned, search)
         report = write_sweep_report(planned, search, winners, ended=ended)
         if json:
             out(report.with_suffix(".json").read_text())
@@ -141,4 +147,5 @@ def _search(planned: "Sweep", *, beside: bool, json: bool) -> None:
     for winner in winners:
         say(f"wrote {winner.profile}" if winner.profile else f"`{planned.plan.profile}` is the best as it is")
     if not winners:
-        raise BenchError("no configuration could be measured", hint=f"`{report}` says why, for each of them")
+        hint = f"`{report}` says of each of them what came of it"
+        raise BenchError("no configuration was measured that sustains a rate", hint=hint)

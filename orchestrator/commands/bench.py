@@ -170,7 +170,7 @@ def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str
         command=options.command,
         provenance=target.provenance,
         kernel_gate=target.kernel_gate,
-        price=_price(options.usd_per_gpu_hour),
+        price=price_of(options.usd_per_gpu_hour),
         label=options.label,
         read_energy=_energy_reader(target),
         directory=directory,
@@ -264,7 +264,8 @@ def _default_directory(workload: str) -> Path:
     return Path("results") / f"{workload}-{started}"
 
 
-def _price(usd_per_gpu_hour: float | None) -> Price | None:
+def price_of(usd_per_gpu_hour: float | None) -> Price | None:
+    """What `--price` says. Raises UsageError for what is no price."""
     if usd_per_gpu_hour is None:
         return None
     if not 0 < usd_per_gpu_hour < 1e6:

@@ -5,8 +5,8 @@ Every trial is an `up`, a `bench` and a `down`. What was found stands in a journ
 
 import fcntl
 import hashlib
+import math
 import os
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,18 +14,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from orchestrator.bench import Workload, load_workload, unjudged, workload_name
-from orchestrator.commands.bench import WorkloadChanges, change
+from orchestrator.bench import Workload, load_workload, read_text, unjudged, workload_name
+from orchestrator.commands.bench import WorkloadChanges, change, price_of
 from orchestrator.commands.capacity import unfit
-from orchestrator.commands.planning import Valid, read_profile
+from orchestrator.commands.planning import Valid, is_path, read_profile
 from orchestrator.commands.reproduce import bench_seconds
 from orchestrator.commands.steps import ABOUT, starting
 from orchestrator.core.catalogue import Catalogue
-from orchestrator.core.console import minutes, table
-from orchestrator.core.errors import HostError, ProfileError, UsageError
+from orchestrator.core.console import minutes
+from orchestrator.core.errors import HostError, Problem, ProfileError, UsageError
 from orchestrator.core.files import open_lock
 from orchestrator.core.paths import Home
-from orchestrator.core.validation import read_model
+from orchestrator.core.shell import quote
+from orchestrator.core.validation import model_of, read_file
+from orchestrator.engine import FlagTable, flag_problems
 from orchestrator.plan import Plan
 from orchestrator.sweep import (
     Goal,
@@ -40,8 +42,7 @@ from orchestrator.sweep import (
 )
 
 JOURNAL: Final = "journal.log"
-_TRIALS: Final = 20  # where neither trials, hours nor money are named
-_LOOKED_AT: Final = 500  # points that a dry run plans
+TRIALS: Final = 20  # where neither trials, hours nor money are named
 _IN_A_ROW: Final = 1000  # points that cannot fit, after which nothing that fits is expected
 _STREAM_TOK_S: Final = 50.0  # of one stream, before one was measured
 _RAN: Final = (TrialOutcome.MEASURED, TrialOutcome.STOPPED, TrialOutcome.FAILED)
@@ -64,6 +65,7 @@ class SweepRequest:
     space: Path | None
     output: Path
     budget: Budget
+    beside: bool = False  # the winner is written there too, and not into the home
     overrides: tuple[str, ...] = ()
     objective: str | None = None
     at_rps: float | None = None
@@ -77,6 +79,32 @@ class SweepRequest:
     timeout: float | None = None
     resume: bool = False
     name: str | None = None  # of the profile that is written
+
+    @property
+    def again(self) -> str:
+        """The command that goes on with it."""
+        rates = ",".join(f"{rate:g}" for rate in self.rates_rps) if self.rates_rps else None
+        given = {
+            "--space": self.space,
+            "--output": self.output if self.beside else None,
+            "--objective": self.objective,
+            "--at": self.at_rps,
+            "--ttft": self.ttft_p95_s,
+            "--workload": self.workload,
+            "--rates": rates,
+            "--trials": self.budget.trials,
+            "--hours": self.budget.hours,
+            "--usd": self.budget.usd,
+            "--price": self.usd_per_gpu_hour,
+            "--seed": self.seed,
+            "--host": self.host,
+            "--timeout": self.timeout,
+            "--name": self.name,
+        }
+        words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+        words += [word for override in self.overrides for word in ("--set", override)]
+        words += ["--accept-untuned"] if self.accept_untuned else []
+        return quote(["deploy", "sweep", self.profile, *words, "--resume"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +126,11 @@ class Sweep:
         """The profile's own point; None where it is none of the space."""
         own = self.space.own(self.base.profile)
         return dict(own) if own is not None else None
+
+    @property
+    def values(self) -> dict[str, list[str]]:
+        """What may vary, and between what; for people."""
+        return {knob.key: [knob.shown(index) for index in range(len(knob.values))] for knob in self.space.knobs}
 
     @property
     def server(self) -> str:
@@ -132,11 +165,17 @@ class Sweep:
         """What a journal was begun with, by which it is known again."""
         return {
             "profile": self.plan.digest,
-            "space": {knob.key: [knob.shown(index) for index in range(len(knob.values))] for knob in self.space.knobs},
+            "space": self.values,
             "objective": [self.goal.objective.value, self.goal.at_rps, self.goal.ttft_p95_s],
             "workload": self.workload.digest,
             "price": self.request.usd_per_gpu_hour,
+            "host": self.request.host,
         }
+
+
+def default_output(profile: str) -> Path:
+    """Where a sweep of a profile is kept, where the user does not say; a name may hold a dot."""
+    return Path("results") / f"sweep-{Path(profile).stem if is_path(profile) else profile}"
 
 
 def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
@@ -144,7 +183,7 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     catalogue = Catalogue.of(home)
     base = read_profile(request.profile, overrides=request.overrides, catalogue=catalogue)
     plan = base.decide({})
-    file = read_model(request.space, SpaceFile, str(request.space)) if request.space is not None else None
+    file = _read_space(request.space, base.table) if request.space is not None else None
     space = space_of(file) if file is not None else default_space(base.profile, tuple(base.table.flags))
     if space.size < 2:
         raise UsageError("nothing varies: the space has one point", hint="name more values in the space")
@@ -155,6 +194,8 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     at_rps = request.at_rps or said.at_rps
     ttft = request.ttft_p95_s or said.ttft_p95_s
     loaded = load_workload(named, catalogue=catalogue)
+    read_text(loaded, catalogue=catalogue)
+    price_of(request.usd_per_gpu_hour)
     changes = WorkloadChanges(
         rates_rps=_ladder(loaded, request.rates_rps or said.rates_rps, at_rps),
         requests=None,
@@ -186,6 +227,22 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     return sweep
 
 
+def _read_space(path: Path, table: FlagTable) -> SpaceFile:
+    """The space file. Raises ProfileError with the line of each fault, options that sglang does not know among them."""
+    document = read_file(path, str(path))
+    file = model_of(document, SpaceFile)
+    problems: list[Problem] = []
+    for knob in space_of(file).knobs:
+        section, _, name = knob.key.partition(".")
+        if section == "flags":
+            where = document.place((section, name))
+            values = (value for value in knob.values if isinstance(value, bool | int | float | str))
+            problems += (problem for value in values for problem in flag_problems(name, value, table, where))
+    if problems:
+        raise ProfileError(f"`{path}` is not valid", problems=dict.fromkeys(problems))
+    return file
+
+
 def _objective(text: str) -> Objective:
     try:
         return Objective(text)
@@ -203,10 +260,14 @@ def _ladder(workload: Workload, rates: tuple[float, ...] | None, at_rps: float |
 def _require_sensible(sweep: Sweep) -> None:
     """Raise UsageError for what could not be told after any trial."""
     goal, request = sweep.goal, sweep.request
+    for option, value in (("--hours", request.budget.hours), ("--usd", request.budget.usd)):
+        if value is not None and not math.isfinite(value):
+            raise UsageError(f"`{option} {value}` is no budget", hint="leave it out for none; then `--trials` counts")
     if goal.objective is Objective.USD and request.usd_per_gpu_hour is None:
         raise UsageError("`usd-per-million` needs a price", hint="`--price USD`, of one GPU for an hour")
-    if goal.objective is Objective.USD and not sweep.plan.gpus:
-        raise UsageError("`usd-per-million` counts GPUs, and this profile has none", hint="take another `--objective`")
+    if goal.objective in {Objective.USD, Objective.PER_WATT} and not sweep.plan.gpus:
+        what = f"`{goal.objective}` counts GPUs, and this profile has none"
+        raise UsageError(what, hint="take another `--objective`")
     if request.budget.usd is not None and not sweep.usd_per_hour:
         raise UsageError("`--usd` needs what an hour costs", hint="`--price USD`, of one GPU for an hour; or `--hours`")
     if sweep.workload.load == "closed" and (goal.at_rps is not None or goal.objective is Objective.KNEE):
@@ -221,7 +282,7 @@ def _require_sensible(sweep: Sweep) -> None:
 def spent(trials: tuple[SweepTrial, ...], sweep: Sweep) -> str:
     """Why no further trial is begun; "" where one fits into the budget, by what trials took so far."""
     budget = sweep.request.budget
-    most = budget.trials if budget.trials is not None or budget.hours or budget.usd else _TRIALS
+    most = budget.trials if budget.trials is not None or budget.hours or budget.usd else TRIALS
     ran = [trial for trial in trials if trial.outcome in _RAN]
     if most is not None and len(ran) >= most:
         return f"{most} trials were made"
@@ -235,71 +296,6 @@ def spent(trials: tuple[SweepTrial, ...], sweep: Sweep) -> str:
     if budget.usd is not None and cost is not None and then / 3600 * cost > budget.usd:
         return f"one more trial would exceed ${budget.usd:g}: ${used / 3600 * cost:.2f} were used"
     return ""
-
-
-def affordable(sweep: Sweep) -> int:
-    """How many trials the budget holds, as far as is known before one was made; at least one, which is finished."""
-    budget, hour = sweep.request.budget, sweep.usd_per_hour
-    limits = [sweep.space.size]
-    limits += [budget.trials] if budget.trials is not None else []
-    limits += [int(budget.hours * 3600 / sweep.about)] if budget.hours is not None else []
-    limits += [int(budget.usd / hour * 3600 / sweep.about)] if budget.usd is not None and hour else []
-    return max(1, min(limits if len(limits) > 1 else [*limits, _TRIALS]))
-
-
-def dry_text(sweep: Sweep) -> str:
-    """The space, what of it cannot fit, and what the search may take; for people."""
-    rows = [
-        (knob.key, ", ".join(knob.shown(index) for index in range(len(knob.values))), _own_text(sweep, knob.key))
-        for knob in sweep.space.knobs
-    ]
-    lines = [table(("setting", "values", f"`{sweep.plan.profile}`"), rows), ""]
-    lines.append(f"objective: {sweep.goal.words}, under `{workload_name(sweep.workload_named)}`")
-    looked = look_at(sweep)
-    refused = {reason: count for reason, count in looked.refused.items() if reason}
-    of = f"{sweep.space.size} points" if looked.whole else f"{looked.count} of {sweep.space.size} points, by chance"
-    lines.append(f"space: {of}: {looked.refused.get('', 0)} can be planned, {sum(refused.values())} cannot fit")
-    lines += [f"  {count} cannot fit: {reason}" for reason, count in refused.items()]
-    count = affordable(sweep)
-    cost = f", ${count * sweep.about / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
-    lines.append(
-        f"budget: up to {count} trials of about {minutes(sweep.about)}: {minutes(count * sweep.about)}{cost}; estimates"
-    )
-    return "\n".join(lines)
-
-
-def _own_text(sweep: Sweep, key: str) -> str:
-    """The profile's own value of a knob."""
-    own = sweep.own
-    return next(knob.shown(own[key]) for knob in sweep.space.knobs if knob.key == key) if own else "-"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LookedAt:
-    """How many points were planned, how many for each reason that speaks against them ("": none), whether all were."""
-
-    count: int
-    refused: dict[str, int]
-    whole: bool
-
-
-def look_at(sweep: Sweep) -> LookedAt:
-    """Plan every point, or in a large space some."""
-    whole = sweep.space.size <= _LOOKED_AT
-    points = sweep.space.points() if whole else _by_chance(sweep.space, sweep.request.seed)
-    refused: dict[str, int] = {}
-    count = 0
-    for point in points:
-        reason = sweep.refusal(dict(point))
-        refused[reason] = refused.get(reason, 0) + 1
-        count += 1
-    return LookedAt(count=count, refused=refused, whole=whole)
-
-
-def _by_chance(space: SearchSpace, seed: int) -> Iterator[dict[str, int]]:
-    dice = random.Random(seed)  # noqa: S311 - no secret
-    for _ in range(_LOOKED_AT):
-        yield {knob.key: dice.randrange(len(knob.values)) for knob in space.knobs}
 
 
 @contextmanager

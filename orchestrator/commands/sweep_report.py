@@ -36,8 +36,11 @@ class Winner:
 
 
 def best_of(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
-    """The winner, or all of a Pareto front; of equal ones the profile's own, else the one whose users wait least."""
-    found = search.best()
+    """The winner, or all of a Pareto front; of equal ones the profile's own, else the one whose users wait least.
+
+    None where no trial gave anything: a knee of 0 is a rate that nobody sustains.
+    """
+    found = tuple(trial for trial in search.best() if any(trial.values))
     if len(sweep.goal.names) > 1:
         return found
     own = tuple(trial for trial in found if trial.own)
@@ -50,7 +53,7 @@ def _per_user(sweep: Sweep, trial: SweepTrial) -> float:
     return (figures.PER_USER.of(point) if point is not None else None) or 0.0
 
 
-def write_winners(sweep: Sweep, search: Search, *, beside: bool) -> tuple[Winner, ...]:
+def write_winners(sweep: Sweep, search: Search) -> tuple[Winner, ...]:
     """Write each winner as a profile, unless it is what the profile says already."""
     best, trials = best_of(sweep, search), search.trials
     winners = []
@@ -58,7 +61,7 @@ def write_winners(sweep: Sweep, search: Search, *, beside: bool) -> tuple[Winner
         path = None
         if not trial.own:
             number = trial.number if len(best) > 1 else None
-            path = write_winner(sweep, trial, trials, profile_path(sweep, beside=beside, number=number))
+            path = write_winner(sweep, trial, trials, profile_path(sweep, number))
         winners.append(Winner(trial=trial, profile=path))
     return tuple(winners)
 
@@ -88,7 +91,7 @@ def _report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: st
     )
     points = [measured_points(trial, result) for trial in trials if (result := results[trial.number]) is not None]
     return SweepReport(
-        title=f"A better `{sweep.plan.profile}`, by measuring".replace("`", ""),
+        title=f"A better {sweep.plan.profile}, by measuring",
         headline=tuple(_headline(sweep, trials, winners, ended)),
         knobs=tuple(knob.key for knob in sweep.space.knobs),
         values=" / ".join(sweep.goal.names),
@@ -96,7 +99,7 @@ def _report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: st
         weights=search.weights(),
         points=tuple(point for each in points for point in each),
         notes=tuple(_notes(sweep, trials, winners, results)),
-        command=f"deploy sweep {sweep.request.profile} --resume --output {sweep.request.output}",
+        command=sweep.request.again,
     )
 
 

@@ -22,19 +22,24 @@ _MARK: Final = "found by `deploy sweep`"  # in the head of a file that a sweep m
 _MOST: Final = 1 << 20
 
 
-def profile_path(sweep: Sweep, *, beside: bool, number: int | None = None) -> Path:
-    """Where the winner is written: into the home's catalogue, or `beside` the report; with the trial's `number`.
+def profile_path(sweep: Sweep, number: int | None = None) -> Path:
+    """Where the winner is written: into the home's catalogue, or beside the report; with the trial's `number`.
 
-    Raises UsageError for what cannot be a name, and for a file there that no sweep has written.
+    Raises UsageError for what cannot be a name, for that of a profile which no sweep has written, and for that of the
+    profile which the winner extends.
     """
     name = sweep.request.name or f"{sweep.plan.profile}-swept"
     name = name if number is None else f"{name}-{number}"
     if not NAME.match(name):
         hint = "`--name NAME`, lower-case letters and digits, with single `.`, `_` or `-` between them"
         raise UsageError(f"a profile cannot be called `{name}`", hint=hint)
-    path = sweep.request.output / f"{name}.yaml" if beside else home_path(sweep.home, name)
-    if path.exists() and _MARK.encode() not in read_file(path, most=_MOST):
-        raise UsageError(f"there is a profile `{name}` already", where=str(path), hint="give another `--name`")
+    path = sweep.request.output / f"{name}.yaml"
+    taken = path if path.exists() else None
+    if not sweep.request.beside:
+        path = home_path(sweep.home, name)
+        taken = sweep.base.catalogue.find(Kind.PROFILE, name)
+    if taken is not None and (name == sweep.plan.profile or _MARK.encode() not in read_file(taken, most=_MOST)):
+        raise UsageError(f"there is a profile `{name}` already", where=str(taken), hint="give another `--name`")
     return path
 
 
@@ -46,7 +51,7 @@ def home_path(home: Home, name: str) -> Path:
 def write_winner(sweep: Sweep, best: SweepTrial, trials: tuple[SweepTrial, ...], path: Path) -> Path:
     """Write the profile. It is planned before: what could not be started is not written."""
     text = winner_text(sweep, best, trials)
-    read_draft(text, path, sweep.base.catalogue).decide({})
+    read_draft(text, path, sweep.base.catalogue).decide({}, quiet=True)
     return write_whole(path, text)
 
 

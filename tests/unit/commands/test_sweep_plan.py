@@ -7,16 +7,18 @@ import pytest
 from measured_samples import save, spread, tp4dp2, tp8
 
 from orchestrator.commands.planning import load
-from orchestrator.commands.sweep import JOURNAL, Budget, Sweep, SweepRequest, affordable, dry_text, opened, plan_sweep
+from orchestrator.commands.sweep import JOURNAL, Budget, Sweep, SweepRequest, default_output, opened, plan_sweep
 from orchestrator.commands.sweep import spent as spent_of
+from orchestrator.commands.sweep_preview import affordable, dry_data, dry_text, look_at
 from orchestrator.commands.sweep_report import Winner, best_of, tune_command, write_sweep_report, write_winners
 from orchestrator.commands.sweep_winner import profile_path
 from orchestrator.core.catalogue import Catalogue
-from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.errors import HostError, ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.results import BenchResult, Point
 from orchestrator.sweep import Search, SweepTrial, TrialOutcome
 
+README = Path(__file__).parents[3] / "orchestrator/sweep/README.md"
 SPACE = """
 layouts: [{tp: 8}, {tp: 4, dp: 2}, {tp: 3}]
 flags: {max-running-requests: [16, 32]}
@@ -38,13 +40,32 @@ def planned(home: Home, text: str = SPACE, profile: str = "mi355x-tp8", **more: 
 
 def test_what_cannot_fit_is_told_before_anything_is_started(home: Home) -> None:
     sweep = planned(home, usd_per_gpu_hour=2.0)
-    told = dry_text(sweep)
+    told = dry_text(sweep, look_at(sweep))
     assert "space: 6 points: 4 can be planned, 2 cannot fit" in told
     assert "2 cannot fit: " in told
     assert "do not divide by tp 3" in told
-    assert f"up to 6 trials of about {sweep.about / 60:.0f} min" in told
-    assert f"${6 * sweep.about / 3600 * 16:.2f}" in told
+    assert f"up to 4 trials of about {sweep.about / 60:.0f} min" in told
+    assert f"${4 * sweep.about / 3600 * 16:.2f}" in told
+    data = dry_data(sweep, look_at(sweep))
+    assert (data["points"], data["fitting"], data["trials"]) == (6, 4, 4)
+    assert data["space"] == {"layout": ["TP8", "TP4×DP2", "TP3"], "flags.max-running-requests": ["16", "32"]}
     assert not (home.root.parent / "out").exists()
+
+
+def test_a_profile_that_is_none_of_the_space_is_said_to_be_none(home: Home) -> None:
+    sweep = planned(home, "flags: {max-running-requests: [32, 64]}")
+    told = dry_text(sweep, look_at(sweep))
+    assert "32, 64  16" in told
+    assert "`mi355x-tp8` as it is is not tried" in told
+    assert "is not tried" not in dry_text(planned(home), look_at(planned(home)))
+
+
+def test_the_example_of_the_page_is_one_that_can_be_tried(home: Home) -> None:
+    page = README.read_text()
+    profile = page.partition("$ deploy sweep ")[2].partition(" ")[0]
+    sweep = planned(home, page.partition("```yaml\n")[2].partition("```")[0], profile=profile)
+    assert sweep.own is not None
+    assert sweep.refusal(sweep.own) == ""
 
 
 def test_what_does_not_fit_beside_the_profile_is_refused(home: Home) -> None:
@@ -67,11 +88,45 @@ def test_what_does_not_fit_beside_the_profile_is_refused(home: Home) -> None:
         ({"objective": "kne"}, "`--objective kne` is not known"),
         ({"rates_rps": (90.0,)}, "no knee would be found"),
         ({"name": "No Name"}, "cannot be called"),
+        ({"name": "mi355x-tp8"}, "there is a profile `mi355x-tp8` already"),
+        ({"name": "mi355x-tp4dp2"}, "there is a profile `mi355x-tp4dp2` already"),
+        ({"usd_per_gpu_hour": 0.0}, "`--price 0` is no price"),
+        ({"budget": Budget(hours=float("inf"))}, "`--hours inf` is no budget"),
+        ({"profile": "cpu-tiny", "objective": "tok-s-per-watt"}, "`tok-s-per-watt` counts GPUs"),
     ],
 )
 def test_what_no_trial_could_tell_is_refused_at_once(home: Home, more: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        profile_path(planned(home, **more), beside=False)  # type: ignore[arg-type]
+        profile_path(planned(home, **more))  # type: ignore[arg-type]
+
+
+def test_an_option_that_sglang_does_not_know_is_told_at_its_line(home: Home) -> None:
+    text = "flags:\n  max-running-requests: [16]\n  schedule-polcy: [lpm, fcfs]\n  schedule-policy: [lpm, fcsf]\n"
+    with pytest.raises(ProfileError) as error:
+        planned(home, text)
+    option, value = error.value.each()
+    assert (option.where.rpartition("/")[2], option.hint) == ("space.yaml:3", "did you mean `schedule-policy`?")
+    assert "fcsf" in value.message
+    assert value.where.endswith("space.yaml:4")
+
+
+def test_a_text_that_is_not_there_is_told_before_anything_is_started(home: Home) -> None:
+    load = home.root.parent / "load.yaml"
+    load.write_text("{input_tokens: 20, output_tokens: 10, prompts: text, text_file: gone.txt, rates_rps: [1.0]}\n")
+    with pytest.raises(ProfileError, match="`text_file` cannot be read"):
+        planned(home, workload=str(load))
+
+
+def test_the_command_that_goes_on_says_all_that_was_asked_for(home: Home) -> None:
+    request = planned(home, at_rps=2.0, budget=Budget(hours=8.0), overrides=("server.port=31000",), beside=True).request
+    folder = home.root.parent
+    assert request.again == (
+        f"deploy sweep mi355x-tp8 --space {folder}/space.yaml --output {folder}/out --at 2.0 --workload wafer-20k-1k "
+        "--hours 8.0 --seed 1 --set server.port=31000 --resume"
+    )
+    assert "--output" not in replace(request, beside=False).again
+    assert default_output("mi355x-glm-4.7-flash") == Path("results/sweep-mi355x-glm-4.7-flash")
+    assert default_output("./own/house.yaml") == Path("results/sweep-house")
 
 
 def test_the_ladder_ends_at_the_rate_that_is_asked_for(home: Home) -> None:
@@ -103,7 +158,7 @@ def test_a_budget_is_of_all_calls_together(home: Home) -> None:
         assert spent_of(two, planned(home, budget=budget, usd_per_gpu_hour=2.0)) == why
     assert spent_of((), planned(home, budget=Budget(hours=0.01))) == "", "one trial is made, and finished"
     assert spent_of(tuple(map(trial, range(20))), planned(home)) == "20 trials were made"
-    assert affordable(planned(home, budget=Budget(hours=planned(home).about / 3600 * 2.5))) == 2
+    assert affordable(planned(home, budget=Budget(hours=planned(home).about / 3600 * 2.5)), 6) == 2
 
 
 def test_servers_have_names_of_their_own(home: Home) -> None:
@@ -135,7 +190,7 @@ def won(sweep: Sweep, search: Search, results: dict[int, BenchResult]) -> tuple[
     assert asked is not None
     why = {"why": "the server exited <early>", "diagnosis": "cause: gpu-out-of-memory"}
     search.tell(asked, SweepTrial(number=3, point=asked.point, outcome=TrialOutcome.FAILED, **why))  # type: ignore[arg-type]
-    return write_winners(sweep, search, beside=False)
+    return write_winners(sweep, search)
 
 
 def test_the_winner_is_a_profile_with_its_evidence(home: Home) -> None:
@@ -167,6 +222,14 @@ def test_the_profile_itself_may_win(home: Home) -> None:
     with opened(sweep) as search:
         [winner] = won(sweep, search, {1: tp4dp2(), 2: tp8()})
     assert (winner.trial.own, winner.profile) == (True, None)
+    assert not (home.root / "profiles").exists()
+
+
+def test_a_knee_of_0_wins_nothing(home: Home) -> None:
+    sweep = planned(home, "flags: {max-running-requests: [32, 64, 128]}")
+    none = replace(tp8(), knee_rps=None)
+    with opened(sweep) as search:
+        assert won(sweep, search, {1: none, 2: none}) == ()
     assert not (home.root / "profiles").exists()
 
 
@@ -202,7 +265,7 @@ def test_a_file_of_the_users_is_not_written_over(home: Home) -> None:
     (home.root / "profiles").mkdir()
     (home.root / "profiles/mine.yaml").write_text("extends: mi355x-tp8\n")
     with pytest.raises(UsageError, match="there is a profile `mine` already"):
-        profile_path(planned(home, name="mine"), beside=False)
+        profile_path(planned(home, name="mine"))
 
 
 def test_a_sweep_is_begun_or_resumed_by_one_command_at_a_time(home: Home) -> None:
