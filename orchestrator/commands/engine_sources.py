@@ -24,7 +24,7 @@ from orchestrator.images import (
     wheel_version,
 )
 from orchestrator.kernels.disk import ImageTables, read_image
-from orchestrator.profile import YamlLine
+from orchestrator.profile import Override, YamlLine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +64,20 @@ class EngineSource(Protocol):
 
 
 def engine_source(request: EngineRequest, home: Home) -> EngineSource:
-    """What the request names. Nothing is read yet."""
+    """What the request names. Nothing is read yet. Raises UsageError for what is said of the other kind of source."""
     version = request.what.removeprefix("v")
-    return _Release(replace(request, what=version), home) if is_version(version) else _Image(request)
+    if not is_version(version):
+        if request.wheel is not None:
+            hint = "a version of sglang is written as 0.5.17; of an image its own sources are read"
+            raise UsageError(f"`--wheel` is for a version, and `{request.what}` is an image", hint=hint)
+        return _Image(request)
+    if request.host is not None:
+        raise UsageError("`--host` is for an image", hint=f"the wheel of {version} is read on this machine")
+    for said in map(Override.parse, request.overrides):
+        if said.path == ("version",) and said.value != version:
+            hint = f"`deploy onboard engine {said.value}` reads that one's wheel"
+            raise UsageError(f"`version` is {said.value}, and what is read is the wheel of {version}", hint=hint)
+    return _Release(replace(request, what=version), home)
 
 
 @dataclass

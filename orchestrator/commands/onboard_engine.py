@@ -13,7 +13,7 @@ from typing import Final
 from orchestrator.commands.engine_sources import EngineRequest, EngineSource, engine_source
 from orchestrator.commands.flag_tables import flag_table, table_path
 from orchestrator.commands.onboard_file import OnboardedFile, free_name, part_lines, require_whole, write_part
-from orchestrator.commands.planning import load
+from orchestrator.commands.planning import read_profile
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.document import Data
 from orchestrator.core.errors import KernelsError, Problem, ProfileError
@@ -129,7 +129,7 @@ def next_command(found: OnboardedEngine, home: Home) -> str:
     for profile in catalogue.names(Kind.PROFILE):
         choice = f"engine={found.file.name}"
         try:
-            load(profile, overrides=[choice], catalogue=catalogue)
+            read_profile(profile, overrides=[choice], catalogue=catalogue).decide({}, quiet=True)
         except ProfileError:
             continue
         return f"deploy show {profile} --set {choice}"

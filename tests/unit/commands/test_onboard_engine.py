@@ -130,6 +130,12 @@ def test_what_contradicts_is_refused_and_nothing_is_written(home: Home, tmp_path
     other.write_text("no archive")
     [broken] = refused("0.5.20", *GIVEN, "--name", "own", "--wheel", str(other), fault=UsageError)
     assert "is not a wheel" in broken
+    [release] = refused("0.5.20", *GIVEN, "--set", "version=0.5.18", fault=UsageError)
+    assert release.startswith("`version` is 0.5.18, and what is read is the wheel of 0.5.20 | `deploy onboard engine")
+    [far] = refused("0.5.20", *GIVEN, "--host", "ssh://node", fault=UsageError)
+    assert far.startswith("`--host` is for an image")
+    [no_wheel] = refused(IMAGE, "--wheel", str(other), fault=UsageError)
+    assert no_wheel.startswith(f"`--wheel` is for a version, and `{IMAGE}` is an image")
     [unknown] = refused("0.5.20", *GIVEN, "--name", "own", "--set", "aiter_comit=1")
     assert "unknown key `aiter_comit` | did you mean `aiter_commit`?" in unknown
     assert written(home) == []
