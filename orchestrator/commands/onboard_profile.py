@@ -11,6 +11,7 @@ from packaging.version import Version
 from orchestrator.commands.onboard_file import require_free
 from orchestrator.commands.planning import Valid, read_draft, read_profile
 from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.console import warn
 from orchestrator.core.document import Data
 from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.files import write_whole
@@ -21,7 +22,7 @@ from orchestrator.plan import NAME
 from orchestrator.plan.capacity import Capacity, graph_requests
 from orchestrator.plan.propose import Need, Tried, adopted, layouts, longest, refused_by_all, shortfall
 from orchestrator.plan.rules import VENDOR_OF, arguments, image_arch
-from orchestrator.profile import HardwareFile, Profile, Scalar, YamlLine, yaml_text
+from orchestrator.profile import EngineFile, HardwareFile, Profile, Scalar, YamlLine, yaml_text
 
 _MEASURED: Final = {
     "enable-metrics": "the smoke test and bench read them",
@@ -213,17 +214,26 @@ def _engine(request: ProfileRequest, like: Valid | None, node: HardwareFile, cat
         return request.engine, "as asked for"
     named = like.composed.names["engine"] if like is not None else ""
     found: list[tuple[Version, bool, str]] = []
-    for name in catalogue.names(Kind.ENGINE):
-        engine = _part(catalogue, "engine", name)
-        image = str(engine.get("image", ""))
-        if VENDOR_OF.get(str(engine.get("platform"))) == node.vendor and image_arch(image) in {None, node.arch}:
-            found.append((Version(str(engine.get("version"))), bool(image), name))
+    for name, engine in _engines(catalogue):
+        if VENDOR_OF.get(engine.platform) == node.vendor and image_arch(engine.image or "") in {None, node.arch}:
+            found.append((Version(engine.version), engine.image is not None, name))
     if any(name == named for *_, name in found):
         return named, f"as `{request.like}` has it"
     if not found:
         hint = "`--engine NAME`, one of `deploy profiles`"
         raise ProfileError(f"there is no engine for {node.arch} of {node.vendor}", hint=hint)
     return max(found)[2], f"the newest known for {node.arch}"
+
+
+def _engines(catalogue: Catalogue) -> Iterator[tuple[str, EngineFile]]:
+    """Each engine of the catalogue; one that cannot be read is left out, with a warning."""
+    for name in catalogue.names(Kind.ENGINE):
+        path = catalogue.path(Kind.ENGINE, name)
+        try:
+            yield name, read_model(path, EngineFile, catalogue.shown(path))
+        except ProfileError as error:
+            first = error.each()[0]
+            warn(f"engine `{name}` is left out: {first.message}", hint=f"mend {first.where or path}")
 
 
 def _node(catalogue: Catalogue, name: str) -> HardwareFile:

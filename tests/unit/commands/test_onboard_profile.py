@@ -173,6 +173,15 @@ def test_the_engine_is_the_newest_for_such_gpus_or_the_one_asked_for(home: Home)
     assert engine_of(proposed(home, "glm-4.7-flash", "mi300x", like="mi355x-tp4dp2")).endswith("mi30x")
 
 
+def test_an_engine_that_cannot_be_read_is_left_out_and_told(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    (home.root / "profiles/engines").mkdir()
+    (home.root / "profiles/engines/main.yaml").write_text("version: main\nplatform: rocm\ntemplate: sglang-rocm\n")
+    assert engine_of(proposed(home, "glm-4.7-flash", "mi355x")) != "main"
+    said = capsys.readouterr().err
+    assert "engine `main` is left out: `version`" in said
+    assert "main.yaml:1" in said
+
+
 def test_what_no_size_mends_is_said_once(home: Home) -> None:
     with pytest.raises(ProfileError, match=r"no profile of `own-glm-.*` on `mi355x` can be planned") as caught:
         proposed(home, "glm-4.7-flash", "mi355x", engine="sglang-0.5.16-cu130")
