@@ -89,7 +89,6 @@ def sweep(
     Each trial is an `up`, a `bench` and a `down` of a server of the sweep's own. --resume goes on with it.
     """
     from orchestrator.commands.sweep import Budget, SweepRequest, default_output, plan_sweep
-    from orchestrator.commands.sweep_preview import dry_data, dry_text, look_at
     from orchestrator.commands.sweep_winner import profile_path
     from orchestrator.core.paths import Home
 
@@ -116,13 +115,19 @@ def sweep(
     planned = plan_sweep(request, Home.from_environment())
     profile_path(planned)
     if dry_run:
-        looked = look_at(planned)
-        if json:
-            out_json(dry_data(planned, looked))
-        else:
-            out(dry_text(planned, looked))
-        return
-    _search(planned, json=json)
+        _preview(planned, json=json)
+    else:
+        _search(planned, json=json)
+
+
+def _preview(planned: "Sweep", *, json: bool) -> None:
+    from orchestrator.commands.sweep_preview import dry_data, dry_text, look_at
+
+    looked = look_at(planned)
+    if json:
+        out_json(dry_data(planned, looked))
+    else:
+        out(dry_text(planned, looked))
 
 
 def _search(planned: "Sweep", *, json: bool) -> None:

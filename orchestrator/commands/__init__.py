@@ -9,5 +9,5 @@
 - one that is looked after: `watch`, `vigil`, `standing`, `alerts`, `healing`, `healer`, `watch_unit`
 - servers of the past: `past`, `recorded`, `rollback`, `history`, `diff`, `prune`
 - figures: `bench`, `evals`, `report`, `reproduce`, `bill`
-- a better configuration: `sweep`, `sweep_trial`, `sweep_report`, `sweep_winner`
+- a better configuration: `sweep`, `sweep_preview`, `sweep_trial`, `sweep_report`, `sweep_winner`
 """
