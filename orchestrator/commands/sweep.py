@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -158,13 +158,16 @@ class Sweep:
             plan = base.decide({}, quiet=True)
         except ProfileError as error:
             return "; ".join(dict.fromkeys(problem.message for problem in error.each()))
+        needed, context = self.workload.input_tokens + self.workload.output_tokens, base.capacity.context
+        if needed > context:
+            return f"a request of the load has {needed:,} tokens, and the context {context:,}"
         own = {hazard.id for hazard in unfit(self.plan)}
         return "; ".join(hazard.what for hazard in unfit(plan) if hazard.id not in own)
 
     def begun(self) -> dict[str, object]:
         """What a journal was begun with, by which it is known again."""
         return {
-            "profile": self.plan.digest,
+            "profile": replace(self.plan, server=replace(self.plan.server, port=1)).digest,  # on whatever port
             "space": self.values,
             "objective": [self.goal.objective.value, self.goal.at_rps, self.goal.ttft_p95_s],
             "workload": self.workload.digest,

@@ -76,6 +76,11 @@ def test_what_does_not_fit_beside_the_profile_is_refused(home: Home) -> None:
     assert "5,000 requests of `single-stream-10k-1.5k` at once need" in sweep.refusal({"flags.max-running-requests": 1})
     own = planned(home, most, overrides=("flags.max-running-requests=5000",))
     assert own.refusal({"flags.max-running-requests": 1}) == ""
+    short = planned(home, "flags: {context-length: [8192, 32768]}")
+    assert [short.refusal({"flags.context-length": index}) for index in (0, 1)] == [
+        "a request of the load has 21,000 tokens, and the context 8,192",
+        "",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -278,6 +283,10 @@ def test_a_sweep_is_begun_or_resumed_by_one_command_at_a_time(home: Home) -> Non
         pass
     again = planned(home, resume=True)
     with opened(again), pytest.raises(HostError, match="another `deploy sweep`"), opened(again):
+        pass
+    with opened(planned(home, resume=True, overrides=("server.port=31000",))):
+        pass
+    with pytest.raises(UsageError, match="another host"), opened(planned(home, resume=True, host="ssh://node")):
         pass
     with pytest.raises(UsageError, match="another objective"), opened(planned(home, resume=True, objective="tok-s")):
         pass
