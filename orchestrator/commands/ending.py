@@ -11,6 +11,7 @@ from orchestrator.core.paths import Home
 from orchestrator.runtimes import REGISTRY, Handle, Runtime, ServerState, Status
 
 ENDING_FILE: Final = "ending.json"
+HEALING_FILE: Final = "healing.json"  # when `deploy watch` began to heal this start, and why
 HEALING: Final = "ended by `deploy watch`, to be started again"  # why a server was stopped
 UP_FAILED: Final = "`up` failed"
 

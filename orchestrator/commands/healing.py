@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from orchestrator.commands.ending import ENDING_FILE, HEALING, UP_FAILED
+from orchestrator.commands.ending import ENDING_FILE, HEALING, HEALING_FILE, UP_FAILED
 from orchestrator.commands.past import request_of
 from orchestrator.commands.restart import restart
 from orchestrator.commands.runs import RunDir, is_claimed, known_names, latest_run, read_plan, require_name, runs_of
@@ -20,7 +20,6 @@ from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.runtimes import Handle, ServerState, Status
 
-HEALING_FILE: Final = "healing.json"
 _GONE: Final = ServerState(status=Status.ABSENT, exit_code=None, restarts=0, started_at=None, detail="")
 
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from orchestrator.commands.ending import ENDING_FILE, kept_state
+from orchestrator.commands.ending import ENDING_FILE, HEALING_FILE, kept_state
 from orchestrator.commands.past import needed_runs
 from orchestrator.commands.runs import (
     FILES_FILE,
@@ -37,6 +37,7 @@ _OURS: Final = frozenset(
     {
         *_LAST,
         ENDING_FILE,
+        HEALING_FILE,
         "up.json",
         "host.json",
         "image.json",

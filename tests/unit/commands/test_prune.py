@@ -9,6 +9,7 @@ import pytest
 from run_samples import past_run, write_process
 
 from orchestrator.commands import prune as command
+from orchestrator.commands.ending import HEALING_FILE
 from orchestrator.commands.prune import OldRun, PruneRequest, prune
 from orchestrator.commands.runs import FILES_FILE, RunDir, claim, runs_of
 from orchestrator.commands.servers import Fleet
@@ -52,6 +53,13 @@ def test_old_runs_go_by_count_and_by_age(home: Home) -> None:
     assert tree(home.root) == before
     assert [Path(old.run_dir) for old in pruned(home, keep=3)] == [runs[1].path, runs[0].path]
     assert days(home) == [5, 4, 3]
+
+
+def test_a_run_that_was_healed_goes_as_any_other(home: Home) -> None:
+    past_run(home, 1).save(HEALING_FILE, {"healed": [{"at": "2026-07-01T00:10:00+00:00", "why": "killed"}]})
+    past_run(home, 2)
+    assert [old.kept for old in pruned(home)] == [""]
+    assert days(home) == [2]
 
 
 def test_what_restart_and_rollback_need_stays(home: Home) -> None:
