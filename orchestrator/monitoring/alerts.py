@@ -78,9 +78,13 @@ def _recorded(server: Monitored, name: str) -> str:
 
 def _of_life(server: Monitored) -> Iterator[Alert]:
     dp, scraped = server.plan.layout.dp, f'up{{{server.selector},job="{SCRAPED}"}}'
-    ranks, running, begun = (
-        _recorded(server, name) for name in ("rank_tokens:rate", "requests_running", "requests_open")
+    ranks, of_rank, running, begun = (
+        _recorded(server, name)
+        for name in ("rank_tokens:rate", "rank_requests_running", "requests_running", "requests_open")
     )
+    hung = f"min_over_time({of_rank}[5m]) > 0 unless on (server, dp_rank) {ranks} > 0"
+    # Answers that are not streamed are open while they run: two long ones on one rank are no sign of another's death.
+    unserved = f"min_over_time({begun}[5m]) >= {dp} and {begun} > ({running} or 0 * {begun})"
     why = f"`deploy status {server.name}` and `deploy diagnose {server.name}` say why"
     yield Alert(
         name="DeployServerDown",
@@ -93,10 +97,10 @@ def _of_life(server: Monitored) -> Iterator[Alert]:
     yield Alert(
         name="DeployRankDead",
         expression=f"(count by (server) ({ranks} > 0) or 0 * {running} or 0 * {begun}) < {dp}"
-        f" and on (server) (min_over_time({running}[5m]) >= {dp} or min_over_time({begun}[5m]) >= {dp})",
+        f" and on (server) (count by (server) ({hung}) or ({unserved}))",
         lasting="1m",
         severity="critical",
-        summary=f"{{{{ $value }}}} of {dp} ranks compute, and each has work; {why}",
+        summary=f"{{{{ $value }}}} of {dp} ranks compute, and there is work for more; {why}",
         limit=f"`layout.dp` of the plan is {dp}",
     )
     yield Alert(

@@ -103,6 +103,7 @@ def _series(server: Monitored) -> Iterator[Series]:
 
     prompt, output, done = (of.rate(each) for each in (Metric.PROMPT_TOKENS, Metric.OUTPUT_TOKENS, Metric.REQUESTS))
     cached = f"({of.rate(Metric.CACHED_TOKENS)} or 0 * {prompt})"  # not exported before the first hit
+    yield series("rank_requests_running", of.ranks(Metric.RUNNING), Metric.RUNNING)
     yield series("requests_running", f"sum by (server) ({of.ranks(Metric.RUNNING)})", Metric.RUNNING)
     yield series("requests_queued", f"sum by (server) ({of.ranks(Metric.QUEUED)})", Metric.QUEUED)
     yield series(

@@ -96,11 +96,19 @@ def rules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_prometheus_takes_the_files(rules: Path) -> None:
-    assert "24 rules found" in promtool("check", "rules", rules)
-    assert "is valid" in promtool("check", "config", rules.with_name("prometheus.yml"))
+    assert "25 rules found" in promtool("check", "rules", rules)
+    assert "is valid" in (checked := promtool("check", "config", rules.with_name("prometheus.yml")))
+    assert f"{NAME}.rules.yml" in checked
 
 
-@pytest.mark.parametrize("series", [BUSY, QUIET], ids=["busy", "quiet"])
+LONG = BUSY | {  # one rank writes two long answers, whole or streamed; the other has nothing to do
+    RANK: "9000x240",
+    **dict(zip(ranks("num_running_reqs", ""), ("2x240", NEVER), strict=True)),
+    f'sglang:http_requests_active{{{OF},method="POST",endpoint="/generate"}}': "2x240",
+}
+
+
+@pytest.mark.parametrize("series", [BUSY, QUIET, LONG], ids=["busy", "quiet", "one rank has all"])
 def test_an_hour_without_a_fault_is_silent(rules: Path, series: dict[str, str]) -> None:
     firing(rules, series, after=("1m", "12m", "35m", "59m"), alerts=())
 
