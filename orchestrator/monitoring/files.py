@@ -1,6 +1,5 @@
 """The files: YAML for Prometheus, JSON for Grafana. The same bytes for the same server."""
 
-from collections.abc import Mapping
 from typing import Final
 
 import yaml
@@ -19,36 +18,45 @@ def monitoring_files(server: Monitored) -> tuple[ContextFile, ...]:
     """All of them, sorted by path, with what was left out at the head of the rules."""
     name = server.name
     texts = {
-        "prometheus.yml": _yaml(_scrape(server), f"`prometheus --config.file prometheus.yml` watches `{name}`"),
+        "prometheus.yml": _yaml(
+            _scrape(), "`prometheus --config.file prometheus.yml` watches all that stand beside it"
+        ),
+        f"{name}.targets.yml": _yaml(_targets(server), f"where `{name}` is scraped"),
         f"{name}.rules.yml": _yaml(_rules(server), f"what is recorded of `{name}`, and its alerts", *omitted(server)),
         f"{name}.dashboard.json": dashboard(server),
     }
     return tuple(ContextFile(path=path, content=texts[path].encode(), executable=False) for path in sorted(texts))
 
 
-def _yaml(data: Mapping[str, object], *comments: str) -> str:
+def _yaml(data: object, *comments: str) -> str:
     head = "".join(f"# {comment}\n" for comment in comments)
     return head + yaml.safe_dump(data, sort_keys=False, width=_WIDTH, allow_unicode=True)
 
 
-def _scrape(server: Monitored) -> dict[str, object]:
-    """One job a kind of target; health and metrics are open where the rest asks for a key."""
-    labels = {"server": server.name, "profile": server.plan.profile}
+def _scrape() -> dict[str, object]:
+    """The same for every server, so that several share a folder."""
     written, name = ESCAPED
     renamed = {"source_labels": ["__name__"], "regex": written, "target_label": "__name__", "replacement": name}
-    jobs = [{**_job(SCRAPED, server.target, labels), "metric_relabel_configs": [renamed]}]
-    if server.gpu_target:
-        jobs.append(_job("deploy-gpus", server.gpu_target, labels))
+    job = {
+        "job_name": SCRAPED,
+        "metrics_path": endpoints.METRICS,
+        "file_sd_configs": [{"files": ["*.targets.yml"]}],
+        "metric_relabel_configs": [renamed],
+    }
     return {
         "global": {"scrape_interval": _EVERY, "evaluation_interval": _EVERY},
-        "rule_files": [f"{server.name}.rules.yml"],
-        "scrape_configs": jobs,
+        "rule_files": ["*.rules.yml"],
+        "scrape_configs": [job],
     }
 
 
-def _job(name: str, target: str, labels: Mapping[str, str]) -> dict[str, object]:
-    configs = [{"targets": [target], "labels": dict(labels)}]
-    return {"job_name": name, "metrics_path": endpoints.METRICS, "static_configs": configs}
+def _targets(server: Monitored) -> list[dict[str, object]]:
+    """The server, without a key: metrics are open where the rest asks for one; and what tells of its GPUs."""
+    labels = {"server": server.name, "profile": server.plan.profile}
+    found: list[dict[str, object]] = [{"targets": [server.target], "labels": labels}]
+    if server.gpu_target:
+        found.append({"targets": [server.gpu_target], "labels": {**labels, "job": f"{SCRAPED}-gpus"}})
+    return found
 
 
 def _rules(server: Monitored) -> dict[str, object]:

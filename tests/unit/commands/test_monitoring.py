@@ -128,7 +128,21 @@ def test_the_command_writes_the_files_and_says_what_it_left_out(
     app(words, standalone_mode=False)
     written = json.loads(capsys.readouterr().out)
     assert [Path(file).name for file in written["files"]] == [
-        "cpu-tiny.dashboard.json", "cpu-tiny.rules.yml", "prometheus.yml",
+        "cpu-tiny.dashboard.json", "cpu-tiny.rules.yml", "cpu-tiny.targets.yml", "prometheus.yml",
     ]  # fmt: skip
     assert all(Path(file).is_file() for file in written["files"])
     assert "the log alone" in written["left_out"][-1]
+
+
+def test_two_servers_share_a_folder_and_a_prometheus(home: Home) -> None:
+    with_gpus = of_profile(home, gpu_exporter="node:5000")
+    one, other = (
+        {file.path: file.content for file in monitoring_files(each)}
+        for each in (with_gpus, of_profile(home, profile="cpu-tiny"))
+    )
+    assert one.keys() & other.keys() == {"prometheus.yml"}
+    assert one["prometheus.yml"] == other["prometheus.yml"]
+    targets = yaml.safe_load(one["mi355x-tp4dp2.targets.yml"])
+    assert [(group["targets"], group["labels"].get("job")) for group in targets] == [
+        ([with_gpus.target], None), (["node:5000"], "deploy-gpus"),
+    ]  # fmt: skip
