@@ -90,10 +90,10 @@ def lock(
 
     The hub and the image's registry are asked. What nobody answers for is unknown in the lock, with the reason.
     """
-    from orchestrator.commands.lock import default_path, resolve, write_lock
+    from orchestrator.commands.lock import lock_output, resolve, write_lock
     from orchestrator.core.paths import Home
 
-    path = output or default_path(profile)
+    path = lock_output(output, profile)
     found = resolve(profile, with_revision(set_, revision), Home.from_environment())
     write_lock(path, found)
     if json:

@@ -15,6 +15,7 @@ from orchestrator.core.console import note
 from orchestrator.core.document import Document
 from orchestrator.core.errors import BuildError, DeployError, Problem, ProfileError, UsageError, WeightsError
 from orchestrator.core.paths import Home
+from orchestrator.core.redaction import redact
 from orchestrator.images import Registry, carried_patches, local_config
 from orchestrator.patches import patch_digest, read_diffs
 from orchestrator.plan import Plan
@@ -37,12 +38,12 @@ def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping
             listing = list_files(plan.model.source.location, plan.model.source.revision, hub_of(environ))
             pins.append(f"model.origin.revision={listing.commit}")
         except DeployError as error:
-            unknown["checkpoint"] = error.message
+            unknown["checkpoint"] = redact(error.message)  # what a mirror says may hold a token
     if runtime_kind(plan.runtime).contained and plan.engine.image_digest is None:
         try:
             pins.append(f"engine.image_digest={_digest_of(plan)}")
         except DeployError as error:
-            unknown["engine.image_digest"] = error.message
+            unknown["engine.image_digest"] = redact(error.message)
     pinned, _ = planned(profile, pins, home)
     return _lock(pinned, profile, pins, home, checkpoint=_listed(listing), unknown=unknown)
 
@@ -132,6 +133,13 @@ def _files(plan: Plan, home: Home) -> dict[str, str]:
 def default_path(profile: str) -> Path:
     """Where the lock of a profile is looked for: in this folder, by the profile's name."""
     return Path(f"{Path(profile).stem if is_path(profile) else profile}.{LOCK_FILE}")
+
+
+def lock_output(output: Path | None, profile: str) -> Path:
+    """Where a lock is written. Raises UsageError for a name by which `--locked` would not know it."""
+    if output is not None and not output.name.endswith(LOCK_FILE):
+        raise UsageError(f"`{output}` is no name of a lock", hint=f"it ends in `{LOCK_FILE}`")
+    return output or default_path(profile)
 
 
 def write_lock(path: Path, lock: Lock) -> None:

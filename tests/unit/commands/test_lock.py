@@ -79,12 +79,12 @@ def test_everything_that_moves_is_resolved(home: Home) -> None:
 
 def test_what_nobody_answers_for_is_unknown_with_the_reason(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(*_: object) -> Listing:
-        raise WeightsError("the hub cannot be asked")
+        raise WeightsError("the hub cannot be asked: https://mirror/?token=hf_abcdefghijklmnopqrstuvwxyz123456")
 
     monkeypatch.setattr(command, "list_files", silent)
     monkeypatch.setattr(Registry, "config", lambda _, name: ImageConfig(reference=name, digest="", env={}, labels={}))
     found = resolve(GLM, ("engine.image=house/sglang:1", "engine.image_digest=null"), home, {})
-    assert found.unknown["checkpoint"] == "the hub cannot be asked"
+    assert found.unknown["checkpoint"] == "the hub cannot be asked: https://mirror/?token=[REDACTED]"
     assert "no registry knows it" in found.unknown["engine.image_digest"]
     assert found.checkpoint == {}
 
@@ -207,6 +207,12 @@ def test_the_command_line_locks_and_starts_by_the_name_of_the_profile(
     assert CliRunner().invoke(app, ["up", "cpu-tiny", "--locked", "--dry-run"]).exit_code == 0
     refused = CliRunner().invoke(app, ["up", "cpu-tiny", "--locked", "--dry-run", "--set", "server.port=1"])
     assert isinstance(refused.exception, UsageError)
+
+
+def test_a_lock_that_up_would_not_find_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no name of a lock") as refused:
+        app(["lock", "cpu-tiny", "--output", str(tmp_path / "mine.yaml")], standalone_mode=False)
+    assert "lock.yaml" in refused.value.hint
 
 
 def test_a_lock_is_set_beside_a_profile_and_a_run(home: Home) -> None:
