@@ -1,6 +1,7 @@
 """`deploy watch`: supervision of servers that run."""
 
 from json import dumps
+from os import environ
 from pathlib import Path
 from typing import Annotated
 
@@ -47,8 +48,11 @@ def watch(
     if webhook is not None:
         Receiver.webhook(webhook)
     if install:
-        from orchestrator.commands.watch_unit import install_unit
+        from orchestrator.commands.watch_unit import WEBHOOK, install_unit
 
+        if webhook != (environ.get(WEBHOOK) or None):
+            hint = f"export {WEBHOOK}=…, without `--webhook`: what comes next then puts it where the unit reads it"
+            raise UsageError("a unit's words are no place for the URL of a webhook", hint=hint)
         say(install_unit(names, home, command=exec_, output=output))
         return
     require_watchable(home, names)

@@ -7,11 +7,13 @@ this process is in its environment or its input.
 import http.client
 import json
 import shlex
+import shutil
 import signal
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from orchestrator.core.errors import DeployError, UsageError
 from orchestrator.core.redaction import redact_data
@@ -38,13 +40,21 @@ class Receiver:
             raise UsageError(f"`--exec` is no command line: {error}") from error
         if not argv:
             raise UsageError("`--exec` names no command")
+        if shutil.which(argv[0]) is None:  # or it would be found out at the first death
+            raise UsageError(
+                f"there is no program `{argv[0]}`", hint="`--exec` takes a command that is on the PATH, or a path"
+            )
         return cls(shown=f"`{argv[0]}`", argv=argv)
 
     @classmethod
     def webhook(cls, url: str) -> "Receiver":
         """A URL. Raises UsageError, which does not show it."""
-        at = urlsplit(url)
-        if at.scheme not in {"http", "https"} or not at.hostname:
+        try:
+            at = urlsplit(url)
+            known = at.scheme in {"http", "https"} and at.hostname and at.port != 0 and url.isprintable()
+        except ValueError:  # brackets without an address, a port that is no number
+            known = False
+        if not known or " " in url:
             raise UsageError("the webhook is no URL", hint="write it as `https://host/path`")
         argv = own("orchestrator.commands.healer", "post")
         return cls(shown=f"the webhook at {at.hostname}", argv=tuple(argv), url=Secret(url))
@@ -100,10 +110,14 @@ def post(order: Mapping[str, object]) -> int:
     """Send an event to a webhook; 0 where it was taken."""
     at, body = urlsplit(str(order["url"])), json.dumps(order["event"]).encode()
     kind = http.client.HTTPSConnection if at.scheme == "https" else http.client.HTTPConnection
-    connection = kind(at.netloc.rpartition("@")[2], timeout=WITHIN)
+    user, _, host = at.netloc.rpartition("@")
+    headers = {"Content-Type": "application/json"}
+    if user:
+        headers["Authorization"] = f"Basic {b64encode(unquote(user).encode()).decode()}"
+    connection = kind(host, timeout=WITHIN)
     try:
         path = (at.path or "/") + (f"?{at.query}" if at.query else "")
-        connection.request("POST", path, body=body, headers={"Content-Type": "application/json"})
+        connection.request("POST", path, body=body, headers=headers)
         return 0 if connection.getresponse().status // 100 == 2 else 1
     except (OSError, http.client.HTTPException):
         return 1

@@ -1,7 +1,7 @@
 """`deploy watch --install`: the systemd unit that keeps a watch running, and the file for its secrets."""
 
-import getpass
 import os
+import pwd
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +13,7 @@ from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
 from orchestrator.core.shell import own, quote
 
+WEBHOOK: Final = "DEPLOY_WEBHOOK"  # the variable for its URL
 _SYSTEM: Final = Path("/etc/systemd/system")
 _PASSED_ON: Final = ("DOCKER_HOST", "DOCKER_CONTEXT", "HF_HOME", "HF_ENDPOINT")  # where things are; nothing secret
 _NEEDS_QUOTES: Final = re.compile(r"[^\w@+=:,./-]")
@@ -26,6 +27,7 @@ Wants=network-online.target
 [Service]
 Type=exec
 User={user}
+WorkingDirectory=-{directory}
 {environment}
 EnvironmentFile=-{secrets}
 ExecStart={command}
@@ -61,9 +63,8 @@ def install_unit(names: Sequence[str], home: Home, *, command: str | None, outpu
         hint = f"`--output {unit}` writes it here; then `sudo install -m 644 {unit} {_SYSTEM}`"
         raise HostError(f"cannot write the unit: {error.strerror}", where=str(error.filename), hint=hint) from error
     steps = [f"wrote `{file}`; next:"]
+    variables += [WEBHOOK] if os.environ.get(WEBHOOK) else []
     steps += [f"    printf '{each}=%s\\n' \"${each}\" >> {quote([str(secrets)])}" for each in dict.fromkeys(variables)]
-    if "DEPLOY_WEBHOOK" in os.environ:
-        steps.append(f"    printf 'DEPLOY_WEBHOOK=%s\\n' \"$DEPLOY_WEBHOOK\" >> {quote([str(secrets)])}")
     if file.parent != _SYSTEM:
         steps.append(f"    sudo install -m 644 {quote([str(file)])} {_SYSTEM / unit}")
     steps += ["    sudo systemctl daemon-reload", f"    sudo systemctl enable --now {unit}"]
@@ -80,7 +81,8 @@ def unit_text(
     passed |= {name: environ[name] for name in _PASSED_ON if name in environ}
     return _UNIT.format(
         names=" ".join(names),
-        user=getpass.getuser(),
+        user=_user(),
+        directory=_specifier(str(Path.cwd())),  # a command may be written as it is seen from here
         environment="\n".join(f"Environment={_word(f'{name}={value}')}" for name, value in passed.items()),
         secrets=_specifier(str(secrets)),
         command=" ".join(_word(word).replace("$", "$$") for word in words),
@@ -89,6 +91,14 @@ def unit_text(
         given_up=HealingError.exit_code,
         interrupted=Interrupted.exit_code,
     )
+
+
+def _user() -> str:
+    """Who runs this, whatever `su` or a container has left in LOGNAME."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def _key_of(home: Home, name: str) -> Sequence[str]:
@@ -102,8 +112,6 @@ def _key_of(home: Home, name: str) -> Sequence[str]:
 
 def _word(text: str) -> str:
     """One word of a unit's line (systemd.syntax(7)). Raises UsageError for one that a line cannot hold."""
-    if "\n" in text:
-        raise UsageError("a unit's line holds no line end")
     text = _specifier(text)
     if not _NEEDS_QUOTES.search(text):
         return text
@@ -112,4 +120,6 @@ def _word(text: str) -> str:
 
 
 def _specifier(text: str) -> str:
+    if "\n" in text:
+        raise UsageError("a unit's line holds no line end")
     return text.replace("%", "%%")

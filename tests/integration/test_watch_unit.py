@@ -3,20 +3,26 @@
 import http.server
 import json
 import os
+import pwd
 import shutil
 import stat
 import subprocess
 import threading
 import time
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
 from patience import wait_for
 from run_samples import past_run
 
+from orchestrator.cli.main import app
 from orchestrator.commands.alerts import Alerts, Receiver
+from orchestrator.commands.healing import standing
+from orchestrator.commands.servers import fleet
+from orchestrator.commands.watch import Reality
 from orchestrator.commands.watch_unit import install_unit
-from orchestrator.core.errors import HostError
+from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
 
 EVENT = {"name": "owl", "event": "died", "detail": "killed by SIGKILL"}
@@ -46,9 +52,26 @@ def test_systemd_takes_the_unit_and_no_secret_stands_in_it(
     assert "4712" not in unit + said
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o600
     assert "printf 'OWL_KEY=%s\\n' \"$OWL_KEY\" >>" in said
+    assert "printf 'DEPLOY_WEBHOOK=%s\\n' \"$DEPLOY_WEBHOOK\" >>" in said
     assert f"systemctl enable --now {file.name}" in said
     for line in ("Restart=always", "KillMode=process", "RestartPreventExitStatus=2 6 11", "SuccessExitStatus=130"):
         assert line in unit.splitlines()
+
+
+def test_a_unit_is_run_by_who_has_written_it_and_its_webhook_is_not_forgotten(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEPLOY_HOME", str(home.root))
+    monkeypatch.setenv("LOGNAME", "somebody-before-su")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tell").touch(mode=0o755)
+    words = ["watch", "owl", "--exec", "./tell", "--install", "--output", str(tmp_path / "owl.service")]
+    app(words, standalone_mode=False)
+    unit = (tmp_path / "owl.service").read_text()
+    assert f"\nUser={pwd.getpwuid(os.geteuid()).pw_name}\nWorkingDirectory=-{tmp_path}\n" in unit
+    with pytest.raises(UsageError, match="no place for the URL") as refused:
+        app([*words, "--webhook", "https://hooks.example/4712"], standalone_mode=False)
+    assert "export DEPLOY_WEBHOOK" in refused.value.hint
 
 
 def test_a_unit_that_cannot_be_written_names_the_command_that_can(home: Home, tmp_path: Path) -> None:
@@ -56,6 +79,14 @@ def test_a_unit_that_cannot_be_written_names_the_command_that_can(home: Home, tm
     with pytest.raises(HostError, match="cannot write the unit") as refused:
         install_unit(["owl"], home, command=None, output=tmp_path / "file" / "unit.service")
     assert "--output deploy-watch-owl.service" in refused.value.hint
+
+
+def test_a_key_that_a_later_start_needs_and_this_shell_has_not_ends_no_watch(home: Home) -> None:
+    with fleet(home) as servers:
+        seen = standing(servers, "owl")
+    assert (seen.api_key_env, Reality().listens(seen)) == ("OWL_KEY", False)
+    with pytest.raises(UsageError, match="`OWL_KEY` is not set"):
+        Reality().key_of(seen.api_key_env)  # as the watch begins
 
 
 def finish(alerts: Alerts) -> list[str]:
@@ -73,12 +104,25 @@ def test_a_command_reads_the_event_and_inherits_no_secret(tmp_path: Path, monkey
     monkeypatch.setenv("HF_TOKEN", "hf_token_of_this_shell")
     file = tmp_path / "told"
     told = Receiver.command(f"sh -c 'cat > {file}; env >> {file}'")
-    alerts = Alerts((told, Receiver.command("false"), Receiver.command("no-such-program")), time.monotonic)
+    gone = Receiver(shown="`no-such-program`", argv=("no-such-program",))
+    alerts = Alerts((told, Receiver.command("false"), gone), time.monotonic)
     assert list(alerts.send(EVENT)) == ["`no-such-program`: there is no program `no-such-program` on this machine"]
     assert finish(alerts) == ["`false`: it ended with 1"]
     first, _, environment = file.read_text().partition("\n")
     assert json.loads(first) == EVENT
     assert "hf_token_of_this_shell" not in environment
+
+
+def test_a_command_that_is_not_there_is_found_out_before_the_first_death() -> None:
+    with pytest.raises(UsageError, match="there is no program `notfy`"):
+        Receiver.command("notfy --all")
+
+
+@pytest.mark.parametrize("url", ["hooks.example", "http://[::1", "https://h:x/", "http://h/a b"])
+def test_what_no_event_can_be_posted_to_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(UsageError, match="webhook") as refused:
+        Receiver.webhook(url)
+    assert url not in f"{refused.value.message} {refused.value.hint}"
 
 
 def test_a_receiver_that_hangs_is_ended_with_all_it_has_started_and_told() -> None:
@@ -93,12 +137,14 @@ def test_a_receiver_that_hangs_is_ended_with_all_it_has_started_and_told() -> No
 
 def test_a_webhook_is_posted_the_event_and_its_url_stands_in_no_command_line() -> None:
     taken: list[object] = []
+    users: list[str] = []
     seen: list[bytes] = []
 
     class Hook(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             lines = (folder / "cmdline" for folder in Path("/proc").glob("[0-9]*") if int(folder.name) != os.getpid())
             seen.extend(line.read_bytes() for line in lines if line.exists())
+            users.append(self.headers["Authorization"])
             taken.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
             self.send_response(204 if len(taken) == 1 else 500)
             self.end_headers()
@@ -109,7 +155,7 @@ def test_a_webhook_is_posted_the_event_and_its_url_stands_in_no_command_line() -
     with http.server.HTTPServer(("127.0.0.1", 0), Hook) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         alerts = Alerts(
-            (Receiver.webhook(f"http://127.0.0.1:{server.server_port}/secret-path-4712?x=1"),), time.monotonic
+            (Receiver.webhook(f"http://me:a%40b@127.0.0.1:{server.server_port}/secret-path-4712?x=1"),), time.monotonic
         )
         assert list(alerts.send(EVENT)) == []
         assert finish(alerts) == []
@@ -117,4 +163,5 @@ def test_a_webhook_is_posted_the_event_and_its_url_stands_in_no_command_line() -
         assert finish(alerts) == ["the webhook at 127.0.0.1: it ended with 1"]
         server.shutdown()
     assert taken == [("/secret-path-4712?x=1", EVENT)] * 2
+    assert users == [f"Basic {b64encode(b'me:a@b').decode()}"] * 2
     assert not [line for line in seen if b"secret-path-4712" in line]
