@@ -52,7 +52,7 @@ class EventKind(StrEnum):
 
 
 # After what it is told that a server is watched again.
-_RESTING: Final = {EventKind.WAITING, EventKind.STOPPED, EventKind.DIED, EventKind.FAILED}
+_RESTING: Final = {EventKind.WAITING, EventKind.STOPPED, EventKind.DIED, EventKind.FAILED, EventKind.GAVE_UP}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +132,7 @@ class Vigil:
     _lost: str = ""  # as the last look saw it
     _died: float = 0.0
     _counted: int = -1  # healings on record when the last one was begun
+    _failures: int = 0  # healings that failed since it served, however long each took
     _stepped: float = 0.0
     _looked: float = 0.0
     _slow: float = -inf  # when a slow answer was a reason to look
@@ -154,8 +155,6 @@ class Vigil:
         """Go on: what there is to tell."""
         self._leave_out(now - self._stepped)
         self._stepped = now
-        if self.ended:
-            return
         if self._healing is not None:
             yield from self._mind_healing(self._healing, now)
             return
@@ -167,17 +166,13 @@ class Vigil:
             for rank in self._ranks:
                 self._ask(rank, now)
             self._read_work(now)
-        if self._look is None and now >= self._next_look and not self._is_decided:
+        if self._look is None and now >= self._next_look and self._healing is None:
             self._look = self.means.look(self.name)
-
-    @property
-    def _is_decided(self) -> bool:
-        return self._healing is not None or bool(self.ended)
 
     @property
     def _may_be_asked(self) -> bool:
         seen = self.standing
-        return not self._is_decided and _left_alone(seen) is None and seen.status == "running"
+        return not self.ended and self._healing is None and _left_alone(seen) is None and seen.status == "running"
 
     def _leave_out(self, gap: float) -> None:
         """Time in which this process did not run, as on a machine that slept, is nobody's silence."""
@@ -198,23 +193,31 @@ class Vigil:
         if healed.others:
             return
         if healed.code == 0:
-            self.standing, self._accepted = replace(self.standing, run=healed.run), 0
+            self.standing, self._accepted, self._failures = replace(self.standing, run=healed.run), 0, 0
             yield self._tell(EventKind.SERVES, healed.message, now - self._died)
         elif healed.attempted:
+            self._failures += 1
             yield self._tell(EventKind.FAILED, healed.message)
         else:
-            yield self._give_up(f"it cannot be started again: {healed.message}")
+            yield self._give_up(f"it cannot be started again: {healed.message}", now)
 
-    def _give_up(self, why: str) -> Told:
-        self.ended = why
+    def _give_up(self, why: str, now: float) -> Told:
+        self.ended, self._next_look = why, now + _QUIET
         return self._tell(EventKind.GAVE_UP, why)
 
     def _take(self, seen: Standing | Unseen, now: float, wall: float) -> Iterator[Told]:
         """Take what a look has seen."""
         if isinstance(seen, Unseen):
             self._wait(now)
+            if self.ended:
+                return
             yield from self._once(EventKind.UNWELL, f"it cannot be looked at: {seen.message}")
             return
+        if self.ended:
+            if seen.by_watch or seen.run == self.standing.run:
+                self._next_look = now + _QUIET
+                return
+            self.ended, self._failures = "", 0  # a person has started it anew, while others are still watched
         before, self.standing = self.standing, seen
         if (before.run, before.ranks) != (seen.run, seen.ranks):
             self._accepted = 0
@@ -277,13 +280,15 @@ class Vigil:
     def _heal(self, why: str, now: float, wall: float) -> Iterator[Told]:
         seen = self.standing
         recent = [moment for moment in seen.healed if wall - moment < seen.window]
-        if len(recent) >= seen.limit:
+        if max(len(recent), self._failures) >= seen.limit:
             counted = f"{len(recent)} restarts within {seen.window:g} s were of no use" if recent else "it died"
-            yield self._give_up(f"{why}; {counted}, and `healing.restarts` is {seen.limit}")
+            if self._failures > len(recent):
+                counted = f"{self._failures} restarts in a row have failed"
+            yield self._give_up(f"{why}; {counted}, and `healing.restarts` is {seen.limit}", now)
             return
         if self._told is not None and self._told[0] is EventKind.FAILED:
             if len(seen.healed) <= self._counted:  # it would be tried for ever
-                yield self._give_up(f"{why}; its restart left no record")
+                yield self._give_up(f"{why}; its restart left no record", now)
                 return
         else:
             self._died = now

@@ -134,7 +134,10 @@ class Reality:
         return self.keys.setdefault(variable, read_key(value, where=variable))
 
     def _pulse(self, standing: Standing) -> Pulse:
-        return Pulse(url=standing.url, key=self.key_of(standing.api_key_env))
+        key = None
+        with suppress(UsageError):  # a later start has another key: it refuses to be asked, and the other servers stay
+            key = self.key_of(standing.api_key_env)
+        return Pulse(url=standing.url, key=key)
 
 
 def watch(

@@ -212,9 +212,24 @@ def test_a_storm_is_given_up_aloud_and_the_server_is_left_as_it_is() -> None:
     world.pass_by(vigil, 3600)
     assert world.kinds == ["watching", *(["died", "serves"] * 3), "gave up"]
     assert "3 restarts within 3600 s were of no use, and `healing.restarts` is 3" in vigil.ended
-    looks = world.looks
     world.pass_by(vigil, 3600)
-    assert (len(world.healed_at), world.looks) == (3, looks)
+    assert len(world.healed_at) == 3
+
+
+def test_one_that_was_given_up_is_watched_again_once_a_person_has_started_it_anew() -> None:
+    """`deploy watch a b`: `b` keeps the watch going, and nobody may think that `a` is watched when it is not."""
+    world = World(standing=replace(SERVES, limit=0))
+    vigil = world.vigil()
+    world.die()
+    world.pass_by(vigil, 900)
+    assert (world.kinds, bool(vigil.ended)) == (["watching", "gave up"], True)
+    assert world.looks <= 5
+    world.standing = replace(SERVES, run="run-2")
+    world.pass_by(vigil, 310)
+    assert (world.kinds[2:], vigil.ended) == (["watching"], "")
+    world.die()
+    world.pass_by(vigil, 10)
+    assert world.kinds[3:] == ["died"]
 
 
 def test_deaths_far_from_each_other_are_all_healed() -> None:
@@ -240,6 +255,13 @@ def test_starts_that_fail_count_and_one_that_leaves_no_record_is_not_repeated() 
     failing.die()
     failing.pass_by(vigil, 3600)
     assert failing.kinds == ["watching", *(["died", "failed"] * 3), "gave up"]
+
+    slow = World(outcome=failing.outcome, standing=replace(SERVES, window=60))  # each start takes 40 s
+    vigil = slow.vigil()
+    slow.die()
+    slow.pass_by(vigil, 3600)
+    assert slow.kinds == ["watching", *(["died", "failed"] * 3), "gave up"]
+    assert "3 restarts in a row have failed, and `healing.restarts` is 3" in vigil.ended
 
     refused = World(outcome=Healed(code=2, message="`KEY` is not set", attempted=False, others=False))
     vigil = refused.vigil()
