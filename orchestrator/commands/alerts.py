@@ -51,13 +51,13 @@ class Receiver:
         """A URL. Raises UsageError, which does not show it."""
         try:
             at = urlsplit(url)
-            known = at.scheme in {"http", "https"} and at.hostname and at.port != 0 and url.isprintable()
+            host = at.hostname if at.scheme in {"http", "https"} and at.port != 0 else None
         except ValueError:  # brackets without an address, a port that is no number
-            known = False
-        if not known or " " in url:
+            host = None
+        if not host or not url.isprintable() or " " in url:
             raise UsageError("the webhook is no URL", hint="write it as `https://host/path`")
         argv = own("orchestrator.commands.healer", "post")
-        return cls(shown=f"the webhook at {at.hostname}", argv=tuple(argv), url=Secret(url))
+        return cls(shown=f"the webhook at {host}", argv=tuple(argv), url=Secret(url))
 
     def tell(self, event: Mapping[str, object]) -> Program:
         """Let it read the event. Raises DeployError or OSError where it cannot be started."""

@@ -18,7 +18,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.redaction import redact
 from orchestrator.images import Registry, carried_patches, local_config
 from orchestrator.patches import patch_digest, read_diffs
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, differences
 from orchestrator.plan.lock import COMMIT, LOCK_FILE, Lock, changed, plan_lines
 from orchestrator.render import ContextFile
 from orchestrator.runtimes import runtime_kind
@@ -108,6 +108,16 @@ def _lock(
         unknown=unknown,
         plan=plan_lines(plan),
     )
+
+
+def moved_since(run: Path, plan: Plan, home: Home) -> Iterator[str]:
+    """What a run was made from and is another one now, as its own lock tells; nothing where that cannot be read."""
+    try:
+        then, _ = load_lock(run / LOCK_FILE)
+    except ProfileError:
+        return
+    for locked_then, now in ((then.patches, _patches(plan, home)), (then.files, _files(plan, home))):
+        yield from (each.key for each in differences([locked_then, now]))
 
 
 def _patches(plan: Plan, home: Home) -> dict[str, str]:

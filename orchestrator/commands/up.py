@@ -17,7 +17,7 @@ from orchestrator.commands.down import grace_of
 from orchestrator.commands.ending import HEALING, keep_ending, stop_server, why_failed
 from orchestrator.commands.environment import image_hazards, note_environment
 from orchestrator.commands.kernels import kernel_gate, make_table
-from orchestrator.commands.lock import lock_of_start, locked
+from orchestrator.commands.lock import lock_of_start, locked, moved_since
 from orchestrator.commands.machine import place_of
 from orchestrator.commands.planning import (
     is_path,
@@ -158,7 +158,11 @@ def up(
 def _decided(request: UpRequest, home: Home) -> tuple[Plan, dict[str, bytes]]:
     """What the profile says now, or what an earlier start was decided to be."""
     if request.run is not None:
-        return recorded(RunDir(Path(request.run)), home)
+        run = RunDir(Path(request.run))
+        plan, inputs = recorded(run, home)
+        for name in moved_since(run.path, plan, home):
+            warn(f"`{name}` is another one now than when `{run.path.name}` was started: what it makes is as it is now")
+        return plan, inputs
     if request.lock is not None:
         return locked(Path(request.lock), home)
     return planned(request.profile, request.overrides, home)

@@ -215,6 +215,21 @@ def test_a_lock_that_up_would_not_find_is_not_written(tmp_path: Path) -> None:
     assert "lock.yaml" in refused.value.hint
 
 
+def test_what_a_run_was_made_from_and_has_changed_is_told_when_it_is_started_once_more(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = past_run(home, 1)
+    plan = load("cpu-tiny").plan
+    run.write([lock_of_start(plan, "cpu-tiny", (), home, run.path)])
+    again = request_of(run=str(run.path))
+    preview(again, home)
+    assert "another one now" not in capsys.readouterr().err
+    monkeypatch.setattr(command, "_files", lambda *_: {"sglang-cpu-0.5.14.txt": "0" * 64, "tiny_model.py": "0" * 64})
+    preview(again, home)
+    said = capsys.readouterr().err
+    assert f"`sglang-cpu-0.5.14.txt` is another one now than when `{run.path.name}` was started" in said
+
+
 def test_a_lock_is_set_beside_a_profile_and_a_run(home: Home) -> None:
     path = written(home, "cpu-tiny", "server.port=31000")
     found = diff(side_of(str(path), home), side_of("cpu-tiny", home))
