@@ -334,8 +334,13 @@ class WaitingSection(StrictModel):
 class HealingSection(StrictModel):
     """What `deploy watch` does for a server that no longer serves."""
 
-    unhealthy_after: int = Field(
-        default=120, ge=1, le=_WEEK, description="seconds a rank may neither answer nor get on, and is taken for hung"
+    unhealthy_after: int = (
+        Field(  # as long as sglang's own watchdog waits (0.5.14, `watchdog_timeout`): kernels compile
+            default=300,
+            ge=1,
+            le=_WEEK,
+            description="seconds a rank may neither answer nor get on, and is taken for hung",
+        )
     )
     restarts: int = Field(default=3, ge=0, le=1000, description="restarts within the window, before it gives up")
     window: int = Field(default=3600, ge=1, le=_WEEK, description="seconds in which they are counted")

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8-throughput \
   --label deploy.name=mi355x-tp8-throughput \
-  --label deploy.plan=7e331b7cd4e0ef2a57b08c43e31c1a4fb17d6724f6a59873d45e2ca7369ef0a1 \
+  --label deploy.plan=18cbc1620682aef8f3f3b9c8ee8bfb7acb9dc5050477e33e8541210947b8d24c \
   --label deploy.profile=mi355x-tp8-throughput \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

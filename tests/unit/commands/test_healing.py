@@ -61,7 +61,7 @@ def test_one_that_ended_by_itself_is_wanted_and_one_that_a_person_ended_is_not(t
     run = started(home)
     seen = look(home, run, KILLED)
     assert (seen.wanted, seen.status, seen.ending, seen.ready) == (True, "exited", "killed by SIGKILL", True)
-    assert (seen.limit, seen.window, seen.unhealthy_after) == (3, 3600, 120)
+    assert (seen.limit, seen.window, seen.unhealthy_after) == (3, 3600, 300)
     assert look(home, run, None).wanted is False  # removed by hand
     keep_ending(run, "stopped", KILLED)  # `deploy down` of what was dead already
     assert look(home, run, None).wanted is False
