@@ -18,6 +18,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from ports import free_port
+
 CPU = ("--device", "cpu", "--attention-backend", "torch_native", "--disable-overlap-schedule", "--skip-tokenizer-init")
 DUMMY = ("--load-format", "dummy", "--disable-radix-cache")
 Told = dict[str, Any]
@@ -28,7 +30,7 @@ def make(folder: Path, name: str, config: Told, arguments: list[str]) -> Told:
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
     from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator, HybridSWAPoolConfigurator
-    from sglang.srt.server_args import PortArgs, prepare_server_args, set_global_server_args_for_scheduler
+    from sglang.srt.server_args import prepare_server_args, set_global_server_args_for_scheduler
 
     told: Told = {"lines": [], "pools": []}
     directory = folder / name
@@ -55,7 +57,7 @@ def make(folder: Path, name: str, config: Told, arguments: list[str]) -> Told:
     handler.emit = lambda record: told["lines"].append(record.getMessage())  # type: ignore[method-assign]
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     ranks = {"gpu_id": 0, "tp_rank": 0, "moe_ep_rank": 0, "pp_rank": 0, "attn_cp_rank": 0, "moe_dp_rank": 0}
-    common = {**ranks, "dp_rank": None, "nccl_port": PortArgs.init_new(args).nccl_port, "server_args": args}
+    common = {**ranks, "dp_rank": None, "nccl_port": free_port(), "server_args": args}
     target = TpModelWorker(**common)
     workers = [target]
     if args.speculative_algorithm:
