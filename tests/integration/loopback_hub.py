@@ -29,6 +29,8 @@ class Hub:
     sizes: dict[str, int] = field(default_factory=dict)  # sizes the listing claims, where they are not the files'
     cuts: dict[str, int] = field(default_factory=dict)  # path -> bytes after which the connection breaks
     down: bool = False  # after a cut: every download is answered with 503
+    withheld: str = ""  # path whose body does not come as long as the hub serves
+    over: threading.Event = field(default_factory=threading.Event)
     before_body: Callable[[], object] = lambda: None
     sent: dict[str, int] = field(default_factory=dict)  # path -> bytes of body sent
     ranges: list[tuple[str, str]] = field(default_factory=list)
@@ -60,6 +62,7 @@ def serve(hub: Hub) -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.over.set()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -136,6 +139,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if body:
             self.hub.before_body()
+            if name == self.hub.withheld:
+                self.hub.over.wait()
             self._send(name, path, first)
 
     def _send(self, name: str, path: Path, first: int) -> None:

@@ -241,7 +241,7 @@ def test_a_local_set_of_50_gb_and_one_of_10000_files_in_bounded_memory(hub: Hub,
 def test_a_checkpoint_of_another_model_is_not_fetched_to_its_end(hub: Hub, tmp_path: Path) -> None:
     """Its config is here after a moment; 438 GB are not awaited to say that the profile speaks of another one."""
     (hub.directory / "config.json").write_text('{"num_hidden_layers": 61}')
-    hub.cuts[SECOND] = 10
+    hub.withheld = SECOND
     refused = stage(hub, tmp_path)
     assert refused.returncode == 4
     assert "`model.layers` is `78`, the checkpoint's `num_hidden_layers` is `61`" in refused.stderr
