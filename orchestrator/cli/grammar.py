@@ -10,7 +10,7 @@ from typer._click.exceptions import NoArgsIsHelpError  # typer's copy of click h
 from typer._click.exceptions import UsageError as Misused
 from typer.core import TyperCommand, TyperGroup
 
-from orchestrator.cli.options import with_revision
+from orchestrator.cli.options import overridden
 from orchestrator.core.asked import note_asked
 from orchestrator.core.errors import UsageError
 from orchestrator.core.nearest import did_you_mean
@@ -41,7 +41,8 @@ class ProfileCommand(TyperCommand):
     def invoke(self, ctx: "Context") -> object:
         """As click does; what was asked for is noted, for the commands in messages."""
         given = ctx.params
-        note_asked(given.get("profile"), with_revision(given.get("set_"), given.get("revision")), given.get("host"))
+        overrides = overridden(given.get("set_"), revision=given.get("revision"), on=given.get("on"))
+        note_asked(given.get("profile"), overrides, given.get("host"))
         return super().invoke(ctx)
 
     def collect_usage_pieces(self, ctx: "Context") -> list[str]:

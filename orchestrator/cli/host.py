@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.grammar import PREPARE, add
-from orchestrator.cli.options import HostOption, Json, ProfileArgument, RevisionOption, SetOption, with_revision
+from orchestrator.cli.options import HostOption, Json, OnOption, ProfileArgument, RevisionOption, SetOption, overridden
 from orchestrator.core.console import note, out, out_json, say, terminal_width
 
 
@@ -15,7 +15,14 @@ def register(app: typer.Typer) -> None:
     add(app, preflight, stage, section=PREPARE)
 
 
-def preflight(*, profile: ProfileArgument, set_: SetOption = None, host: HostOption = None, json: Json = False) -> None:
+def preflight(
+    *,
+    profile: ProfileArgument,
+    host: HostOption = None,
+    on: OnOption = None,
+    set_: SetOption = None,
+    json: Json = False,
+) -> None:
     """Check whether a machine is ready for a profile. This one, or a far one; exit code 4 if it is not."""
     from orchestrator.commands.coverage import note_coverage
     from orchestrator.commands.machine import inspect_host, place_of
@@ -23,7 +30,7 @@ def preflight(*, profile: ProfileArgument, set_: SetOption = None, host: HostOpt
     from orchestrator.core.errors import HostError
     from orchestrator.core.paths import Home
 
-    plan, home = load(profile, overrides=set_ or ()).plan, Home.from_environment()
+    plan, home = load(profile, overrides=overridden(set_, on=on)).plan, Home.from_environment()
     place = place_of(plan, home, host)
     note_coverage(plan, home)
     report = inspect_host(plan, place)
@@ -58,7 +65,7 @@ def stage(
     from orchestrator.core.paths import Home
     from orchestrator.weights import checkpoint_directory
 
-    plan, home = load(profile, overrides=with_revision(set_, revision)).plan, Home.from_environment()
+    plan, home = load(profile, overrides=overridden(set_, revision=revision)).plan, Home.from_environment()
     if (far := place_of(plan, home, host).far) is not None:
         verified = staging.stage_there(plan, str(directory or far_directory(plan)), far)
     else:

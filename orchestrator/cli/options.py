@@ -80,6 +80,9 @@ SetOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="override one value, such as layout.tp=4; may be repeated"),
 ]
+OnOption: TypeAlias = Annotated[
+    str | None, typer.Option("--on", metavar="RUNTIME", help="the runtime, in the place of the profile's; as --set runtime=…")
+]
 RevisionOption: TypeAlias = Annotated[
     str | None,
     typer.Option("--revision", metavar="REV", help="revision of the checkpoint: a commit, its first digits, or main"),
@@ -119,9 +122,10 @@ def require_kind(target: str, *, url: bool, of_url: Mapping[str, object], of_ser
         raise UsageError(f"{' and '.join(unfit)} {'is' if len(unfit) == 1 else 'are'} for {whose}", hint=hint)
 
 
-def with_revision(overrides: Sequence[str] | None, revision: str | None) -> tuple[str, ...]:
-    """`--set` options, and the one that `--revision` stands for."""
-    return (*(overrides or ()), *([f"model.origin.revision={revision}"] if revision else []))
+def overridden(overrides: Sequence[str] | None, *, revision: str | None = None, on: str | None = None) -> tuple[str, ...]:
+    """`--set` options, and those that `--revision` and `--on` stand for."""
+    stand_ins = {"model.origin.revision": revision, "runtime": on}
+    return (*(overrides or ()), *(f"{key}={value}" for key, value in stand_ins.items() if value))
 
 
 def named_files(option: str, pairs: Sequence[str] | None) -> dict[str, Path]:

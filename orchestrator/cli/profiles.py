@@ -9,11 +9,12 @@ from orchestrator.cli.grammar import LOOK_UP, PREPARE, add
 from orchestrator.cli.options import (
     GiveOption,
     Json,
+    OnOption,
     ProfileArgument,
     RevisionOption,
     SetOption,
     named_files,
-    with_revision,
+    overridden,
 )
 from orchestrator.core.console import note, out, out_json, say, terminal_width
 
@@ -94,7 +95,7 @@ def lock(
     from orchestrator.core.paths import Home
 
     path = lock_output(output, profile)
-    found = resolve(profile, with_revision(set_, revision), Home.from_environment())
+    found = resolve(profile, overridden(set_, revision=revision), Home.from_environment())
     write_lock(path, found)
     if json:
         out_json({"lock": str(path), "unknown": dict(found.unknown)})
@@ -113,6 +114,7 @@ def show(
     capacity: Annotated[
         bool, typer.Option("--capacity", help="what fits: weights, tokens of its cache, requests of its load")
     ] = False,
+    on: OnOption = None,
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
@@ -124,7 +126,7 @@ def show(
     from orchestrator.commands.planning import load
     from orchestrator.core.paths import Home
 
-    loaded = load(profile, overrides=set_ or ())
+    loaded = load(profile, overrides=overridden(set_, on=on))
     if capacity:
         found = loaded.valid.capacity
         warn_capacity(loaded.plan)
@@ -157,6 +159,7 @@ def render(
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="write the files there instead of printing them")
     ] = None,
+    on: OnOption = None,
     set_: SetOption = None,
     give: GiveOption = None,
     json: Json = False,
@@ -171,7 +174,7 @@ def render(
     from orchestrator.commands.runs import write_files
     from orchestrator.core.paths import Home
 
-    plan, inputs = plan_given(profile, set_ or (), named_files("--give", give))
+    plan, inputs = plan_given(profile, overridden(set_, on=on), named_files("--give", give))
     note_coverage(plan, Home.from_environment())
     files = rendered_files(render_artifacts(plan, inputs))
     if output is not None:

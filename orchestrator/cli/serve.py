@@ -12,6 +12,7 @@ from orchestrator.cli.options import (
     HostOption,
     Json,
     NameArgument,
+    OnOption,
     ProfileOrRunArgument,
     RevisionOption,
     SetOption,
@@ -20,7 +21,7 @@ from orchestrator.cli.options import (
     require_kind,
     run_names,
     server_names,
-    with_revision,
+    overridden,
 )
 from orchestrator.core.console import note, out, out_json, say, terminal_width
 from orchestrator.core.errors import UsageError
@@ -65,6 +66,7 @@ def up(
         typer.Option(metavar="IMAGE", help="start this image, as `build --push` made it: NAME@sha256:… or NAME:TAG"),
     ] = None,
     host: HostOption = None,
+    on: OnOption = None,
     set_: SetOption = None,
     json: Json = False,
 ) -> None:
@@ -78,7 +80,7 @@ def up(
     request = UpRequest(
         profile=profile or "",
         name=name,
-        overrides=with_revision(set_, revision),
+        overrides=overridden(set_, revision=revision, on=on),
         host=host,
         image=image,
         replace=replace,
