@@ -49,6 +49,13 @@ def run_names(incomplete: str) -> list[str]:
     return []
 
 
+def runtime_names(incomplete: str) -> list[str]:
+    """The ways to run a server."""
+    from orchestrator.runtimes import REGISTRY
+
+    return _words(REGISTRY, incomplete)
+
+
 def sides_to_compare(incomplete: str) -> list[str]:
     """Profiles, servers and their runs."""
     found = [*names_of("PROFILE")(incomplete), *server_names(incomplete), *run_names(incomplete)]
@@ -81,7 +88,10 @@ SetOption: TypeAlias = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="override one value, such as layout.tp=4; may be repeated"),
 ]
 OnOption: TypeAlias = Annotated[
-    str | None, typer.Option("--on", metavar="RUNTIME", help="the runtime, in the place of the profile's; as --set runtime=…")
+    str | None,
+    typer.Option(
+        "--on", metavar="RUNTIME", help="run it there, such as docker or process", autocompletion=runtime_names
+    ),
 ]
 RevisionOption: TypeAlias = Annotated[
     str | None,
@@ -122,7 +132,9 @@ def require_kind(target: str, *, url: bool, of_url: Mapping[str, object], of_ser
         raise UsageError(f"{' and '.join(unfit)} {'is' if len(unfit) == 1 else 'are'} for {whose}", hint=hint)
 
 
-def overridden(overrides: Sequence[str] | None, *, revision: str | None = None, on: str | None = None) -> tuple[str, ...]:
+def overridden(
+    overrides: Sequence[str] | None, *, revision: str | None = None, on: str | None = None
+) -> tuple[str, ...]:
     """`--set` options, and those that `--revision` and `--on` stand for."""
     stand_ins = {"model.origin.revision": revision, "runtime": on}
     return (*(overrides or ()), *(f"{key}={value}" for key, value in stand_ins.items() if value))

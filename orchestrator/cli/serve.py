@@ -18,10 +18,10 @@ from orchestrator.cli.options import (
     SetOption,
     TargetArgument,
     names_of,
+    overridden,
     require_kind,
     run_names,
     server_names,
-    overridden,
 )
 from orchestrator.core.console import note, out, out_json, say, terminal_width
 from orchestrator.core.errors import UsageError

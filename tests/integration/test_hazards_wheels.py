@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 from together import together
-from wheels import CACHE, read, unpacked
+from wheels import read, unpacked
 
 from orchestrator.environments import Environment
 
@@ -82,7 +82,7 @@ def test_without_custom_all_reduce_the_fusion_does_nothing(
     }
 
 
-@pytest.mark.parametrize("version", sorted((path.name.split("-")[1] for path in CACHE.glob("*.whl")), key=Version))
+@pytest.mark.parametrize("version", ["0.5.10", "0.5.14", "0.5.16", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"])
 def test_speculation_is_greedy_on_rocm_until_0_5_20(version: str) -> None:
     """The line that decides: the platform alone, or the platform without rejection sampling."""
     file = "eagle_info_v2.py" if Version(version) < Version("0.5.14") else "eagle_utils.py"
