@@ -15,7 +15,9 @@ from orchestrator.cli.options import (
     SetOption,
     named_files,
     overridden,
+    runtime_names,
 )
+from orchestrator.core.asked import note_asked
 from orchestrator.core.console import note, out, out_json, say, terminal_width
 
 if TYPE_CHECKING:
@@ -159,7 +161,18 @@ def render(
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="write the files there instead of printing them")
     ] = None,
-    on: OnOption = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUNTIME|BROKER",
+            help="for that runtime, or for `skypilot` or `dstack`, which rent a machine and start it there",
+            autocompletion=runtime_names,
+        ),
+    ] = None,
+    tool: Annotated[
+        str | None,
+        typer.Option(metavar="WHAT", help="what installs this tool on a rented machine: a wheel, a folder, a URL"),
+    ] = None,
     set_: SetOption = None,
     give: GiveOption = None,
     json: Json = False,
@@ -171,12 +184,24 @@ def render(
     """
     from orchestrator.commands.coverage import note_coverage
     from orchestrator.commands.planning import plan_given, render_artifacts, rendered_files
+    from orchestrator.commands.rental import rental_files
     from orchestrator.commands.runs import write_files
+    from orchestrator.core.errors import UsageError
     from orchestrator.core.paths import Home
+    from orchestrator.rental import BROKERS
 
-    plan, inputs = plan_given(profile, overridden(set_, on=on), named_files("--give", give))
-    note_coverage(plan, Home.from_environment())
-    files = rendered_files(render_artifacts(plan, inputs))
+    given, home = named_files("--give", give), Home.from_environment()
+    if tool is not None and on not in BROKERS:
+        raise UsageError("`--tool` is for a rented machine", hint=f"`--on {'`, `--on '.join(BROKERS)}`")
+    if on is not None and on in BROKERS:
+        note_asked(profile, set_ or (), None)
+        if given:
+            raise UsageError("`--give` is not for a rented machine: `up` makes its tables there")
+        plan, files = rental_files(on, profile, set_ or (), home, tool=tool)
+    else:
+        plan, inputs = plan_given(profile, overridden(set_, on=on), given)
+        files = rendered_files(render_artifacts(plan, inputs))
+    note_coverage(plan, home)
     if output is not None:
         write_files(output, files)
         for file in files:

@@ -149,6 +149,7 @@ def _hardware(profile: Profile, composed: Composed) -> Hardware:
         name=composed.names["hardware"],
         vendor=hardware.vendor,
         arch=hardware.arch,
+        product=hardware.product,
         gpus=hardware.gpus,
         compute_units=hardware.compute_units,
         vram_bytes=hardware.vram,

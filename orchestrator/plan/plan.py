@@ -74,6 +74,7 @@ class Hardware:
     name: str
     vendor: str  # amd | nvidia | cpu
     arch: str
+    product: str | None  # what who rents it out calls the GPU
     gpus: int
     compute_units: int  # of one GPU
     vram_bytes: int  # of one GPU

@@ -132,6 +132,7 @@ class HardwareSection(StrictModel):
 
     vendor: Literal["amd", "nvidia", "cpu"] = Field(description="amd, nvidia or cpu")
     arch: Word = Field(description="what the compiler calls the GPU: gfx950, sm100; or the machine, x86_64")
+    product: Word | None = Field(default=None, description="what who rents it out calls the GPU, such as MI355X")
     gpus: int = Field(ge=0, description="GPUs in the node")
     compute_units: int = Field(ge=0, description="compute units (CUs, SMs) of one GPU")
     vram: Size = Field(description="memory of one GPU")

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2-july \
   --label deploy.name=mi355x-tp4dp2-july \
-  --label deploy.plan=698c147ba563a2787a15ea1617a37d34a98bb8434727f0bb12e941f113710ef9 \
+  --label deploy.plan=364b25bcec7ee79cf0c949b01de491f07c6f7968134413916355d2a1cf0f471b \
   --label deploy.profile=mi355x-tp4dp2-july \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8-july \
   --label deploy.name=mi355x-tp8-july \
-  --label deploy.plan=036d1bcd6dffc4ae2f84174b3263871a223e5b79a82fd173f5e186eb05f4bc94 \
+  --label deploy.plan=a6159c7839ce478992f8d9fd305f97762f7633e6e3fd99a757c6f55e5632e249 \
   --label deploy.profile=mi355x-tp8-july \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -1,0 +1,61 @@
+"""What rents a machine, read by the brokers' own validators."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import uv
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.commands.planning import profile_names
+
+KEPT = Path.home() / ".cache/deploy-tests/brokers"
+SKYPILOT = """
+import sys, sky
+for path in sys.argv[1:]:
+    task = sky.Task.from_yaml(path)
+    print(task.name, *task.resources, task.service is not None)
+"""
+DSTACK = """
+import sys, yaml
+from dstack._internal.core.models.configurations import parse_run_configuration
+for path in sys.argv[1:]:
+    run = parse_run_configuration(yaml.safe_load(open(path)))
+    print(run.name, run.type, run.resources.gpu.name, run.resources.gpu.count.max)
+"""
+BROKERS = {"skypilot": ("skypilot==0.14.1", SKYPILOT), "dstack": ("dstack==0.22.5", DSTACK)}
+
+
+def interpreter(package: str) -> Path:
+    """Of an environment with that package, made once for all runs; skipped aloud without a package index."""
+    python = KEPT / package / "bin/python"
+    if not (done := KEPT / package / "done").exists():
+        for command in (
+            ["venv", "--quiet", "--clear", "--python", "3.11", KEPT / package],
+            ["pip", "install", "--quiet", "--python", python, package],
+        ):
+            made = subprocess.run([uv.find_uv_bin(), *map(str, command)], capture_output=True, text=True, check=False)
+            if made.returncode:
+                pytest.skip(f"no {package}: {made.stderr.strip()[-200:]}")
+        done.touch()
+    return python
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_the_broker_takes_the_files_of_every_profile(broker: str, tmp_path: Path) -> None:
+    package, script = BROKERS[broker]
+    python = interpreter(package)
+    for profile in profile_names():
+        done = CliRunner().invoke(app, ["render", profile, "--on", broker, "--output", str(tmp_path / profile)])
+        assert done.exit_code == 0, done.output
+    files = sorted(map(str, tmp_path.rglob("*.y*ml")))
+    read = subprocess.run([python, "-c", script, *files], capture_output=True, text=True, check=False, timeout=120)
+    assert read.returncode == 0, read.stderr[-2000:]
+    assert len(read.stdout.splitlines()) == len(files) == 2 * len(profile_names())
+    assert "MI355X" in read.stdout
+
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(Path(files[0]).read_text().replace("name:", "nome:", 1))
+    refused = subprocess.run([python, "-c", script, str(wrong)], capture_output=True, text=True, check=False)
+    assert refused.returncode != 0  # the validator does look
