@@ -16,6 +16,9 @@ _HEADER: Final = 24  # characters: `proxy-authorization`, and what stands betwee
 _VALUE: Final = r"""(?P<quote>\\*["'])?(?P<value>(?(quote)(?:(?!(?P=quote))(?:\\.|.))+|[^\s,;)}\]"'\\]+))"""
 _GIVEN: Final = rf"""\\*["']?[ \t]*[=:][ \t]*{_VALUE}"""
 _ARGUMENT: Final = rf"""(?:\\*["']?[ \t]*[=:]|(?:(?<=-api-key)|(?<=-keyfile-password))["']?[ \t,])[ \t]*{_VALUE}"""
+# Of a URL (RFC 3986, 3.2.1), its slashes escaped or not: behind a port comes `/` and no `@`, but that of a digest
+# behind the tag of an image, whose digits may be zeros here (`sha000`).
+_IN_URL: Final = r""":(?:\\*/){2}[^\s/@:"<>]*:(?P<value>[^\s/?#"<>]+)@(?!sha\d{3}:)"""
 _TOLD: Final = r"""[ \t]+(?:is|provided)[ \t]*:?[ \t]*["'`]?(?P<value>[a-z0-9._~+/=-]{8,})"""
 
 
@@ -23,6 +26,11 @@ def _is_value(value: str, _: str) -> bool:
     return (
         value not in {"None", "null", "True", "False"} and not value.startswith(REDACTED[:-1]) and not value.isdigit()
     )
+
+
+def _is_password(value: str, _: str) -> bool:
+    """Of a URL; not where it was taken out already, or written as stars."""
+    return not value.startswith(REDACTED[:-1]) and value.strip("*") != ""
 
 
 def _is_mixed(value: str, _: str) -> bool:
@@ -53,6 +61,7 @@ _SHAPES: Final[tuple[tuple[str, re.Pattern[str], _IsSecret], ...]] = tuple(
         ("hf_", rf"hf_token{_GIVEN}", _is_value),
         ("hf_", r"(?P<value>hf_[a-z0-9]{16,})", _is_value),
         ("bearer", r"bearer[ \t]+(?P<value>[a-z0-9._~+/=-]{6,})", _is_value),
+        ("@", _IN_URL, _is_password),
         ("basic", r"basic[ \t]+(?P<value>[a-z0-9+/_-]{4,}={0,2})", _is_user),
     )
 )

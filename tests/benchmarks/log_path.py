@@ -62,6 +62,7 @@ LOGS: Final = {
     "served requests": SERVED,
     "words of secrets": b"the API key is needed, api_key=None, hf_token=None, a basic bearer of the token is at hand",
     "lookalikes": b"Authorization: Bearer abc.def-1 api_key='wJ4-zTq8-mMv2'",
+    "passwords in URLs": b"Looking in indexes: https://me:pa55word@pypi.example.org/simple for me@example.org",
     "the key": b"it is " + KEY.encode() + b", and so on, and on, and on, and on",
     "other letters": "重みを読み込んでいます、しばらくお待ちください".encode(),
     "no text": bytes(range(256)),

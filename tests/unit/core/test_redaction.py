@@ -287,6 +287,14 @@ def test_a_text_around_secrets_is_not_known_as_a_whole() -> None:
         ("your token is abc123def456.", f"your token is {REDACTED}"),
         ("Incorrect API key provided: sk-12ab34cd", f"Incorrect API key provided: {REDACTED}"),
         ("hf_0123456789abcdefXYZ", REDACTED),
+        ("HTTPS_PROXY=http://me:pa55@proxy:3128", f"HTTPS_PROXY=http://me:{REDACTED}@proxy:3128"),
+        (
+            "Looking in indexes: https://u:1234@pypi.org/simple/",
+            f"Looking in indexes: https://u:{REDACTED}@pypi.org/simple/",
+        ),
+        ("git+https://x-access-token:t0k@h.org/a/b@v1", f"git+https://x-access-token:{REDACTED}@h.org/a/b@v1"),
+        ("redis://:p@ss,w\\'d@[::1]:6379/0", f"redis://:{REDACTED}@[::1]:6379/0"),
+        ('"http:\\/\\/me:pa%40@proxy"', f'"http:\\/\\/me:{REDACTED}@proxy"'),
     ],
 )
 def test_what_looks_like_a_secret_is_taken_out(text: str, shown: str) -> None:
@@ -304,6 +312,10 @@ def test_what_looks_like_a_secret_is_taken_out(text: str, shown: str) -> None:
         "a basic configuration, Basic training of models, the bearer of news",
         "server.api_key_env names the variable; hf_config, hf_quant_config.json, hf_overrides",
         "api_key=[REDACTED]",
+        "http://host:30000/path@x, http://host:30000?to=a@b, http://host:30000 me@host.org, http://[::1]:30000/a:b@c",
+        "ssh://user@host, ssh://user:@host, http://me@[::1]:30000, scp me@host:/a, https://h/see:me@host.org",
+        'tcp://127.0.0.1:29500, ["http://a:1","me@b"], docker://sglang:v0.5.14@sha256:0123abcd',
+        "https://me:****@pypi.org/simple",
     ],
 )
 def test_ordinary_text_stays_as_it_is(text: str) -> None:
@@ -431,6 +443,7 @@ LOOKALIKES = (
         "hf_0123456789abcdef9",
     ),
     *("Bearer ", "Basic ", "Authorization: ", "dXNlcjprZXk=", "c2VjcmV0", "abc123def456", "None", "12345678", "İ", "é"),
+    *("http://", "me:", "@host", "/"),
     *("'", '"', "\\", " ", "=", ":", "\n", ",", "0", "9a", "training"),
 )
 

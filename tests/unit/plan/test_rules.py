@@ -73,6 +73,11 @@ def test_all_faults_come_at_once_each_with_its_place() -> None:
         (["env.MY_API_KEY=x"], "`MY_API_KEY` looks like a secret", "export it"),
         (["flags.admin-api-key=wJ4-zTq8"], "`admin-api-key` is not set as a flag", "api_key_env"),
         (["flags.ssl-keyfile-password=wJ4-zTq8"], "`ssl-keyfile-password` is a secret", "a file that only its user"),
+        (
+            ["env.HTTPS_PROXY=http://me:pa55@proxy:3128"],
+            "the value of `HTTPS_PROXY` holds what looks like a secret",
+            "leave it out",
+        ),
         (["env.EXTRA=Bearer wJ4-zTq8"], "the value of `EXTRA` holds what looks like a secret", "leave it out"),
         (
             ['flags.json-model-override-args={"api_key": "wJ4-zTq8"}'],
