@@ -61,6 +61,13 @@ def test_values_of_flags_and_dates_of_images() -> None:
     assert image_date("lmsysorg/sglang:v0.5.16-cu130") == 0
 
 
+@pytest.mark.parametrize("quantisation", ["quark-mxfp4", "mxfp4"])
+def test_mxfp4_has_no_kernels_before_gfx950(quantisation: str) -> None:
+    plan = plan_of("mi300x-tp8")
+    assert ids(plan) == set()
+    assert ids(replace(plan, model=replace(plan.model, quantisation=quantisation))) == {"mxfp4-without-gfx950"}
+
+
 def test_a_refusal_names_its_source_and_the_way_around() -> None:
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp8-july", overrides=["layout.dp=8", "layout.dp_attention=true"])
