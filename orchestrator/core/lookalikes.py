@@ -71,6 +71,7 @@ _IN_NO_TELLTALE: Final = bytes(
     {*range(128)} - {*"".join((*_TELLTALES, "\n")).encode()} - {*"".join(_TELLTALES).upper().encode()}
 )
 _LINE: Final = 32  # letters: of shorter lines it costs more to tell them apart than to search them
+_REPEATED: Final = 3  # lines of each kind: with fewer, to read them all costs less than to tell the kinds apart
 _LOWER: Final = {capital: capital + 32 for capital in range(ord("A"), ord("Z") + 1)}
 
 
@@ -83,9 +84,8 @@ class Lookalike(NamedTuple):
 
 
 class _InPlace(NamedTuple):
-    """The same within a line of some kind; with `doubtful` it is only one where a certain line says so."""
+    """Where it stands within a line of some kind; with `doubtful` it is only one where a certain line says so."""
 
-    told: int
     start: int
     end: int
     doubtful: bool
@@ -95,23 +95,24 @@ def lookalikes(text: str) -> Iterator[Lookalike]:
     """All that looks like a secret. Most texts hold nothing of the kind."""
     if not (told := [*_told(text)]):
         return
-    kinds = alike(text).split("\n")
-    by_kind, line = _by_kind(kinds, told), 0
-    for kind in kinds if by_kind else ():
-        for found in by_kind.get(kind, ()):
-            start, end, before = line + found.start, line + found.end, max(line + found.told - _HEADER, 0)
-            if not found.doubtful or _is_user(text[start:end], text[before : line + found.told].lower()):
+    lower = _lowered(text)
+    for telltale, shape, is_secret in _SHAPES:
+        for match in shape.finditer(lower) if telltale in told else ():
+            start, end = match.span("value")
+            before = max(match.start() - _HEADER, 0)
+            if is_secret(text[start:end], lower[before : match.start()]):
                 yield Lookalike(before, start, end)
-        line += len(kind) + 1
 
 
 def without_lookalikes(text: str) -> tuple[str, list[str]]:
-    """`text` with `[REDACTED]` for all that looks like a secret, and what that was. Equal lines are cut once."""
+    """`text` with `[REDACTED]` for all that looks like a secret, and what that was. Lines of one kind are read once."""
     if not (told := [*_told(text)]):
         return text, []
     lines = text.split("\n")
     different = [*dict.fromkeys(lines)]
     kinds = alike("\n".join(different)).split("\n")
+    if len({*kinds}) * _REPEATED > len(lines):
+        return _cut(text, _spans(lookalikes(text)))
     by_kind = _by_kind(kinds, told)
     if any(each.doubtful for found in by_kind.values() for each in found):
         return _cut(text, _spans(lookalikes(text)))
@@ -164,11 +165,11 @@ def _by_kind(lines: Iterable[str], told: Sequence[str]) -> dict[str, list[_InPla
             start, end = match.span("value")
             line, ends = kinds.rfind("\n", 0, start) + 1, kinds.find("\n", end)
             value, told_at = kinds[start:end], match.start() - line
-            before = kinds[max(match.start() - _HEADER, line) : match.start()].lower()
+            before = lower[max(match.start() - _HEADER, line) : match.start()]
             doubtful = is_secret is _is_user and "authorization" not in before and ("0" in value or told_at < _HEADER)
             if doubtful or is_secret(value, before):
                 kind = kinds[line : ends if ends >= 0 else len(kinds)]
-                by_kind.setdefault(kind, []).append(_InPlace(told_at, start - line, end - line, doubtful))
+                by_kind.setdefault(kind, []).append(_InPlace(start - line, end - line, doubtful))
     return by_kind
 
 

@@ -11,6 +11,8 @@ in turns with this one, and prints its figure first.
 import argparse
 import importlib
 import os
+import random
+import string
 import subprocess
 import sys
 import time
@@ -40,6 +42,8 @@ ERRORS: Final = (
     FAULT,
     b"[2026-07-02 10:14:31 TP0] Scheduler hit an exception: Traceback (most recent call last):",
 )
+_DICE: Final = random.Random(1)
+_SECRETS: Final = ("".join(_DICE.choices(string.ascii_letters, k=24)).encode() for _ in range(20_000))
 LOGS: Final = {
     "decode lines": b"\n".join([DECODE] * 10),
     "one fault in ten": b"\n".join([*[DECODE] * 9, FAULT]),
@@ -63,6 +67,7 @@ LOGS: Final = {
     "words of secrets": b"the API key is needed, api_key=None, hf_token=None, a basic bearer of the token is at hand",
     "lookalikes": b"Authorization: Bearer abc.def-1 api_key='wJ4-zTq8-mMv2'",
     "passwords in URLs": b"Looking in indexes: https://me:pa55word@pypi.example.org/simple for me@example.org",
+    "another secret in each line": b"\n".join(b"Authorization: Bearer %b, and so on" % each for each in _SECRETS),
     "the key": b"it is " + KEY.encode() + b", and so on, and on, and on, and on",
     "other letters": "重みを読み込んでいます、しばらくお待ちください".encode(),
     "no text": bytes(range(256)),
