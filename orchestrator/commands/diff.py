@@ -1,9 +1,10 @@
 """`deploy diff`: what is not the same between two starts, profiles, locks or results, and what that did to figures."""
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.commands.history import PastStart, past_start
 from orchestrator.commands.runs import RunDir, find_run, known_names, latest_run, load_lock, load_result, provenance_of
@@ -24,6 +25,9 @@ from orchestrator.report import (
 )
 from orchestrator.results import RESULT_FILE, BenchResult, ServerProvenance, figures
 
+if TYPE_CHECKING:
+    from orchestrator.commands.planning import Loaded
+
 _AREAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("image", "patched", "engine", "patches", "ready_image"), "image"),
     **dict.fromkeys(("weights", "model"), "weights"),
@@ -41,11 +45,19 @@ _FIGURES: Final = {figure.key: figure for figure in figures.FIGURES}
 
 @dataclass(frozen=True, kw_only=True)
 class DiffSide:
-    """One of the two: what it is, everything that is known of it by dotted key, and what was measured on it."""
+    """One of the two: what it is, everything that is known of it by dotted key, and what was measured on it.
+
+    `reasons` say of a key, or of its group, who stands behind it and why.
+    """
 
     label: str
     values: Mapping[str, str]
     results: tuple[BenchResult, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def reason(self, key: str) -> str:
+        """Why it has that value; "" where it does not tell, or has none."""
+        return self.reasons.get(key, self.reasons.get(key.partition(".")[0], "")) if key in self.values else ""
 
     def knows(self, group: str) -> bool:
         """Whether anything is known of it there."""
@@ -65,12 +77,22 @@ class DifferentFigure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DifferentReason:
+    """Who stands behind what differs in these keys, on both sides; "" for a side that does not tell or has none."""
+
+    keys: tuple[str, ...]
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Differences:
-    """What differs, by where it belongs; `unknown` says what one of the two does not tell."""
+    """What differs, by where it belongs, and why; `unknown` says what one of the two does not tell."""
 
     a: str
     b: str
     differences: tuple[tuple[str, Difference], ...]
+    reasons: tuple[DifferentReason, ...]
     figures: tuple[DifferentFigure, ...]
     unknown: tuple[str, ...] = field(default=())
 
@@ -100,9 +122,11 @@ def side_of(text: str, home: Home, results: Sequence[BenchResult] = ()) -> DiffS
     if path.is_file() or catalogue.find(Kind.PROFILE, text) is not None:
         from orchestrator.commands.planning import load  # noqa: PLC0415 - as long as all else that two runs need
 
-        plan = load(text, catalogue=catalogue).plan
+        loaded = load(text, catalogue=catalogue)
+        plan = loaded.plan
         provenance = ServerProvenance(plan=plan.to_dict(), plan_digest=plan.digest)
-        return DiffSide(label=f"profile `{text}`", values=started_with(provenance))
+        reasons = {**_of_settings(plan.to_dict()), **_of_parts(loaded)}
+        return DiffSide(label=f"profile `{text}`", values=started_with(provenance), reasons=reasons)
     if (last := latest_run(home, text)) is not None:
         return _of_run(last, results)
     near = did_you_mean(text, {*catalogue.names(Kind.PROFILE), *known_names(home)})
@@ -115,11 +139,19 @@ def diff(a: DiffSide, b: DiffSide) -> Differences:
     one_sided = [group for group in (*_OBSERVED, "layout") if a.knows(group) != b.knows(group)]
     found = differences([_comparable(side, one_sided) for side in (a, b)])
     placed = sorted(((_area(each.key), each) for each in found), key=lambda pair: _ORDER.index(pair[0]))
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for _, each in placed:
+        reasons.setdefault((a.reason(each.key), b.reason(each.key)), []).append(each.key)
+    told = tuple(
+        DifferentReason(keys=tuple(keys), a=one, b=other) for (one, other), keys in reasons.items() if one or other
+    )
     measured = tuple(_figures(a.results, b.results))
     unknown = [f"{'B' if a.knows(group) else 'A'} does not tell its {_word(group)}" for group in one_sided]
     if bool(a.results) != bool(b.results):
         unknown.append(f"no measurement of {'B' if a.results else 'A'} is known")
-    return Differences(a=a.label, b=b.label, differences=tuple(placed), figures=measured, unknown=tuple(unknown))
+    return Differences(
+        a=a.label, b=b.label, differences=tuple(placed), reasons=told, figures=measured, unknown=tuple(unknown)
+    )
 
 
 def diff_text(found: Differences, *, width: int | None = None) -> str:
@@ -130,12 +162,28 @@ def diff_text(found: Differences, *, width: int | None = None) -> str:
         parts.append(table(("in", "differs", "A", "B"), rows, width=width))
     else:
         parts.append("nothing differs of what both tell")
+    parts += ["\n".join(line for each in found.reasons for line in _reason_lines(each, width))] if found.reasons else []
     if found.figures:
         figure_rows = [(each.workload, each.load, each.figure, each.a, each.b, each.change) for each in found.figures]
         parts.append(table(("workload", "load", "figure", "A", "B", "B against A"), figure_rows, width=width))
         parts.append(f"{ONE_RUN_EACH} `deploy compare` takes several.\n{explanation(found)}")
     parts += ["\n".join(f"note: {text}" for text in found.unknown)] if found.unknown else []
     return "\n\n".join(parts)
+
+
+def _reason_lines(each: DifferentReason, width: int | None) -> Iterator[str]:
+    sides = [("A and B", each.a)] if each.a == each.b else [("A", each.a), ("B", each.b)]
+    texts = [(", ".join(each.keys), ""), *((f"{side}: {reason}", "    ") for side, reason in sides if reason)]
+    for text, indent in texts:
+        folded = width or len(indent) + len(text) + 1
+        yield from textwrap.wrap(
+            text,
+            folded,
+            initial_indent=indent,
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
 
 
 def explanation(found: Differences) -> str:
@@ -178,6 +226,32 @@ def _word(group: str) -> str:
     )
 
 
+def _of_settings(plan: Mapping[str, object]) -> dict[str, str]:
+    """Origin and source of each option and variable of a plan, which may be of another version."""
+    found = {}
+    for section in ("flags", "env"):
+        settings = plan.get(section)
+        for each in settings if isinstance(settings, list | tuple) else ():
+            if isinstance(each, dict) and each.get("origin"):
+                found[f"{section}.{each.get('name')}"] = _behind(str(each["origin"]), str(each.get("source", "")))
+    return found
+
+
+def _of_parts(loaded: "Loaded") -> dict[str, str]:
+    """The same of the other keys of a profile; of a part as a whole, what its file names."""
+    from orchestrator.commands.explain import explained  # noqa: PLC0415 - as `load`
+    from orchestrator.profile import PARTS  # noqa: PLC0415
+
+    rows = explained(loaded)
+    parts = {part: loaded.composed.data.get(part) for part in PARTS}
+    sources = {part: str(data["source"]) for part, data in parts.items() if isinstance(data, dict) and "source" in data}
+    return {**sources, **{row.key: _behind(row.origin, row.source) for row in rows if row.origin or row.source}}
+
+
+def _behind(origin: str, source: str) -> str:
+    return ": ".join(filter(None, [origin, source]))
+
+
 def _of_result(path: Path) -> DiffSide:
     result = load_result(path)
     stood = result.run.provenance
@@ -202,7 +276,7 @@ def _of_run(run: RunDir, results: Sequence[BenchResult]) -> DiffSide:
     label = f"run `{start.name}/{start.run}` of `{start.profile or plan.get('profile')}`"
     stood = replace(provenance_of(run, None), plan=plan)
     values = {**started_with(stood), **_locked(run), **{f"outcome.{key}": text for key, text in _outcome(start)}}
-    return DiffSide(label=label, values=values, results=measured)
+    return DiffSide(label=label, values=values, results=measured, reasons=_of_settings(plan))
 
 
 def _locked(run: RunDir) -> dict[str, str]:

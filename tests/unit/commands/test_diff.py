@@ -58,6 +58,30 @@ def test_two_runs_differ_in_flags_image_weights_host_and_outcome(home: Home) -> 
     ]
 
 
+def test_two_profiles_say_who_stands_behind_what_differs(home: Home) -> None:
+    found = between(home, "mi355x-tp4dp2", "mi355x-tp4dp2-current")
+    reasons = {key: (each.a, each.b) for each in found.reasons for key in each.keys}
+    was, now = reasons["flags.dsa-decode-backend"]
+    assert (was.startswith("recipe: "), now.startswith("recipe: sglang #39106; 16 heads")) == (True, True)
+    assert reasons["env.SGLANG_OPT_USE_TOPK_V2"][0] == ""
+    assert "InferenceX #3117" in reasons["env.SGLANG_OPT_USE_TOPK_V2"][1]
+    assert "sglang PR 40570" in reasons["engine.image"][1]
+    text = diff_text(found, width=120)
+    assert max(map(len, text.splitlines())) <= 160  # an image by its digest is not folded
+    assert "\n    B: recipe: sglang #39106; 16 heads a rank: 1.5 to 2.7 x as fast" in text
+    assert json.loads(json.dumps(found.to_dict()))["reasons"][0]["keys"]
+
+
+def test_a_reason_that_both_have_is_said_once(home: Home) -> None:
+    past_run(home, 1, "flags.max-total-tokens=32768")
+    found = between(home, "owl", "cpu-tiny")
+    [reason] = [each for each in found.reasons if "flags.max-total-tokens" in each.keys]
+    assert reason.a.startswith("user")
+    assert reason.b != reason.a
+    same = between(home, "mi355x-tp8", "mi355x-tp8-july")
+    assert all(each.a or each.b for each in same.reasons)
+
+
 def test_a_checkpoint_that_was_not_read_again_is_the_same_one(home: Home) -> None:
     a, b = past_run(home, 1), past_run(home, 2)
     a.save("host.json", {"findings": [{"check": "checkpoint", "found": "1 shards"}]})
