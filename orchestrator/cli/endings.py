@@ -16,7 +16,7 @@ from orchestrator.core.console import show_error
 from orchestrator.core.errors import DeployError, HostError, Interrupted
 from orchestrator.core.lookups import look_up_in_time
 from orchestrator.core.redaction import redact
-from orchestrator.core.signals import start_deaf
+from orchestrator.core.signals import ENDING, start_deaf
 
 # What a system call may be refused for that is no fault of this tool's; others (a file that is not there) are.
 _OF_THE_MACHINE: Final = frozenset(
@@ -42,6 +42,7 @@ def carry_out(command: Callable[[], object]) -> None:
     look_up_in_time()
     try:
         _answer(signal.default_int_handler, _interrupt)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # a command that starts others holds them while it does
         sys.unraisablehook = _interrupt_again
         _run(command)
     except KeyboardInterrupt:

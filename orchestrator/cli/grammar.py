@@ -10,6 +10,7 @@ from typer._click.exceptions import NoArgsIsHelpError  # typer's copy of click h
 from typer._click.exceptions import UsageError as Misused
 from typer.core import TyperCommand, TyperGroup
 
+from orchestrator.cli.nodes import nodes_of, on_each, split_hosts
 from orchestrator.cli.options import overridden
 from orchestrator.core.asked import note_asked
 from orchestrator.core.errors import UsageError
@@ -26,6 +27,7 @@ LOOK_UP: Final = "Look up"
 _SECTIONS: Final = (PREPARE, SERVE, MEASURE, LOOK_UP)
 _PROFILE: Final = re.compile(r"--profile(?:=(.+))?|-p(?:=?(.+))?")
 _QUOTED: Final = re.compile(r"'([^']*)'")
+_NODES: Final = "deploy.nodes"  # in a context: several machines
 _TYPE: Final = re.compile(r" <.*>$")  # of an argument, behind its name
 
 
@@ -34,15 +36,31 @@ class ProfileCommand(TyperCommand):
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """As click does."""
-        profiled = any(parameter.name == "profile" for parameter in self.params)
+        taken = {parameter.name for parameter in self.params}
+        if "profile" in taken:
+            args = list(_by_place(args))
+        if "host" in taken and not ctx.resilient_parsing:
+            args = self._take_nodes(ctx, args)
         with _in_our_words(ctx):
-            return super().parse_args(ctx, list(_by_place(args)) if profiled else args)
+            return super().parse_args(ctx, args)
+
+    def _take_nodes(self, ctx: "Context", args: list[str]) -> list[str]:
+        """Note several machines, and the words without them, for `invoke`; what is left to parse."""
+        hosts, others = split_hosts(args)
+        if len(hosts) < 2 and not any(host.startswith("@") for host in hosts):
+            return args
+        verb = ctx.command_path.partition(" ")[2]
+        ctx.meta[_NODES] = nodes_of(verb, hosts), verb, tuple(others)
+        return others
 
     def invoke(self, ctx: "Context") -> object:
         """As click does; what was asked for is noted, for the commands in messages."""
         given = ctx.params
         overrides = overridden(given.get("set_"), revision=given.get("revision"), on=given.get("on"))
         note_asked(given.get("profile"), overrides, given.get("host"))
+        if _NODES in ctx.meta:
+            nodes, verb, args = ctx.meta[_NODES]
+            on_each(nodes, verb, args, given)
         return super().invoke(ctx)
 
     def collect_usage_pieces(self, ctx: "Context") -> list[str]:

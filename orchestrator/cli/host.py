@@ -6,7 +6,16 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.grammar import PREPARE, add
-from orchestrator.cli.options import HostOption, Json, OnOption, ProfileArgument, RevisionOption, SetOption, overridden
+from orchestrator.cli.options import (
+    AtOnceOption,
+    HostOption,
+    Json,
+    OnOption,
+    ProfileArgument,
+    RevisionOption,
+    SetOption,
+    overridden,
+)
 from orchestrator.core.console import note, out, out_json, say, terminal_width
 
 
@@ -51,6 +60,7 @@ def stage(
     ] = None,
     revision: RevisionOption = None,
     host: HostOption = None,
+    at_once: AtOnceOption = 2,  # noqa: ARG001 - read where a command is run on each of several hosts
     set_: SetOption = None,
     json: Json = False,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from orchestrator.cli.grammar import LOOK_UP, PREPARE, add, below
-from orchestrator.cli.options import GiveOption, HostOption, Json, ProfileArgument, SetOption, named_files
+from orchestrator.cli.options import AtOnceOption, GiveOption, HostOption, Json, ProfileArgument, SetOption, named_files
 from orchestrator.core.console import note, out, out_json, say, table, terminal_width, warn
 from orchestrator.core.errors import PatchError, UsageError
 
@@ -55,6 +55,7 @@ def build(
     secret: SecretOption = None,
     metadata_file: MetadataOption = None,
     host: HostOption = None,
+    at_once: AtOnceOption = 2,  # noqa: ARG001 - read where a command is run on each of several hosts
     json: Json = False,
 ) -> None:
     """Build a profile's image and prove the patches in it. It is the image that `up` starts; prints its name.

@@ -119,7 +119,15 @@ AcceptUntuned: TypeAlias = Annotated[
     bool, typer.Option("--accept-untuned", help="start even if the load will meet untuned MoE kernels")
 ]
 HostOption: TypeAlias = Annotated[
-    str | None, typer.Option("--host", metavar="URL", help="Docker host, such as ssh://user@node; default: DOCKER_HOST")
+    str | None,
+    typer.Option(
+        "--host",
+        metavar="URL|@FILE",
+        help="Docker host, such as ssh://user@node, default DOCKER_HOST; several, or a file of them, for many commands",
+    ),
+]
+AtOnceOption: TypeAlias = Annotated[
+    int, typer.Option(min=1, metavar="N", help="of several hosts, how many may download at a time")
 ]
 
 

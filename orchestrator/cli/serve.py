@@ -9,6 +9,7 @@ import typer
 from orchestrator.cli.grammar import SERVE, add
 from orchestrator.cli.options import (
     AcceptUntuned,
+    AtOnceOption,
     HostOption,
     Json,
     NameArgument,
@@ -66,6 +67,7 @@ def up(
         typer.Option(metavar="IMAGE", help="start this image, as `build --push` made it: NAME@sha256:… or NAME:TAG"),
     ] = None,
     host: HostOption = None,
+    at_once: AtOnceOption = 2,  # noqa: ARG001 - read where a command is run on each of several hosts
     on: OnOption = None,
     set_: SetOption = None,
     json: Json = False,

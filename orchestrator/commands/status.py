@@ -1,6 +1,6 @@
 """`deploy status`: what runs, as the runtimes and the servers themselves tell it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from multiprocessing.pool import ThreadPool
 
@@ -64,12 +64,15 @@ def require_well(servers: Fleet, found: Iterable[ServerStatus], *, named: bool) 
             raise SmokeError(f"`{server.name}` runs and does not serve: {why}", hint=AGAIN.format(name=server.name))
 
 
-def status_table(found: Iterable[ServerStatus], *, width: int | None = None) -> str:
-    """The servers for people; their health where any of them was asked."""
-    found = tuple(found)
+def status_table(
+    found: Iterable[ServerStatus], *, nodes: Mapping[str, str] | None = None, width: int | None = None
+) -> str:
+    """The servers for people; their health where any of them was asked, and of several machines the one of each."""
+    found, nodes = tuple(found), nodes or {}
     asked = any(server.health for server in found)
     rows = [
         (
+            *([nodes[server.name]] if nodes else []),
             *(server.name, server.profile, server.runtime, _state(server)),
             *([server.health] if asked else []),
             *(server.url, server.plan[:12]),
@@ -77,7 +80,11 @@ def status_table(found: Iterable[ServerStatus], *, width: int | None = None) -> 
         for server in found
     ]
     health = ["health"] if asked else []
-    return table(("name", "profile", "runtime", "status", *health, "url", "plan"), rows, width=width)
+    return table(
+        (*(["node"] if nodes else []), "name", "profile", "runtime", "status", *health, "url", "plan"),
+        rows,
+        width=width,
+    )
 
 
 def _status(servers: Fleet, handle: Handle, *, ask: bool) -> ServerStatus:

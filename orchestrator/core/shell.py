@@ -125,9 +125,10 @@ class Program:
 
     @property
     def output(self) -> IO[bytes]:
-        """What it prints, of a program that was started with `output=PIPE`."""
-        assert self._process.stdout is not None  # noqa: S101 - for the type
-        return self._process.stdout
+        """What it prints, of a program that was started with `output=PIPE`, or with `errors=PIPE` for that alone."""
+        pipe = self._process.stdout or self._process.stderr
+        assert pipe is not None  # noqa: S101 - for the type
+        return pipe
 
     def feed(self, text: str) -> None:
         """Hand it a text, of a program that was started with `stdin=PIPE`; one that has ended does not mind."""
@@ -169,7 +170,7 @@ class Program:
                 break
             self.wait_for(grace)
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
                 with suppress(BrokenPipeError):  # what it was fed, and did not read
                     pipe.close()

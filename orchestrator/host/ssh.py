@@ -96,7 +96,11 @@ class Tunnel:
         except ProgramMissingError as error:
             shutil.rmtree(folder)
             raise _no_ssh() from error
-        home = _await_ready(program)
+        try:
+            home = _await_ready(program)
+        except BaseException:  # Ctrl-C, which does not reach it
+            _close(program, folder)
+            raise
         if home is None:
             said = (folder / "stderr").read_text().strip()
             _close(program, folder)

@@ -1,0 +1,64 @@
+"""One command on several machines: real ssh to this one under two names, and a machine that is not there."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import processes_with
+from loopback_ssh import needs_sshd, ssh_server
+from patience import wait_for
+
+DEPLOY = [sys.executable, "-P", "-m", "orchestrator"]
+
+
+def deploy(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*DEPLOY, *words], capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.docker
+@needs_sshd
+def test_each_machine_is_asked_and_one_that_is_not_there_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (folder := tmp_path / "ssh").mkdir()
+    with ssh_server(folder, deploy_home=home, monkeypatch=monkeypatch) as url:
+        known = (folder / "known").read_text()
+        (folder / "known").write_text(known + known.replace("127.0.0.1", "localhost"))
+        monkeypatch.setenv("DEPLOY_HOME", str(home))
+        hosts = ["--host", url, "--host", url.replace("127.0.0.1", "localhost"), "--host", "ssh://nowhere.invalid"]
+        port = url.rpartition(":")[2]
+        found = deploy("status", *hosts, "--json")
+        told = json.loads(found.stdout)
+        assert list(told) == [f"127-0-0-1-{port}", f"localhost-{port}", "nowhere-invalid"]
+        assert [isinstance(told[name], list) for name in told] == [True, True, True]
+        assert "nowhere-invalid: error: " in found.stderr
+        assert found.returncode == 4
+        outcomes = [line.split()[0] for line in found.stderr.splitlines()[-4:]]
+        assert outcomes == ["node", *told]
+
+        shown = deploy("status", *hosts[:4])
+        assert shown.returncode == 0, shown.stderr
+        assert "nothing runs there" in shown.stderr
+
+
+def test_ctrl_c_ends_the_command_on_every_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = tmp_path / "bin/ssh"
+    ssh.parent.mkdir()
+    mark = f"{tmp_path}/waits"
+    Path(mark).write_text("#!/bin/sh\nwhile :; do sleep 0.1; done\n")
+    ssh.write_text(f"#!/bin/sh\nexec /bin/sh {mark}\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(ssh.parent), prepend=":")
+    monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
+    words = [*DEPLOY, "status", "--host", "ssh://one.invalid", "--host", "ssh://two.invalid"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
+        wait_for(lambda: len(processes_with(mark)) == 2)
+        command.send_signal(signal.SIGTERM)
+        assert command.wait(60) == 130
+    wait_for(lambda: processes_with(mark) == [])
+    assert processes_with("ssh://one.invalid") == []

@@ -1,0 +1,44 @@
+"""Several machines by `--host`: which they are, and what their servers are called."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.nodes import split_hosts
+from orchestrator.commands.nodes import read_nodes
+from orchestrator.core.errors import UsageError
+
+
+def test_a_file_has_a_machine_on_each_line_and_labels_are_fit_for_a_servers_name(tmp_path: Path) -> None:
+    inventory = tmp_path / "nodes"
+    inventory.write_text("# the rack\nssh://root@GPU_1.example:22\n\nssh://gpu-2:2222  # the new one\n")
+    nodes = read_nodes([f"@{inventory}", "ssh://[fe80::1]"])
+    assert [(node.url, node.label) for node in nodes] == [
+        ("ssh://root@GPU_1.example:22", "gpu-1-example"),
+        ("ssh://gpu-2:2222", "gpu-2-2222"),
+        ("ssh://[fe80::1]", "fe80-1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"\xff\xfe", "cannot be read: it is no text"),
+        (b"# nobody\n", "names no machine"),
+        (b"ssh://a\nb\n", "`b` is no machine"),
+        (b"ssh://a\nssh://root@A\n", "`ssh://a` and `ssh://root@A` are both `a`"),
+    ],
+)
+def test_what_cannot_be_an_inventory_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "nodes"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        read_nodes([f"@{path}"])
+
+
+def test_hosts_are_taken_out_of_the_words_and_nothing_behind_two_dashes() -> None:
+    words = ["cpu-tiny", "--host", "ssh://a", "--json", "--host=ssh://b", "--", "--host", "c"]
+    assert split_hosts(words) == (["ssh://a", "ssh://b"], ["cpu-tiny", "--json", "--", "--host", "c"])
+    assert split_hosts(["status", "--host"]) == ([], ["status", "--host"])
