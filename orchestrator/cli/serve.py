@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from orchestrator.commands.up import Up
 
 StrictKernels: TypeAlias = Annotated[bool, typer.Option("--strict-kernels", help="fail on an untuned MoE kernel")]
+TimeoutOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="give up after this long; default: when the start makes no progress"),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -57,10 +61,7 @@ def up(
     stage: Annotated[bool, typer.Option("--stage/--no-stage", help="download a missing checkpoint, or refuse")] = True,
     accept_untuned: AcceptUntuned = False,
     strict_kernels: StrictKernels = False,
-    timeout: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="give up after this long; default: when the start makes no progress"),
-    ] = None,
+    timeout: TimeoutOption = None,
     revision: RevisionOption = None,
     image: Annotated[
         str | None,
