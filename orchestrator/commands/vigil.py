@@ -6,19 +6,20 @@ Nothing here outlives the process: what a server is, who ended it and how often 
 ::
 
     a rank is asked for a token every 5 s ──answers──▶ it lives
-                │ does not, for 3 s            work it counts grows ──▶ it lives
+                │ does not, for 3 s            work it counts grows, and comes out ──▶ it lives
                 ▼
     a look: runtime, records, process table ──▶ exited · a part lost · restarted · silent for too long ──▶ heal
                                             ──▶ ended by a person · another command works on it ──▶ wait
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from typing import Final, Protocol, TypeVar
 
 from orchestrator.commands.standing import Healed, Standing, Unseen
+from orchestrator.engine import Work
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -92,7 +93,7 @@ class Means(Protocol):
     def token_of(self, standing: Standing, rank: int) -> Pending[int | str]:
         """Ask a rank for a token: the status of the answer, or why there is none."""
 
-    def work(self, standing: Standing) -> Pending[Mapping[int, float]]:
+    def work(self, standing: Standing) -> Pending[Work]:
         """Ask what each rank has done so far."""
 
     def look(self, name: str) -> Pending[Standing | Unseen]:
@@ -141,7 +142,9 @@ class Vigil:
     _next_look: float = 0.0
     _pause: float = _FIRST
     _look: Pending[Standing | Unseen] | None = None
-    _work: Pending[Mapping[int, float]] | None = None
+    _work: Pending[Work] | None = None
+    _before: Work | None = None  # as it was read last
+    _held_up: bool = False  # what the ranks decode does not come out
     _work_asked: float = -inf
     _healing: Pending[Healed] | None = None
 
@@ -184,6 +187,7 @@ class Vigil:
         """Begin anew: nothing that was seen of the ranks before counts."""
         self._ranks = [_Rank(number=number, asked=now - ASKED_EVERY) for number in range(self.standing.ranks)]
         self._lost, self._work, self._open = "", None, True
+        self._before, self._held_up = None, False
 
     def _mind_healing(self, healing: Pending[Healed], now: float) -> Iterator[Told]:
         if (healed := healing.outcome()) is None:
@@ -274,7 +278,8 @@ class Vigil:
             return "it died, and its runtime has started it again"
         for rank in self._ranks:
             if rank.trouble and now - rank.silent_since >= seen.unhealthy_after:
-                return f"{self._said(rank)}; it has not got on for {now - rank.silent_since:.0f} s"
+                how = "what is decoded has not come out" if self._held_up else "it has not got on"
+                return f"{self._said(rank)}; {how} for {now - rank.silent_since:.0f} s"
         return ""
 
     def _heal(self, why: str, now: float, wall: float) -> Iterator[Told]:
@@ -336,12 +341,17 @@ class Vigil:
         rank.trouble = trouble
 
     def _read_work(self, now: float) -> None:
-        """While a rank does not answer, see whether it gets on: a long prefill, a long queue."""
+        """While a rank does not answer, see whether it gets on: a long prefill, a long queue.
+
+        What is decoded comes out, of each request every 50 tokens at the latest (0.5.14, SGLANG_FORCE_STREAM_INTERVAL);
+        where none of it does, whoever stands behind the ranks hangs, and their work is no life.
+        """
         if self._work is not None and (work := self._work.outcome()) is not None:
-            self._work = None
+            self._work, before, self._before = None, self._before, work
+            self._held_up = before is not None and _is_held_up(before, work)
             for rank in self._ranks:
-                done = work.get(rank.number)
-                if rank.trouble and None not in (done, rank.done) and done != rank.done:
+                done = work.done.get(rank.number)
+                if rank.trouble and None not in (done, rank.done) and done != rank.done and not self._held_up:
                     rank.silent_since = now
                 rank.done = done
         if self._work is None and now - self._work_asked >= ASKED_EVERY and any(rank.trouble for rank in self._ranks):
@@ -355,6 +365,13 @@ class Vigil:
     def _tell(self, kind: EventKind, detail: str, seconds: float | None = None) -> Told:
         self._told = (kind, detail)
         return kind, detail, seconds
+
+
+def _is_held_up(before: Work, work: Work) -> bool:
+    """Whether tokens were decoded between two readings and nothing has come out, as where the detokenizer hangs."""
+    if before.came_out is None or work.came_out != before.came_out:
+        return False
+    return any(tokens > before.decoded.get(rank, tokens) for rank, tokens in work.decoded.items())
 
 
 def _left_alone(seen: Standing) -> tuple[EventKind, str] | None:

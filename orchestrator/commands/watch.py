@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -34,7 +34,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.core.shell import DEVNULL, PIPE, Program, own, start
 from orchestrator.core.signals import start_deaf
-from orchestrator.engine import NoAnswerError, read_key
+from orchestrator.engine import NoAnswerError, Work, read_key, read_work
 from orchestrator.engine.pulse import Pulse
 
 _TICK: Final = 0.25  # seconds
@@ -109,9 +109,9 @@ class Reality:
         ask = partial(self._pulse(standing).token_of, rank, within=max(standing.unhealthy_after, _LOOK_WITHIN))
         return _Asked[int | str](ask, str)
 
-    def work(self, standing: Standing) -> _Asked[Mapping[int, float]]:
+    def work(self, standing: Standing) -> _Asked[Work]:
         """See `Means.work`."""
-        return _Asked[Mapping[int, float]](self._pulse(standing).work, lambda _: {})
+        return _Asked[Work](self._pulse(standing).work, lambda _: read_work(b""))
 
     def look(self, name: str) -> _Run[Standing | Unseen]:
         """See `Means.look`."""

@@ -38,9 +38,11 @@ from orchestrator.engine.metrics import (
     Buckets,
     Metric,
     Metrics,
+    Work,
     quantile,
     read_buckets,
     read_metrics,
+    read_work,
 )
 from orchestrator.engine.requests import (
     RANK_FIELD,
@@ -89,6 +91,7 @@ __all__ = [
     "ServerInfo",
     "StageReader",
     "Usage",
+    "Work",
     "argument_problems",
     "authorization",
     "carries_text",
@@ -125,6 +128,7 @@ __all__ = [
     "read_token_ids",
     "read_usage",
     "read_usage_of",
+    "read_work",
     "speculation",
     "tokenize_body",
     "tokens_so_far",

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -15,6 +16,7 @@ _LINE: Final = re.compile(
 )
 _OTHER_RANK: Final = re.compile(r'\btp_rank="(?!0")')
 _DP_RANK: Final = re.compile(r'\bdp_rank="([0-9]{1,6})"')
+_DECODED: Final = 'mode="decode"'
 _UPPER_END: Final = re.compile(r'\ble="([^"]+)"')
 
 
@@ -43,6 +45,8 @@ class Metric(StrEnum):
     OPEN_REQUESTS = "sglang:http_requests_active"  # until an answer begins (0.5.14, srt/utils/common.py)
 
 
+# Counted where an answer is put together, behind the detokenizer (0.5.14, managers/tokenizer_manager.py, line 2363).
+_COMING_OUT: Final = frozenset({f"{Metric.TTFT}_count", f"{Metric.ITL}_count", str(Metric.REQUESTS)})
 _READ: Final = frozenset(f"{each}{part}" for each in Metric for part in ("", "_sum", "_count"))
 Metrics = Mapping[str, float | None]  # None: what stands there is no number to count with, which is legal (NaN, +Inf)
 
@@ -59,17 +63,30 @@ def read_metrics(content: bytes | bytearray) -> Metrics:
     return {name: total if abs(total) <= MOST_COUNT else None for name, total in totals.items()}
 
 
-def read_work(content: bytes | bytearray) -> dict[int, float]:
-    """The tokens that each data-parallel rank has prefilled and decoded so far; they grow while a request gets on.
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a server has done so far: tokens by data-parallel rank, and what has come out of it."""
 
-    A server of one rank does not say which it is. {} where the server does not count them.
+    done: Mapping[int, float]  # prefilled and decoded; it grows while a request gets on. {}: it does not count them
+    decoded: Mapping[int, float]
+    came_out: float | None  # first tokens, later ones and ends of requests, behind the detokenizer; None: not counted
+
+
+def read_work(content: bytes | bytearray) -> Work:
+    """The work of each rank, by its scheduler, and what came out, by the process that answers.
+
+    A server of one rank does not say which it is.
     """
-    work: dict[int, float] = {}
+    done: dict[int, float] = {}
+    decoded: dict[int, float] = {}
     for _, labels, value in _samples(content, {Metric.RANK_TOKENS}):
         named = _DP_RANK.search(labels)
         rank = int(named[1]) if named else 0
-        work[rank] = work.get(rank, 0.0) + value
-    return work
+        done[rank] = done.get(rank, 0.0) + value
+        if _DECODED in labels:
+            decoded[rank] = decoded.get(rank, 0.0) + value
+    came_out = [value for _, _, value in _samples(content, _COMING_OUT)]
+    return Work(done=done, decoded=decoded, came_out=sum(came_out) if came_out else None)
 
 
 Buckets = Mapping[float, float]  # of a histogram: how many took at most so many seconds; the last end is infinite

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from orchestrator.core.secret import Secret
 from orchestrator.engine.answers import NoAnswerError
 from orchestrator.engine.endpoints import GENERATE, METRICS, authorization
-from orchestrator.engine.metrics import MOST_METRICS_BYTES, read_work
+from orchestrator.engine.metrics import MOST_METRICS_BYTES, Work, read_work
 from orchestrator.engine.requests import generate_body
 
 _PROMPT: Final = (100, 101, 102)  # ids that every tokenizer has; from the cache after the first time
@@ -48,10 +48,10 @@ class Pulse:
         body = {**generate_body(_PROMPT, tokens=1, rank=rank), "log_metrics": False}
         return self._ask("POST", GENERATE, json.dumps(body).encode(), within=within)[0]
 
-    def work(self) -> dict[int, float]:
+    def work(self) -> Work:
         """What each rank has done so far, see `read_work`."""
         status, content = self._ask("GET", METRICS, None, within=_METRICS_WITHIN)
-        return read_work(content) if status == http.client.OK else {}
+        return read_work(content if status == http.client.OK else b"")
 
     def _ask(self, method: str, path: str, content: bytes | None, *, within: float) -> tuple[int, bytes]:
         at = urlsplit(self.url)

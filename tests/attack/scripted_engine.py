@@ -72,6 +72,7 @@ class Scheduler:
         self._lock = threading.Lock()
         self._known: list[list[int]] = []
         self.counts = dict.fromkeys(("prompt_tokens", "generation_tokens", "cached_tokens", "num_requests"), 0)
+        self.came_out = 0  # requests, behind the detokenizer
 
     def generate(self, prompt: list[int], tokens: int, *, greedy: bool = True) -> tuple[list[int], int]:
         """The ids after `prompt`, and how many tokens of it came from the cache."""
@@ -89,12 +90,14 @@ class Scheduler:
 
     def metrics(self) -> str:
         labels = '{engine_type="unified",model_name="tiny",moe_ep_rank="0",pp_rank="0",tp_rank="0"}'
-        lines = [f"sglang:{name}_total{labels} {float(value)}" for name, value in self.counts.items()]
+        counts = {**self.counts, "num_requests": self.came_out}
+        lines = [f"sglang:{name}_total{labels} {float(value)}" for name, value in counts.items()]
         lines += [f"sglang:num_{state}_reqs{labels} 0.0" for state in ("queue", "running")]
         lines += [f"sglang:num_used_tokens{labels} 0.0", f"sglang:max_total_num_tokens{labels} 65536.0"]
         lines += [f"sglang:fwd_occupancy{labels} NaN"]
-        worked = sum(self.counts[name] for name in ("prompt_tokens", "generation_tokens"))
-        lines += [f"sglang:realtime_tokens_total{labels} {float(worked)}"]
+        for mode, name in (("prefill_compute", "prompt_tokens"), ("decode", "generation_tokens")):
+            of_mode = labels.replace("}", f',mode="{mode}"}}')
+            lines += [f"sglang:realtime_tokens_total{of_mode} {float(self.counts[name])}"]
         lines += ['sglang:http_requests_active{endpoint="/metrics",method="GET"} 1.0']
         for latency in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
             lines += [f"sglang:{latency}_sum{labels} 0.1", f"sglang:{latency}_count{labels} 1.0"]
@@ -254,7 +257,11 @@ class Handler(BaseHTTPRequestHandler):
             raise ValueError("refused")
         if len(prompt) >= CONTEXT:
             raise ValueError(f"The input ({len(prompt)} tokens) is longer than the model's context length.")
-        return self.server.scheduler.generate(prompt, tokens, greedy=not sampling.get("temperature"))
+        made = self.server.scheduler.generate(prompt, tokens, greedy=not sampling.get("temperature"))
+        while stopped(self.server.detokenizer):
+            time.sleep(0.05)
+        self.server.scheduler.came_out += 1
+        return made
 
 
 ROUTES: dict[str, Callable[[Handler, Json], None]] = {
@@ -277,12 +284,19 @@ class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, options: dict[str, str], key: str, echo: str, step: float) -> None:
+    def __init__(self, options: dict[str, str], key: str, echo: str, step: float, detokenizer: int) -> None:
         super().__init__((options["host"], int(options["port"])), Handler)
         self.options, self.key, self.echo, self.step, self.scheduler = options, key, echo, step, Scheduler()
+        self.detokenizer = detokenizer
 
     def handle_error(self, *_: object) -> None:
         """A client that goes away is nothing to speak of."""
+
+
+def stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal."""
+    with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+        return file.read().rpartition(")")[2].split()[0] == "T"
 
 
 def say(text: str) -> None:
@@ -349,7 +363,7 @@ def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
         raise RuntimeError("broken, as it was told")
     step = float(environ.get("SCRIPTED_STEP", "0"))
     try:
-        server = Server(options, key, echo, step)
+        server = Server(options, key, echo, step, children[-1])
     except OSError as error:
         say(f"[Errno {error.errno}] error while attempting to bind on address ('{options['host']}', {options['port']})")
         sys.exit(1)

@@ -1,10 +1,12 @@
 """A server that `deploy watch` looks after, killed in every way, and the watch with it: it serves again each time."""
 
+import http.client
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,9 @@ from test_kills_of_parts import pids_of
 
 pytestmark = pytest.mark.attack
 
-DEATHS = 5  # each way once
-WAYS = ("server", "stopped", "watch", "sglang::scheduler", "supervisor")
+DEATHS = 6  # each way once
+WAYS = ("server", "stopped", "watch", "sglang::scheduler", "supervisor", "sglang::detokenizer")
+HANGS = {"stopped": "server", "sglang::detokenizer": "sglang::detokenizer"}  # the part that is stopped, not killed
 MOST_KIB = 30 << 10  # what a watch may take
 
 
@@ -41,7 +44,7 @@ class Watched:
     def die(self, way: str) -> Iterator[str]:
         """Kill it so, and wait until it serves again."""
         served = self.events().count("serves")
-        part, number = ("server", signal.SIGSTOP) if way == "stopped" else (way, signal.SIGKILL)
+        part, number = (HANGS[way], signal.SIGSTOP) if way in HANGS else (way, signal.SIGKILL)
         for pid in pids_of(self.deployment, "server" if way == "watch" else part):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -52,7 +55,8 @@ class Watched:
             self.watch = self._start()
             self.wait_for("watching", "serves")
         else:
-            self.wait_for("serves", times=served + 1)
+            with traffic(self.deployment.port):
+                self.wait_for("serves", times=served + 1)
         runs = sorted(path.name for path in self.deployment.home.glob("runs/*/*-*"))
         if (told := self.told()[-1])["run"] != runs[-1]:
             yield f"told of run {told['run']}, not of {runs[-1]}"
@@ -65,6 +69,28 @@ class Watched:
 
     def _start(self) -> Command:
         return self.deployment.start("watch", self.deployment.name, "--json")
+
+
+@contextmanager
+def traffic(port: int) -> Iterator[None]:
+    """Clients that give up on an answer and ask anew, as long as the block takes."""
+    done = threading.Event()
+    body = json.dumps({"model": "tiny", "prompt": "once upon a time", "max_tokens": 8})
+
+    def ask() -> None:
+        while not done.wait(0.5):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+            with suppress(OSError, http.client.HTTPException), closing(connection):
+                connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+                connection.getresponse().read()
+
+    client = threading.Thread(target=ask)
+    client.start()
+    try:
+        yield
+    finally:
+        done.set()
+        client.join()
 
 
 def test_every_death_is_healed_and_nothing_is_left_behind(deployments: Deployments) -> None:

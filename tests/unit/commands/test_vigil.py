@@ -1,6 +1,6 @@
 """What `deploy watch` does about what it sees, hours of it on a simulated clock: every wrong restart is a red test."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.commands.standing import Healed, Standing, Unseen
 from orchestrator.commands.vigil import EventKind, Vigil
+from orchestrator.engine.metrics import Work
 
 T = TypeVar("T")
 BOOT, LOOK, TICK = 40.0, 1.0, 0.5  # seconds: of a start, of a look, between two steps
@@ -56,6 +57,8 @@ class World:
     answers_after: list[float | None] = field(default_factory=lambda: [0.1, 0.1])  # seconds, of each rank; None: never
     gets_on: list[bool] = field(default_factory=lambda: [False, False])  # it prefills or decodes for others
     counts_work: bool = True
+    decodes: bool = True  # what it gets on with is decoding, not a long prefill
+    comes_out: bool = True  # what was decoded
     silent: str = ""  # why it cannot be looked at
     outcome: Healed = PROVEN
     records: bool = True  # a healing stands in the run directory
@@ -64,6 +67,7 @@ class World:
     healed_at: list[float] = field(default_factory=list)
     looks: int = 0
     work_done: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    came_out: float = 0.0
     plans: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
 
     def listens(self, _: Standing) -> bool:
@@ -75,8 +79,10 @@ class World:
         after = self.answers_after[rank]
         return Later(self, self.now + (1e9 if after is None else after), lambda: 200)
 
-    def work(self, _: Standing) -> Later[Mapping[int, float]]:
-        return Later(self, self.now, lambda: dict(enumerate(self.work_done)) if self.counts_work else {})
+    def work(self, _: Standing) -> Later[Work]:
+        done = dict(enumerate(self.work_done)) if self.counts_work else {}
+        work = Work(done=done, decoded=done if self.decodes else dict.fromkeys(done, 5.0), came_out=self.came_out)
+        return Later(self, self.now, lambda: work)
 
     def look(self, name: str) -> Later[Standing | Unseen]:
         assert name == "owl"
@@ -120,6 +126,7 @@ class World:
                 self.plans.remove((moment, happen))
                 happen()
             self.work_done = [done + TICK * on for done, on in zip(self.work_done, self.gets_on, strict=True)]
+            self.came_out += self.comes_out and any(self.gets_on)
             self._note(vigil.step(self.now, self.now))
 
     def vigil(self) -> Vigil:
@@ -182,6 +189,25 @@ def test_a_hung_rank_is_healed_after_as_long_as_the_profile_says_and_the_other_r
     assert world.kinds == ["watching", "unwell", "died", "serves"]
     assert "rank 1: no answer" in world.told[2][2]
     assert UNHEALTHY <= world.healed_at[0] - hung <= UNHEALTHY + 10
+
+
+def test_a_detokenizer_that_hangs_under_traffic_is_healed_though_the_ranks_decode() -> None:
+    """They went on decoding for clients that asked anew, and each such token counted as life."""
+    world = World(gets_on=[True, True])
+    vigil = world.vigil()
+    world.pass_by(vigil, 100)
+    hung = world.now
+    world.answers_after, world.comes_out = [None, None], False
+    world.pass_by(vigil, 400)
+    assert world.kinds == ["watching", "unwell", "died", "serves"]
+    assert "what is decoded has not come out for" in world.told[2][2]
+    assert UNHEALTHY <= world.healed_at[0] - hung <= UNHEALTHY + 10
+
+
+def test_a_prefill_of_which_nothing_comes_out_for_minutes_is_no_death() -> None:
+    world = World(answers_after=[None, None], gets_on=[True, True], decodes=False, comes_out=False)
+    world.pass_by(world.vigil(), 3600)
+    assert world.kinds == ["watching"]
 
 
 def test_a_hang_that_ends_in_time_is_told_and_nothing_more() -> None:
