@@ -1,7 +1,8 @@
 """The lock: everything of a start that could move, as it was resolved, and what could not be, with the reason. Pure.
 
-Each section carries its own digest, so that an edited one is told by its line. The plan stands in it by dotted key,
-without what follows from the rest (descriptions, reports, questions of the smoke test).
+Each section carries its own digest, and a short one of each of its lines, so that what was edited is told by its line.
+The plan stands in it by dotted key, without what follows from the rest (descriptions, reports, questions of the smoke
+test).
 """
 
 import hashlib
@@ -19,6 +20,7 @@ from orchestrator.plan.plan import Plan
 
 FORMAT: Final = 1
 COMMIT: Final = "commit"  # beside the files of a checkpoint
+_SHORT: Final = 8  # characters of the digest of a line, which tells where: that of its section tells whether
 LOCK_FILE: Final = "lock.yaml"  # how its name ends
 _SAID: Final = ("description", "hazards", "inexact", "wrong_answers", "model.questions")
 _SECTIONS: Final = ("tool", "profile", "overrides", "checkpoint", "patches", "files", "unknown", "plan")
@@ -42,8 +44,11 @@ class Lock:
         """The file."""
         data = _plain(self)
         digests = {name: _digest(data[name]) for name in _SECTIONS}
+        lines = {name: " ".join(map(_short_digest, _entries(data[name]).items())) for name in _SECTIONS}
         head = "# Written by deploy, and not to be edited: `deploy up --locked` starts exactly this.\n"
-        return head + yaml.safe_dump({"lock": FORMAT, **data, "digests": digests}, sort_keys=False, width=1000)
+        return head + yaml.safe_dump(
+            {"lock": FORMAT, **data, "lines": lines, "digests": digests}, sort_keys=False, width=1_000_000
+        )
 
     @property
     def told(self) -> dict[str, str]:
@@ -102,9 +107,34 @@ def _edited(document: Document) -> Iterator[Problem]:
         if name not in document.data:
             yield Problem(f"`{name}` is missing", document.name)
         elif _digest(document.data[name]) != digests.get(name):
-            yield Problem(f"`{name}` was edited", document.place((name,)))
-    for name in sorted({*document.data} - {*_SECTIONS, "lock", "digests"}):
+            yield from _edited_lines(document, name)
+    for name in sorted({*document.data} - {*_SECTIONS, "lock", "digests", "lines"}):
         yield Problem(f"`{name}` was added", document.place((name,)))
+
+
+def _edited_lines(document: Document, section: str) -> Iterator[Problem]:
+    """The lines of a section that are not as they were written; the section, where none of those there is another."""
+    written, entries = document.data.get("lines"), _entries(document.data[section])
+    known = str(written.get(section, "")).split() if isinstance(written, dict) else []
+    found = [_short_digest(entry) for entry in entries.items()]
+    edited = [key for key, digest in zip(entries, found, strict=True) if digest not in known] if known else []
+    for key in edited:
+        yield Problem(f"`{key}` was edited", document.place((section, key)))
+    if not edited:
+        gone = len({*known} - {*found})
+        message = f"`{section}` has lost {gone} of its lines" if gone else f"`{section}` was edited"
+        yield Problem(message, document.place((section,)))
+
+
+def _entries(section: object) -> dict[str | int, object]:
+    """The lines of a section by key, or by place."""
+    if isinstance(section, Mapping):
+        return {str(key): value for key, value in section.items()}
+    return dict(enumerate(section)) if isinstance(section, list) else {}
+
+
+def _short_digest(entry: tuple[str | int, object]) -> str:
+    return _digest(list(entry))[:_SHORT]
 
 
 def changed(document: Document, section: str, then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Problem]:

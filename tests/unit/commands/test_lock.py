@@ -52,13 +52,12 @@ def written(home: Home, profile: str, *overrides: str) -> Path:
 
 
 def edit(path: Path, old: str, new: str) -> int:
-    """Exchange a text; the line of the section it stands in."""
+    """Exchange a text; the line it stands in."""
     lines = path.read_text().splitlines()
     at = next(number for number, line in enumerate(lines) if old in line)
-    section = next(number for number in range(at, -1, -1) if not lines[number].startswith(" "))
     lines[at] = lines[at].replace(old, new)
     path.write_text("\n".join(lines) + "\n")
-    return section + 1
+    return at + 1
 
 
 def test_everything_that_moves_is_resolved(home: Home) -> None:
@@ -113,6 +112,18 @@ def test_a_lock_that_was_edited_is_refused_with_its_line(home: Home, old: str, n
     with pytest.raises(ProfileError, match="not as it was written") as caught:
         locked(path, home)
     assert [problem.where for problem in caught.value.problems] == [f"{path}:{line}"]
+
+
+def test_a_line_that_was_taken_out_of_a_lock_is_told_at_its_section(home: Home) -> None:
+    path = written(home, "cpu-tiny")
+    lines = path.read_text().splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("  flags.device:"))
+    path.write_text("\n".join([*lines[:at], *lines[at + 1 :]]) + "\n")
+    with pytest.raises(ProfileError) as caught:
+        locked(path, home)
+    [problem] = caught.value.problems
+    assert problem.message == "`plan` has lost 1 of its lines"
+    assert problem.where == f"{path}:{lines.index('plan:') + 1}"
 
 
 @pytest.mark.parametrize(("old", "new"), [("lock: 1", "lock: 2"), (f"tool: {__version__}", "tool: 99.0")])
