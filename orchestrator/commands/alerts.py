@@ -75,29 +75,29 @@ class Alerts:
 
     receivers: tuple[Receiver, ...]
     clock: Callable[[], float]
-    _running: list[tuple[Receiver, Program, float]] = field(default_factory=list)
+    _running: list[tuple[str, Receiver, Program, float]] = field(default_factory=list)  # of a server by its name
 
     def send(self, event: Mapping[str, object]) -> Iterator[str]:
         """Tell every receiver, without waiting; which of them cannot be told, and why."""
         for receiver in self.receivers:
             try:
-                self._running.append((receiver, receiver.tell(event), self.clock()))
+                self._running.append((str(event.get("name")), receiver, receiver.tell(event), self.clock()))
             except (DeployError, OSError) as error:
                 yield f"{receiver.shown}: {error}"
 
-    def failed(self) -> Iterator[str]:
-        """Which receivers have failed since the last call; one that takes too long is ended."""
+    def failed(self) -> Iterator[tuple[str, str]]:
+        """Of which server an alert has failed since the last call, and how; one that takes too long is ended."""
         running, self._running = self._running, []
-        for receiver, program, began in running:
+        for name, receiver, program, began in running:
             late = self.clock() - began >= WITHIN
             if program.code is None and not late:
-                self._running.append((receiver, program, began))
+                self._running.append((name, receiver, program, began))
             elif program.code is None:
                 program.end(signal.SIGKILL)
-                yield f"{receiver.shown}: it took longer than {WITHIN:g} s"
+                yield name, f"{receiver.shown}: it took longer than {WITHIN:g} s"
             else:
                 if program.code:
-                    yield f"{receiver.shown}: it ended with {program.code}"
+                    yield name, f"{receiver.shown}: it ended with {program.code}"
                 program.end(signal.SIGKILL)  # what it has left behind
 
     @property

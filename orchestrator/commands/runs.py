@@ -141,11 +141,25 @@ def claim(home: Home, name: str) -> Iterator[None]:
 def is_claimed(home: Home, name: str) -> bool:
     """Whether a command works on `name`, as the kernel's table of locks tells: a lock of ours would be in its way."""
     try:
-        inode = (home.runs / name / ".lock").stat().st_ino
-        held = Path("/proc/locks").read_text()
+        lock = os.open(home.runs / name / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
-    return any(line.split()[1] == "FLOCK" and line.split()[5].endswith(f":{inode}") for line in held.splitlines())
+    try:
+        place = _place_of(lock)
+        held = Path("/proc/locks").read_text()
+    except (OSError, ValueError, StopIteration):
+        return False
+    finally:
+        os.close(lock)
+    return any(line.split()[1] == "FLOCK" and line.split()[5] == place for line in held.splitlines())
+
+
+def _place_of(file: int) -> str:
+    """An open file as /proc/locks names it, `fd:01:1234`: its file system, which `stat` may misname; its inode."""
+    told = dict(line.split(":", 1) for line in Path(f"/proc/self/fdinfo/{file}").read_text().splitlines())
+    mounts = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    major, minor = next(mount[2] for mount in mounts if mount[0] == told["mnt_id"].strip()).split(":")
+    return f"{int(major):02x}:{int(minor):02x}:{os.fstat(file).st_ino}"
 
 
 def open_run(home: Home, name: str, plan: Plan) -> RunDir:

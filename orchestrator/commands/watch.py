@@ -191,8 +191,8 @@ def _go_on(vigils: Sequence[Vigil], show: Callable[[WatchEvent], None], alerts: 
             tell(vigil, told)
     while alerts.under_way or not all(vigil.ended for vigil in vigils):
         time.sleep(_TICK)
-        for failed in alerts.failed():
-            tell(vigils[0], (EventKind.ALERT_FAILED, failed, None))
+        for name, failed in alerts.failed():
+            tell(next(vigil for vigil in vigils if vigil.name == name), (EventKind.ALERT_FAILED, failed, None))
         for vigil in vigils:
             for told in vigil.step(time.monotonic(), time.time()):
                 tell(vigil, told)

@@ -10,12 +10,20 @@ from typing import Final
 from orchestrator.commands.runs import read_plan, require_name, runs_of
 from orchestrator.core.errors import HealingError, HostError, Interrupted, StartError, UsageError
 from orchestrator.core.files import write_whole
+from orchestrator.core.known_secrets import SHORT
 from orchestrator.core.paths import Home
+from orchestrator.core.redaction import looks_secret
+from orchestrator.core.secret import names_secret
 from orchestrator.core.shell import own, quote
 
 WEBHOOK: Final = "DEPLOY_WEBHOOK"  # the variable for its URL
 _SYSTEM: Final = Path("/etc/systemd/system")
-_PASSED_ON: Final = ("DOCKER_HOST", "DOCKER_CONTEXT", "HF_HOME", "HF_ENDPOINT")  # where things are; nothing secret
+_PASSED_ON: Final = (
+    "DOCKER_HOST",
+    "DOCKER_CONTEXT",
+    "HF_HOME",
+    "HF_ENDPOINT",
+)  # where things are; a URL may hold a password
 _NEEDS_QUOTES: Final = re.compile(r"[^\w@+=:,./-]")
 
 _UNIT: Final = """\
@@ -48,12 +56,18 @@ WantedBy=multi-user.target
 def install_unit(names: Sequence[str], home: Home, *, command: str | None, output: Path | None) -> str:
     """Write the unit, and an empty file for secrets; the commands that come next.
 
-    Raises StartError for a name that nothing was started under, HostError where it may not be written.
+    Raises UsageError for a command that holds a secret, StartError for a name that nothing was started under, HostError
+    where it may not be written.
     """
     variables = [variable for name in names for variable in _key_of(home, name)]
+    secrets = home.root / f"watch-{names[0]}.env"
+    if command and _holds_secret(command):
+        hint = f"let a script of yours read it from a file, or from its environment: `{secrets}` has variables for it"
+        raise UsageError(
+            "`--exec` holds what looks like a secret, and the unit and every `ps` would show it", hint=hint
+        )
     unit = f"deploy-watch-{names[0]}.service"
     file = output or _SYSTEM / unit
-    secrets = home.root / f"watch-{names[0]}.env"
     try:
         if not secrets.exists():
             write_whole(secrets, "", mode=0o600)
@@ -64,6 +78,7 @@ def install_unit(names: Sequence[str], home: Home, *, command: str | None, outpu
         raise HostError(f"cannot write the unit: {error.strerror}", where=str(error.filename), hint=hint) from error
     steps = [f"wrote `{file}`; next:"]
     variables += [WEBHOOK] if os.environ.get(WEBHOOK) else []
+    variables += [name for name in _PASSED_ON if looks_secret(os.environ.get(name, ""))]
     steps += [f"    printf '{each}=%s\\n' \"${each}\" >> {quote([str(secrets)])}" for each in dict.fromkeys(variables)]
     if file.parent != _SYSTEM:
         steps.append(f"    sudo install -m 644 {quote([str(file)])} {_SYSTEM / unit}")
@@ -78,7 +93,7 @@ def unit_text(
     words = own("orchestrator", "watch", *names, "--json")
     words += ["--exec", command] if command else []
     passed = {"DEPLOY_HOME": str(home.root), "PATH": environ.get("PATH", os.defpath)}
-    passed |= {name: environ[name] for name in _PASSED_ON if name in environ}
+    passed |= {name: environ[name] for name in _PASSED_ON if name in environ and not looks_secret(environ[name])}
     return _UNIT.format(
         names=" ".join(names),
         user=_user(),
@@ -91,6 +106,14 @@ def unit_text(
         given_up=HealingError.exit_code,
         interrupted=Interrupted.exit_code,
     )
+
+
+def _holds_secret(command: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether it looks so, has an option called so, or has the value of a variable that is called so."""
+    words = re.split(r"[\s=:'\"]+", command)
+    options = (word.lstrip("-").replace("-", "_") for word in words if word.startswith("-"))
+    values = (value for name, value in environ.items() if names_secret(name) and len(value) >= SHORT)
+    return looks_secret(command) or any(map(names_secret, options)) or any(value in command for value in values)
 
 
 def _user() -> str:

@@ -74,6 +74,35 @@ def test_a_unit_is_run_by_who_has_written_it_and_its_webhook_is_not_forgotten(
     assert "export DEPLOY_WEBHOOK" in refused.value.hint
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "notify --token wJ4zTq8",
+        "curl -H 'Authorization: Bearer wJ4-zTq8' https://hooks.example",
+        "curl https://me:wJ4zTq8@hooks.example",
+        "notify wJ4zTq8-of-the-pager",
+    ],
+)
+def test_a_command_that_holds_a_secret_is_refused_before_anything_is_written(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("PAGER_TOKEN", "wJ4zTq8-of-the-pager")
+    with pytest.raises(UsageError, match="holds what looks like a secret") as refused:
+        install_unit(["owl"], home, command=command, output=tmp_path / "unit")
+    assert f"{home.root / 'watch-owl.env'}" in refused.value.hint
+    assert not list(tmp_path.glob("**/*unit*")) + list(home.root.glob("watch-*"))
+    install_unit(["owl"], home, command="notify --tokens 5 --to keyboard", output=tmp_path / "unit")
+
+
+def test_a_url_with_a_password_stands_in_the_file_for_secrets(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:wJ4zTq8@mirror.example")
+    said = install_unit(["owl"], home, command=None, output=tmp_path / "unit")
+    assert "wJ4zTq8" not in said + (tmp_path / "unit").read_text()
+    assert "printf 'HF_ENDPOINT=%s\\n' \"$HF_ENDPOINT\" >>" in said
+
+
 def test_a_unit_that_cannot_be_written_names_the_command_that_can(home: Home, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HostError, match="cannot write the unit") as refused:
@@ -93,7 +122,7 @@ def finish(alerts: Alerts) -> list[str]:
     failed: list[str] = []
 
     def is_done() -> bool:
-        failed.extend(alerts.failed())
+        failed.extend(f"{name}: {how}" for name, how in alerts.failed())
         return not alerts.under_way
 
     wait_for(is_done)
@@ -107,7 +136,7 @@ def test_a_command_reads_the_event_and_inherits_no_secret(tmp_path: Path, monkey
     gone = Receiver(shown="`no-such-program`", argv=("no-such-program",))
     alerts = Alerts((told, Receiver.command("false"), gone), time.monotonic)
     assert list(alerts.send(EVENT)) == ["`no-such-program`: there is no program `no-such-program` on this machine"]
-    assert finish(alerts) == ["`false`: it ended with 1"]
+    assert finish(alerts) == ["owl: `false`: it ended with 1"]
     first, _, environment = file.read_text().partition("\n")
     assert json.loads(first) == EVENT
     assert "hf_token_of_this_shell" not in environment
@@ -131,7 +160,7 @@ def test_a_receiver_that_hangs_is_ended_with_all_it_has_started_and_told() -> No
     assert list(alerts.send(EVENT)) == []
     assert list(alerts.failed()) == []
     now[0] = 31.0
-    assert list(alerts.failed()) == ["`sh`: it took longer than 30 s"]
+    assert list(alerts.failed()) == [("owl", "`sh`: it took longer than 30 s")]
     assert not alerts.under_way
 
 
@@ -160,7 +189,7 @@ def test_a_webhook_is_posted_the_event_and_its_url_stands_in_no_command_line() -
         assert list(alerts.send(EVENT)) == []
         assert finish(alerts) == []
         assert list(alerts.send(EVENT)) == []
-        assert finish(alerts) == ["the webhook at 127.0.0.1: it ended with 1"]
+        assert finish(alerts) == ["owl: the webhook at 127.0.0.1: it ended with 1"]
         server.shutdown()
     assert taken == [("/secret-path-4712?x=1", EVENT)] * 2
     assert users == [f"Basic {b64encode(b'me:a@b').decode()}"] * 2
