@@ -33,6 +33,10 @@ TtftOption: TypeAlias = Annotated[
     typer.Option("--ttft", min=0.001, metavar="SECONDS", help="the TTFT p95 to keep; default: the workload's"),
 ]
 TrialsOption: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N", help="at most so many trials")]
+ConfirmOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(min=0, max=10, metavar="N", help="measure the best so often again before it is named; default: 2"),
+]
 HoursOption: TypeAlias = Annotated[float | None, typer.Option(min=0.001, metavar="H", help="at most so many hours")]
 UsdOption: TypeAlias = Annotated[
     float | None, typer.Option(min=0.01, metavar="USD", help="at most so much money; needs --price")
@@ -70,6 +74,7 @@ def sweep(
     workload: WorkloadOption = None,
     rates: RatesOption = None,
     trials: TrialsOption = None,
+    confirm: ConfirmOption = None,
     hours: HoursOption = None,
     usd: UsdOption = None,
     price: Annotated[float | None, typer.Option(metavar="USD", help="the price of one GPU for an hour")] = None,
@@ -104,6 +109,7 @@ def sweep(
         ttft_p95_s=ttft,
         workload=workload,
         rates_rps=read_rates(rates),
+        confirm=confirm,
         usd_per_gpu_hour=price,
         seed=seed,
         host=host,

@@ -42,6 +42,8 @@ from orchestrator.sweep import (
 )
 
 JOURNAL: Final = "journal.log"
+CONFIRM: Final = 2  # runs, where nobody says how many: a median of three
+_KEPT: Final = 0.25  # of a budget, at most, for measuring the best again
 TRIALS: Final = 20  # where neither trials, hours nor money are named
 _IN_A_ROW: Final = 1000  # points that cannot fit, after which nothing that fits is expected
 _STREAM_TOK_S: Final = 50.0  # of one stream, before one was measured
@@ -72,6 +74,7 @@ class SweepRequest:
     ttft_p95_s: float | None = None
     workload: str | None = None
     rates_rps: tuple[float, ...] | None = None
+    confirm: int | None = None
     usd_per_gpu_hour: float | None = None
     seed: int = 1
     host: str | None = None
@@ -92,6 +95,7 @@ class SweepRequest:
             "--ttft": self.ttft_p95_s,
             "--workload": self.workload,
             "--rates": rates,
+            "--confirm": self.confirm,
             "--trials": self.budget.trials,
             "--hours": self.budget.hours,
             "--usd": self.budget.usd,
@@ -120,6 +124,8 @@ class Sweep:
     workload_named: str
     workload: Workload
     changes: WorkloadChanges
+    confirm: int  # how often the best is measured again
+    description: str = ""  # as the space file has it
 
     @cached_property
     def own(self) -> dict[str, int] | None:
@@ -225,6 +231,8 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
         workload_named=named,
         workload=workload,
         changes=changes,
+        confirm=next(each for each in (request.confirm, said.confirm, CONFIRM) if each is not None),
+        description=said.description,
     )
     _require_sensible(sweep)
     return sweep
@@ -282,22 +290,34 @@ def _require_sensible(sweep: Sweep) -> None:
         raise UsageError(f"no knee would be found: {'; '.join(reasons)}", hint=hint)
 
 
-def spent(trials: tuple[SweepTrial, ...], sweep: Sweep) -> str:
-    """Why no further trial is begun; "" where one fits into the budget, by what trials took so far."""
+def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.0) -> str:
+    """Why no further trial is begun; "" where one fits into the budget, by what trials took so far.
+
+    `confirmed` are the seconds for which trials were measured again; for what of that is to come, some is kept.
+    """
     budget = sweep.request.budget
     most = budget.trials if budget.trials is not None or budget.hours or budget.usd else TRIALS
     ran = [trial for trial in trials if trial.outcome in _RAN]
     if most is not None and len(ran) >= most:
         return f"{most} trials were made"
-    used = sum(trial.seconds for trial in trials)
+    return no_time(trials, sweep, confirmed=confirmed, kept=sweep.confirm)
+
+
+def no_time(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.0, kept: int = 0) -> str:
+    """Why no further run fits into hours or money, with so many `kept` for later; "" where one does."""
+    budget, cost = sweep.request.budget, sweep.usd_per_hour
+    ran = sum(trial.outcome in _RAN for trial in trials)
     if not ran:
         return ""
-    then = used + used / len(ran)
-    if budget.hours is not None and then > budget.hours * 3600:
+    tried = sum(trial.seconds for trial in trials)
+    used, each = tried + confirmed, tried / ran
+    then = used + each
+    if budget.hours is not None and then + min(kept * each, _KEPT * budget.hours * 3600) > budget.hours * 3600:
         return f"one more trial would exceed {budget.hours:g} hours: {minutes(used)} were used"
-    cost = sweep.usd_per_hour
-    if budget.usd is not None and cost is not None and then / 3600 * cost > budget.usd:
-        return f"one more trial would exceed ${budget.usd:g}: ${used / 3600 * cost:.2f} were used"
+    if budget.usd is not None and cost:
+        most = budget.usd / cost * 3600
+        if then + min(kept * each, _KEPT * most) > most:
+            return f"one more trial would exceed ${budget.usd:g}: ${used / 3600 * cost:.2f} were used"
     return ""
 
 

@@ -42,7 +42,8 @@ def dry_text(sweep: Sweep, looked: LookedAt) -> str:
     """The space, what of it cannot fit, and what the search may take; for people."""
     own = sweep.space.shown_own(sweep.base.profile)
     rows = [(key, ", ".join(values), own[key]) for key, values in sweep.values.items()]
-    lines = [table(("setting", "values", f"`{sweep.plan.profile}`"), rows), ""]
+    lines = [sweep.description] if sweep.description else []
+    lines += [table(("setting", "values", f"`{sweep.plan.profile}`"), rows), ""]
     lines.append(f"objective: {sweep.goal.words}, under `{workload_name(sweep.workload_named)}`")
     size, count = sweep.space.size, affordable(sweep, looked.left(sweep.space))
     of = f"{size} points" if looked.whole else f"{looked.count} of {size} points, by chance"
@@ -54,6 +55,8 @@ def dry_text(sweep: Sweep, looked: LookedAt) -> str:
     lines.append(
         f"budget: up to {count} trials of about {minutes(sweep.about)}: {minutes(count * sweep.about)}{cost}; estimates"
     )
+    if sweep.confirm and len(sweep.goal.names) == 1:
+        lines.append(f"the best is measured {sweep.confirm + 1} times before it is named, in the same hours and money")
     return "\n".join(lines)
 
 
@@ -62,6 +65,8 @@ def dry_data(sweep: Sweep, looked: LookedAt) -> dict[str, object]:
     count = affordable(sweep, looked.left(sweep.space))
     return {
         "profile": sweep.plan.profile,
+        "description": sweep.description,
+        "confirm": sweep.confirm,
         "space": sweep.values,
         "own": sweep.space.shown_own(sweep.base.profile),
         "own_is_tried": sweep.own is not None,

@@ -8,7 +8,8 @@ from typing import Final
 from orchestrator.bench import workload_name
 from orchestrator.commands.runs import load_result
 from orchestrator.commands.sweep import Sweep
-from orchestrator.commands.sweep_winner import evidence, profile_path, write_winner
+from orchestrator.commands.sweep_confirm import confirmed, confirmed_words
+from orchestrator.commands.sweep_winner import evidence, profile_path, value_text, write_winner
 from orchestrator.core.console import minutes
 from orchestrator.core.errors import BenchError
 from orchestrator.core.files import write_whole
@@ -40,9 +41,9 @@ def best_of(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
 
     None where no trial gave anything: a knee of 0 is a rate that nobody sustains.
     """
-    found = tuple(trial for trial in search.best() if any(trial.values))
     if len(sweep.goal.names) > 1:
-        return found
+        return tuple(trial for trial in search.best() if any(trial.values))
+    found = confirmed(sweep, search)
     own = tuple(trial for trial in found if trial.own)
     return own or tuple(sorted(found, key=lambda trial: -_per_user(sweep, trial))[:1])
 
@@ -55,13 +56,12 @@ def _per_user(sweep: Sweep, trial: SweepTrial) -> float:
 
 def write_winners(sweep: Sweep, search: Search) -> tuple[Winner, ...]:
     """Write each winner as a profile, unless it is what the profile says already."""
-    best, trials = best_of(sweep, search), search.trials
-    winners = []
+    best, winners = best_of(sweep, search), []
     for trial in best:
         path = None
         if not trial.own:
             number = trial.number if len(best) > 1 else None
-            path = write_winner(sweep, trial, trials, profile_path(sweep, number))
+            path = write_winner(sweep, trial, search, profile_path(sweep, number))
         winners.append(Winner(trial=trial, profile=path))
     return tuple(winners)
 
@@ -92,26 +92,29 @@ def _report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: st
     points = [measured_points(trial, result) for trial in trials if (result := results[trial.number]) is not None]
     return SweepReport(
         title=f"A better {sweep.plan.profile}, by measuring",
-        headline=tuple(_headline(sweep, trials, winners, ended)),
+        headline=tuple(_headline(sweep, search, winners, ended)),
         knobs=tuple(knob.key for knob in sweep.space.knobs),
         values=" / ".join(sweep.goal.names),
         rows=rows,
         weights=search.weights(),
         points=tuple(point for each in points for point in each),
-        notes=tuple(_notes(sweep, trials, winners, results)),
+        notes=tuple(_notes(sweep, search, winners, results)),
         command=sweep.request.again,
     )
 
 
-def _headline(sweep: Sweep, trials: tuple[SweepTrial, ...], winners: tuple[Winner, ...], ended: str) -> Iterator[str]:
+def _headline(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: str) -> Iterator[str]:
+    trials = search.trials
+    if sweep.description:
+        yield f"{sweep.description[0].upper()}{sweep.description[1:].removesuffix('.')}."
     yield f"Sought: {sweep.goal.words}, under {workload_name(sweep.workload_named)}."
     for winner in winners:
         settings = ", ".join(f"{key} {value}" for key, value in sweep.space.shown(winner.trial.point).items())
         same = "; that is the profile as it is" if winner.trial.own else ""
-        yield f"Best: {settings}: {sweep.goal.text(winner.trial.values)}{same}."
+        yield f"Best: {settings}: {value_text(sweep, winner.trial, search)}{same}."
     counts = {outcome: sum(trial.outcome is outcome for trial in trials) for outcome in TrialOutcome}
     told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
-    took = sum(trial.seconds for trial in trials)
+    took = sum(trial.seconds for trial in trials) + sum(each.seconds for each in search.confirmations)
     price = f", ${took / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
     yield f"{len(trials)} trials of {sweep.space.size} points: {told or 'none'}; {minutes(took)}{price}." + (
         f" {ended[0].upper()}{ended[1:]}." if ended else ""
@@ -120,17 +123,22 @@ def _headline(sweep: Sweep, trials: tuple[SweepTrial, ...], winners: tuple[Winne
 
 def _notes(
     sweep: Sweep,
-    trials: tuple[SweepTrial, ...],
+    search: Search,
     winners: tuple[Winner, ...],
     results: dict[int, BenchResult | None],
 ) -> Iterator[str]:
-    yield f"{ONE_RUN_EACH[0].upper()}{ONE_RUN_EACH[1:]}" if ONE_RUN_EACH else ""
+    again = {each.number for each in search.confirmations}
+    if not again:
+        yield f"{ONE_RUN_EACH[0].upper()}{ONE_RUN_EACH[1:]}"
+    for trial in search.trials:
+        if trial.number in again:
+            yield f"Trial {trial.number}: {confirmed_words(sweep, search, trial)}; others were measured once."
     if sweep.own is None:
         yield "The profile's own values are none of the space: nothing was set beside them."
     if sweep.goal.at_rps is None and (open_ended := [n for n, found in results.items() if found and _unreached(found)]):
         yield f"In {len(open_ended)} trials the knee lies at the highest rate or above: measure more with `--rates`."
     for winner in winners:
-        yield f"{evidence(sweep, winner.trial, trials)}."
+        yield f"{evidence(sweep, winner.trial, search)}."
         yield f"Its answers, before the load: {winner.trial.answers or 'not looked at'}; it was proven again after it."
         if winner.profile is not None:
             yield f"It is written as the profile `{winner.profile}`; `deploy show` tells each origin."

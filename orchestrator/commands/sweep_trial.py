@@ -12,7 +12,8 @@ from orchestrator.commands.bench import BenchOptions, bench, server_target
 from orchestrator.commands.down import down
 from orchestrator.commands.proof import prove_again
 from orchestrator.commands.servers import fleet
-from orchestrator.commands.sweep import Sweep, spent, too_many_refused
+from orchestrator.commands.sweep import Sweep, no_time, spent, too_many_refused
+from orchestrator.commands.sweep_confirm import to_confirm
 from orchestrator.commands.up import Up, up
 from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.console import note, say
@@ -31,7 +32,7 @@ from orchestrator.core.redaction import redact
 from orchestrator.core.shell import quote
 from orchestrator.core.signals import heard, held
 from orchestrator.results import BenchEnding, BenchResult
-from orchestrator.sweep import Proposed, Search, SweepTrial, TrialOutcome
+from orchestrator.sweep import Confirmation, Proposed, Search, SweepTrial, TrialOutcome
 
 # What says something of a configuration; any other failure speaks of the machine, and ends the sweep.
 _OF_THE_POINT: Final = (NotReadyError, SmokeError, KernelsError, StartError, BenchError, ProfileError)
@@ -99,12 +100,8 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
         if left:
             note("a server that a killed sweep has left is taken down")
             take_down(sweep)
-        while not (why := spent(search.trials, sweep)):
-            asked = search.ask(sweep.own)
-            if asked is None or too_many_refused(search.trials):
-                return "every point was tried" if asked is None else "nothing that fits was found any more"
-            _try(sweep, search, asked)
-            ended()
+        why = _search(sweep, search, ended)
+        short = _confirm(sweep, search, ended)
     except KeyboardInterrupt as error:
         raise Interrupted("interrupted; what was measured is kept", hint=again) from error
     except Interrupted as error:
@@ -115,7 +112,38 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
         raise
     finally:
         take_down(sweep)  # an interruption may come between a trial and its end
+    return "; ".join(filter(None, [why, short]))
+
+
+def _search(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
+    while not (why := spent(search.trials, sweep, confirmed=_confirmed_seconds(search))):
+        asked = search.ask(sweep.own)
+        if asked is None or too_many_refused(search.trials):
+            return "every point was tried" if asked is None else "nothing that fits was found any more"
+        _try(sweep, search, asked)
+        ended()
     return why
+
+
+def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
+    """Measure the best again, as often as asked for and as the budget holds; why it was not as often."""
+    while (trial := to_confirm(sweep, search)) is not None:
+        if short := no_time(search.trials, sweep, confirmed=_confirmed_seconds(search)):
+            return f"trial {trial.number} was not measured again as often as asked for: {short}"
+        count = 2 + sum(each.number == trial.number for each in search.confirmations)
+        say(f"trial {trial.number} once more: run {count} of {sweep.confirm + 1}")
+        asked = Proposed(point=trial.point, own=trial.own, trial=None)
+        begun = replace(trial, outcome=TrialOutcome.INTERRUPTED, values=(), why="", diagnosis="")
+        found = _run(sweep, search, asked, begun, folder=f"{trial.number:03d}-{count}")
+        told = {"number": trial.number, "values": found.values, "why": found.why}
+        search.confirm(Confirmation(**told, directory=found.directory, seconds=found.seconds))  # type: ignore[arg-type]
+        say(f"trial {trial.number}: {_told(sweep, found)}")
+        ended()
+    return ""
+
+
+def _confirmed_seconds(search: Search) -> float:
+    return sum(each.seconds for each in search.confirmations)
 
 
 def _try(sweep: Sweep, search: Search, asked: Proposed) -> None:
@@ -126,7 +154,7 @@ def _try(sweep: Sweep, search: Search, asked: Proposed) -> None:
     if refused := sweep.refusal(dict(asked.point)):
         found = replace(begun, outcome=TrialOutcome.REFUSED, why=refused)
     else:
-        found = _run(sweep, search, asked, begun)
+        found = _run(sweep, search, asked, begun, folder=f"{number:03d}")
     search.tell(asked, found)
     say(f"trial {number}: {_told(sweep, found)}")
 
@@ -138,12 +166,12 @@ def _told(sweep: Sweep, found: SweepTrial) -> str:
     return f"{found.outcome}{took}: {found.why}"
 
 
-def _run(sweep: Sweep, search: Search, asked: Proposed, begun: SweepTrial) -> SweepTrial:
+def _run(sweep: Sweep, search: Search, asked: Proposed, begun: SweepTrial, *, folder: str) -> SweepTrial:
     """Start, prove, measure and stop one; a failure that is the configuration's own is its result."""
-    clock, folder = _Clock(), Path("trials") / f"{begun.number:03d}"
-    shutil.rmtree(sweep.request.output / folder, ignore_errors=True)  # of a trial that was killed, and never told
+    clock, place = _Clock(), Path("trials") / folder
+    shutil.rmtree(sweep.request.output / place, ignore_errors=True)  # of a trial that was killed, and never told
     watch = _Ladder(sweep, asked)
-    found = replace(begun, directory=str(folder))
+    found = replace(begun, directory=str(place))
     try:
         with _nothing_left(sweep, clock):
             with clock.part("up"):
@@ -151,7 +179,7 @@ def _run(sweep: Sweep, search: Search, asked: Proposed, begun: SweepTrial) -> Sw
             say(f"trial {begun.number}: it serves and is measured")
             found = replace(found, answers=_answers(started))
             with clock.part("bench"):
-                result = _measure(sweep, asked, watch, sweep.request.output / folder)
+                result = _measure(sweep, asked, watch, sweep.request.output / place)
             found = _judged(sweep, result, watch, found)
             if found.values and _leads(sweep, search, found):
                 with clock.part("smoke"), fleet(sweep.home, sweep.request.host) as servers:

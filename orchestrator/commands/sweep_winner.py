@@ -3,20 +3,23 @@
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from orchestrator.bench import workload_name
 from orchestrator.commands.planning import is_path, read_draft
+from orchestrator.commands.runs import load_result
 from orchestrator.commands.sweep import Sweep
+from orchestrator.commands.sweep_confirm import confirmed_words, runs_of
 from orchestrator.core.catalogue import Kind
 from orchestrator.core.document import Data
-from orchestrator.core.errors import UsageError
+from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.files import read_file, write_whole
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
 from orchestrator.plan import NAME
 from orchestrator.profile import EXTENDS, Override, YamlLine, yaml_text
-from orchestrator.sweep import SweepTrial, TrialOutcome
+from orchestrator.sweep import Search, SweepTrial, TrialOutcome
 
 _MARK: Final = "found by `deploy sweep`"  # in the head of a file that a sweep may write over
 _MOST: Final = 1 << 20
@@ -48,16 +51,16 @@ def home_path(home: Home, name: str) -> Path:
     return home.root / Kind.PROFILE.value.replace("*", name)
 
 
-def write_winner(sweep: Sweep, best: SweepTrial, trials: tuple[SweepTrial, ...], path: Path) -> Path:
+def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> Path:
     """Write the profile. It is planned before: what could not be started is not written."""
-    text = winner_text(sweep, best, trials)
+    text = winner_text(sweep, best, search)
     read_draft(text, path, sweep.base.catalogue).decide({}, quiet=True)
     return write_whole(path, text)
 
 
-def winner_text(sweep: Sweep, best: SweepTrial, trials: tuple[SweepTrial, ...]) -> str:
+def winner_text(sweep: Sweep, best: SweepTrial, search: Search) -> str:
     """The file: what it extends, what the user set for all trials, and what was measured to be better."""
-    source = evidence(sweep, best, trials)
+    source, trials = evidence(sweep, best, search), search.trials
     lines = [YamlLine(path=("description",), value=f"{sweep.plan.profile}, as measured by a sweep")]
     lines += [YamlLine(path=(EXTENDS,), value=_base(sweep.request.profile))]
     data = _given(sweep.request.overrides)
@@ -71,20 +74,41 @@ def winner_text(sweep: Sweep, best: SweepTrial, trials: tuple[SweepTrial, ...]) 
     head = [
         "yaml-language-server: $schema=profile.schema.json",
         f"{_MARK} in {ran} trials of {sweep.space.size} points under `{workload_name(sweep.workload_named)}`.",
-        f"Best of: {sweep.goal.words}. One run each: nothing is said of noise.",
+        f"Best of: {sweep.goal.words}. {_how_often(sweep, best, search)}.",
         f"Answers: {best.answers or 'not looked at'}.",
         f"Measured: {sweep.request.output / best.directory}",
     ]
     return yaml_text([" ".join(line.split()) for line in head], lines)
 
 
-def evidence(sweep: Sweep, best: SweepTrial, trials: tuple[SweepTrial, ...]) -> str:
-    """In one line what was measured of the winner, and of the profile as it is."""
-    own = next((trial for trial in trials if trial.own and trial.values), None)
-    against = f", {sweep.goal.text(own.values)} as `{sweep.plan.profile}` is" if own is not None else ""
-    day = datetime.now(UTC).date().isoformat()
+def evidence(sweep: Sweep, best: SweepTrial, search: Search) -> str:
+    """In one line what was measured of the winner, when, and of the profile as it is."""
+    own = next((trial for trial in search.trials if trial.own and trial.values), None)
+    against = f", {value_text(sweep, own, search)} as `{sweep.plan.profile}` is" if own is not None else ""
     named = ", ".join(sweep.goal.names)
-    return f"deploy sweep, {day}, trial {best.number}: {named} {sweep.goal.text(best.values)}{against}"
+    measured = _day(sweep, best)
+    return f"deploy sweep, {measured}, trial {best.number}: {named} {value_text(sweep, best, search)}{against}"
+
+
+def value_text(sweep: Sweep, trial: SweepTrial, search: Search) -> str:
+    """What it came to: the median of its runs, where there are several."""
+    if len(trial.values) > 1 or len(runs := runs_of(search, trial)) == 1:
+        return sweep.goal.text(trial.values)
+    ends = " to ".join(sweep.goal.text((each,)) for each in (min(runs), max(runs)))
+    return f"{sweep.goal.text((median(runs),))} (median of {len(runs)} runs, {ends})"
+
+
+def _how_often(sweep: Sweep, best: SweepTrial, search: Search) -> str:
+    once = "One run each: nothing is said of noise"
+    return once if len(best.values) > 1 or len(runs_of(search, best)) == 1 else confirmed_words(sweep, search, best)
+
+
+def _day(sweep: Sweep, trial: SweepTrial) -> str:
+    """The day on which it was measured; today's for a result that was removed."""
+    try:
+        return load_result(sweep.request.output / trial.directory).run.started_at[: len("2026-11-22")]
+    except BenchError:
+        return datetime.now(UTC).date().isoformat()
 
 
 def _base(profile: str) -> str:

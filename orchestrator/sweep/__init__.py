@@ -4,10 +4,11 @@ Optuna searches, prunes and keeps the journal; it is imported where a search beg
 """
 
 from orchestrator.sweep.objective import Goal, Objective
-from orchestrator.sweep.search import Proposed, Search, SweepTrial, TrialOutcome
+from orchestrator.sweep.search import Confirmation, Proposed, Search, SweepTrial, TrialOutcome
 from orchestrator.sweep.space import Knob, LayoutChoice, SearchSpace, SpaceFile, default_space, space_of
 
 __all__ = [
+    "Confirmation",
     "Goal",
     "Knob",
     "LayoutChoice",

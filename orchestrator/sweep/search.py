@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
+T = TypeVar("T")
 _STUDY: Final = "sweep"
 _TOLD: Final = "outcome"  # attribute of a trial that has one
 _BEGUN: Final = "begun"  # attribute of the study: what was asked for
+_CONFIRMED: Final = "confirmed"  # attribute of the study: what was measured once more
 _FEWEST: Final = 4  # trials before the search follows what it has learned, and before any is stopped for being worse
 _AGAIN: Final = 20  # suggestions of known points before an untried one is drawn
 _LISTED: Final = 10_000  # points of a space of which untried ones are listed
@@ -60,18 +62,31 @@ class SweepTrial:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Confirmation:
+    """A trial's configuration, measured once more; without values where that failed, and then why."""
+
+    number: int  # of the trial
+    values: tuple[float, ...] = ()
+    why: str = ""
+    directory: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Proposed:
-    """A point to try; `rungs` are told to it as they are measured."""
+    """A point to try; `rungs` are told to it as they are measured. One that is tried again has no trial of its own."""
 
     point: Point
     own: bool
-    trial: "Trial"
+    trial: "Trial | None"
 
     def worse(self, rung: int, held_rates: float, *, higher_is_better: bool) -> bool:
         """Whether it has held clearly less up to that rate than the others had, and need not go on.
 
         What is held adds up: Optuna's median pruner takes the best that a trial has reported so far.
         """
+        if self.trial is None:
+            return False
         with held():
             self.trial.report(held_rates if higher_is_better else -held_rates, rung)
         return bool(self.trial.should_prune())
@@ -174,6 +189,8 @@ class Search:
 
     def tell(self, asked: Proposed, ended: SweepTrial) -> None:
         """Keep how a trial ended."""
+        if asked.trial is None:
+            return
         with held():
             asked.trial.set_user_attr(_TOLD, asdict(ended))
             self._count(asked.trial.number, ended)
@@ -186,6 +203,16 @@ class Search:
         else:
             told = states.FAIL if ended.outcome is TrialOutcome.INTERRUPTED else states.PRUNED
             self._study.tell(number, state=told)
+
+    @property
+    def confirmations(self) -> tuple[Confirmation, ...]:
+        """What was measured once more, in order. Raises UsageError for a record out of form."""
+        return _read(_CONFIRMATIONS, self._study.user_attrs.get(_CONFIRMED, []))
+
+    def confirm(self, ended: Confirmation) -> None:
+        """Keep what a trial's configuration came to once more."""
+        with held():
+            self._study.set_user_attr(_CONFIRMED, [asdict(each) for each in (*self.confirmations, ended)])
 
     def best(self) -> tuple[SweepTrial, ...]:
         """The best one; of several objectives all that no other one beats. Of equal ones all of them."""
@@ -219,12 +246,17 @@ def _first_value(trial: "FrozenTrial") -> float:
 
 
 _TRIAL: Final = TypeAdapter(SweepTrial)
+_CONFIRMATIONS: Final = TypeAdapter(tuple[Confirmation, ...])
 
 
 def _outcome(trial: "FrozenTrial") -> SweepTrial:
     """What was told of a trial. Raises UsageError for a record out of form."""
+    return _read(_TRIAL, trial.user_attrs[_TOLD])
+
+
+def _read(kind: TypeAdapter[T], told: object) -> T:
     try:
-        return _TRIAL.validate_python(trial.user_attrs[_TOLD])
+        return kind.validate_python(told)
     except ValidationError as error:
         what = "the journal holds a trial that is none of this tool's"
         raise UsageError(what, hint="use another --output") from error

@@ -95,6 +95,9 @@ class SpaceFile(StrictModel):
     rates_rps: Annotated[tuple[Annotated[float, Field(gt=0, le=10_000)], ...], Field(min_length=1)] | None = Field(
         default=None, description="the ladder of rates, rising; default: the workload's"
     )
+    confirm: Annotated[int, Field(ge=0, le=10)] | None = Field(
+        default=None, description="how often the best is measured again before it is named; default: 2"
+    )
     layouts: tuple[LayoutChoice, ...] = Field(default=(), description="whole layouts to choose from")
     flags: dict[Text, Values] = Field(
         default={},

@@ -26,7 +26,7 @@ LOAD = "{input_tokens: 20, output_tokens: 10, token_ids: [10, 500], load: closed
 def sweep(port: int, *more: str) -> tuple[str, ...]:
     settings = (f"server.port={port}", f"engine.python={ENGINE}", "model.questions=null", "env.SCRIPTED_STEP=0.02")
     chosen = (word for setting in settings for word in ("--set", setting))
-    return ("sweep", "cpu-tiny", "--space", "space.yaml", "--output", "out", *chosen, *more)
+    return ("sweep", "cpu-tiny", "--space", "space.yaml", "--output", "out", "--confirm", "1", *chosen, *more)
 
 
 def test_a_sweep_is_cut_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,11 @@ def test_a_sweep_is_cut_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert best["values"][0] > 2 * trials[1]["values"][0]
     assert all(each["seconds"] - sum(each["parts"].values()) < 2 for each in trials)
 
+    assert f"Trial {best['number']}: 2 runs: " in " ".join(report["notes"])
+    assert (tmp_path / f"out/trials/{best['number']:03d}-2/result.json").is_file()
+
     written = (tmp_path / "out/cpu-tiny-swept.yaml").read_text()
+    assert "(median of 2 runs, " in written
     assert '{value: "0.002", origin: measured, source: "deploy sweep, ' in written
     shown = deploy.run("show", "out/cpu-tiny-swept.yaml", "--explain", "--json")
     rows = {row["key"]: row for row in json.loads(shown.stdout)}

@@ -9,6 +9,7 @@ from measured_samples import save, spread, tp4dp2, tp8
 from orchestrator.commands.planning import load
 from orchestrator.commands.sweep import JOURNAL, Budget, Sweep, SweepRequest, default_output, opened, plan_sweep
 from orchestrator.commands.sweep import spent as spent_of
+from orchestrator.commands.sweep_confirm import to_confirm
 from orchestrator.commands.sweep_preview import affordable, dry_data, dry_text, look_at
 from orchestrator.commands.sweep_report import Winner, best_of, tune_command, write_sweep_report, write_winners
 from orchestrator.commands.sweep_winner import profile_path
@@ -16,7 +17,7 @@ from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.errors import HostError, ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.results import BenchResult, Point
-from orchestrator.sweep import Search, SweepTrial, TrialOutcome
+from orchestrator.sweep import Confirmation, Search, SweepTrial, TrialOutcome
 
 README = Path(__file__).parents[3] / "orchestrator/sweep/README.md"
 SPACE = """
@@ -160,7 +161,10 @@ def test_a_budget_is_of_all_calls_together(home: Home) -> None:
         (Budget(usd=40.0), "one more trial would exceed $40: $32.00 were used"),
         (Budget(usd=48.0), ""),
     ):
-        assert spent_of(two, planned(home, budget=budget, usd_per_gpu_hour=2.0)) == why
+        assert spent_of(two, planned(home, budget=budget, usd_per_gpu_hour=2.0, confirm=0)) == why
+    for hours, confirmed, goes_on in ((3.9, 0.0, False), (4.0, 0.0, True), (4.0, 3600.0, False), (20.0, 0.0, True)):
+        kept = spent_of(two, planned(home, budget=Budget(hours=hours), confirm=2), confirmed=confirmed)
+        assert (kept == "") is goes_on, "a quarter is kept for measuring the best again"
     assert spent_of((), planned(home, budget=Budget(hours=0.01))) == "", "one trial is made, and finished"
     assert spent_of(tuple(map(trial, range(20))), planned(home)) == "20 trials were made"
     assert affordable(planned(home, budget=Budget(hours=planned(home).about / 3600 * 2.5)), 6) == 2
@@ -220,6 +224,61 @@ def test_the_winner_is_a_profile_with_its_evidence(home: Home) -> None:
     assert '<svg class="plot" id="pareto"' in page
     lines = plain.splitlines()
     assert lines[lines.index(next(line for line in lines if line.startswith("| trial |"))) + 1].startswith("|---|")
+
+
+def again(search: Search, number: int, value: float, seconds: float = 600.0) -> None:
+    search.confirm(Confirmation(number=number, values=(value,), seconds=seconds))
+
+
+def test_the_best_is_measured_again_before_it_is_named_and_who_is_within_its_noise(home: Home) -> None:
+    sweep = planned(home)
+    with opened(sweep) as search:
+        won(sweep, search, {1: tp8(), 2: tp4dp2()})  # 1.5 and 2.4 requests/s
+        asked = []
+        for value in (1.4, 1.6, 1.7, 1.8):
+            trial = to_confirm(sweep, search)
+            assert trial is not None
+            asked.append(trial.number)
+            again(search, trial.number, value)
+        assert asked == [2, 2, 1, 1], "once it has been 1.4, the profile with its 1.5 may be as good"
+        assert to_confirm(sweep, search) is None
+        assert [best.number for best in best_of(sweep, search)] == [1], "1.5, 1.7 and 1.8 against 2.4, 1.4 and 1.6"
+        [winner] = write_winners(sweep, search)
+        report = write_sweep_report(sweep, search, (winner,), ended="x").with_suffix(".md").read_text()
+    assert "1.7 (median of 3 runs, 1.5 to 1.8)" in report.replace("\\", "")
+    assert "Trial 2: 3 runs: 2.4, 1.4, 1.6; others were measured once." in report.replace("\\", "")
+
+
+def test_who_is_clearly_worse_is_not_measured_again_nor_a_front_nor_where_nobody_asks(home: Home) -> None:
+    sweep = planned(home)
+    with opened(sweep) as search:
+        won(sweep, search, {1: tp8(), 2: tp4dp2()})
+        for _ in range(2):
+            trial = to_confirm(sweep, search)
+            assert trial is not None
+            again(search, trial.number, 2.3)
+        assert to_confirm(sweep, search) is None
+        assert to_confirm(replace(sweep, confirm=0), search) is None
+        [winner] = write_winners(sweep, search)
+    assert winner.profile is not None
+    text = winner.profile.read_text()
+    assert "deploy sweep, 2026-11-20, trial 2: knee, requests/s 2.3 (median of 3 runs, 2.3 to 2.4), 1.5 as" in text
+    assert "3 runs: 2.4, 2.3, 2.3." in text
+    front = planned(home, objective="pareto", output=home.root.parent / "front")
+    with opened(front) as search:
+        won(front, search, {1: tp8(), 2: tp4dp2()})
+        assert to_confirm(front, search) is None
+
+
+def test_what_is_looked_for_stands_in_preview_and_report(home: Home) -> None:
+    sweep = planned(home, f"description: how many at once\n{SPACE}", confirm=4)
+    told = dry_text(sweep, look_at(sweep))
+    assert told.startswith("how many at once\n")
+    assert "the best is measured 5 times before it is named" in told
+    assert dry_data(sweep, look_at(sweep))["confirm"] == 4
+    with opened(sweep) as search:
+        report = write_sweep_report(sweep, search)
+    assert "How many at once." in report.read_text()
 
 
 def test_the_profile_itself_may_win(home: Home) -> None:
