@@ -208,7 +208,10 @@ def _part(catalogue: Catalogue, part: str, name: str) -> Mapping[str, Data]:
 
 
 def _engine(request: ProfileRequest, like: Valid | None, node: HardwareFile, catalogue: Catalogue) -> tuple[str, str]:
-    """The engine that is asked for, that of the other profile, or the newest for such GPUs; an image before wheels."""
+    """The engine that is asked for, that of the other profile, or the newest for such GPUs.
+
+    An image goes before wheels; of one version's images the first by name, which is the usual line of ROCm.
+    """
     if request.engine:
         catalogue.path(Kind.ENGINE, request.engine)
         return request.engine, "as asked for"
@@ -222,7 +225,8 @@ def _engine(request: ProfileRequest, like: Valid | None, node: HardwareFile, cat
     if not found:
         hint = "`--engine NAME`, one of `deploy profiles`"
         raise ProfileError(f"there is no engine for {node.arch} of {node.vendor}", hint=hint)
-    return max(found)[2], f"the newest known for {node.arch}"
+    *newest, _ = max(found)
+    return min(name for *of, name in found if of == newest), f"the newest known for {node.arch}"
 
 
 def _engines(catalogue: Catalogue) -> Iterator[tuple[str, EngineFile]]:
