@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from orchestrator import __version__
 from orchestrator.commands.planning import is_path, planned
@@ -14,6 +15,7 @@ from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import note
 from orchestrator.core.document import Document
 from orchestrator.core.errors import BuildError, DeployError, Problem, ProfileError, UsageError, WeightsError
+from orchestrator.core.files import read_file
 from orchestrator.core.paths import Home
 from orchestrator.core.redaction import redact
 from orchestrator.images import Registry, carried_patches, local_config
@@ -23,6 +25,9 @@ from orchestrator.plan.lock import COMMIT, LOCK_FILE, Lock, changed, plan_lines
 from orchestrator.render import ContextFile
 from orchestrator.runtimes import runtime_kind
 from orchestrator.weights import Listing, checkpoint_directory, list_files, read_receipt, stamps
+
+_MOST_BYTES: Final = 1 << 20  # of a list, a template, a generator
+_KEPT: Final = "kept"  # in a run directory: files of the catalogue that it was made from
 
 
 def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping[str, str] = os.environ) -> Lock:
@@ -128,6 +133,10 @@ def _patches(plan: Plan, home: Home) -> dict[str, str]:
 
 
 def _files(plan: Plan, home: Home) -> dict[str, str]:
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in _made_from(plan, home).items()}
+
+
+def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
     """What else a start is made from: the list of packages or the image's template, the generator of a checkpoint."""
     catalogue, source = Catalogue.of(home), plan.model.source
     contained = runtime_kind(plan.runtime).contained
@@ -137,7 +146,28 @@ def _files(plan: Plan, home: Home) -> dict[str, str]:
         source.location if source.kind == "generated" else None,
     ]
     paths = {name: catalogue.find(Kind.IMAGE_FILE, name) for name in named if name}
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in paths.items() if path}
+    return {name: path for name, path in paths.items() if path}
+
+
+def kept_files(plan: Plan, home: Home) -> tuple[ContextFile, ...]:
+    """Copies of them for a run directory, by which it can be repeated when they are others."""
+    found = _made_from(plan, home).items()
+    paths = ((f"{_KEPT}/{Kind.IMAGE_FILE.value.replace('*', name)}", path) for name, path in found)
+    return tuple(ContextFile(path=place, content=path.read_bytes(), executable=False) for place, path in paths)
+
+
+def home_of_run(run: Path, home: Home) -> Home:
+    """A home that has what a run keeps, where all of that is as its own lock has it."""
+    try:
+        then, _ = load_lock(run / LOCK_FILE)
+        kept = {name: run / _KEPT / Kind.IMAGE_FILE.value.replace("*", name) for name in then.files}
+        same = all(
+            hashlib.sha256(read_file(kept[name], most=_MOST_BYTES)).hexdigest() == digest
+            for name, digest in then.files.items()
+        )
+    except (ProfileError, OSError):
+        return home
+    return replace(home, kept=run / _KEPT) if same else home
 
 
 def default_path(profile: str) -> Path:

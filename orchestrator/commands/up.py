@@ -17,7 +17,7 @@ from orchestrator.commands.down import grace_of
 from orchestrator.commands.ending import HEALING, keep_ending, stop_server, why_failed
 from orchestrator.commands.environment import image_hazards, note_environment
 from orchestrator.commands.kernels import kernel_gate, make_table
-from orchestrator.commands.lock import lock_of_start, locked, moved_since
+from orchestrator.commands.lock import home_of_run, kept_files, lock_of_start, locked, moved_since
 from orchestrator.commands.machine import place_of
 from orchestrator.commands.planning import (
     is_path,
@@ -74,6 +74,7 @@ class Preview:
 def preview(request: UpRequest, home: Home) -> Preview:
     """What `up` would do and start, or why it would refuse; it starts and writes nothing."""
     valid = None
+    home = home_of_run(Path(request.run), home) if request.run else home
     if not request.decided:
         valid = read_profile(request.profile, overrides=request.overrides, catalogue=Catalogue.of(home))
     plan, inputs = planned_at(valid, home) if valid else _decided(request, home)
@@ -116,6 +117,7 @@ def up(
     once no other command can work on the name, before anything is touched, and may refuse. What is called once it is
     `proven` lets by default nothing interrupt the command any more; who goes on takes the server down himself.
     """
+    home = home_of_run(Path(request.run), home) if request.run else home
     plan, inputs = _decided(request, home)
     name = request.name or plan.profile
     place = place_of(plan, home, request.host)
@@ -272,7 +274,7 @@ def _bring_up(start: Start, servers: Fleet) -> Up:
     run = open_run(servers.home, name, plan)
     request = start.request
     lock = lock_of_start(plan, request.profile, request.overrides, servers.home, run.path)
-    rendered = (*rendered_files(start.artifacts, name), lock)
+    rendered = (*rendered_files(start.artifacts, name), *kept_files(plan, servers.home), lock)
     run.write(rendered)
     for file, record in start.records.items():
         run.save(file, record)

@@ -51,8 +51,8 @@ class Catalogue:
 
     @classmethod
     def of(cls, home: Home) -> "Catalogue":
-        """The user's own folder, then what ships with the tool."""
-        return cls((home.root, data_root()))
+        """The user's own folder, then what ships with the tool; before both what is kept of a start to be repeated."""
+        return cls((*([home.kept] if home.kept else []), home.root, data_root()))
 
     @classmethod
     def shipped(cls) -> "Catalogue":
@@ -69,7 +69,7 @@ class Catalogue:
         if not can_be_named(name):
             return None
         found = [path for root in self.roots if (path := root / kind.value.replace("*", name)).is_file()]
-        if len(found) > 1:
+        if len(found) > 1 and found[0].read_bytes() != found[1].read_bytes():
             _say_shadowed(*found[:2])
         return found[0] if found else None
 

@@ -37,9 +37,13 @@ def data_root() -> Path:
 
 @dataclass(frozen=True)
 class Home:
-    """The tool's home directory, and the names below it."""
+    """The tool's home directory, and the names below it.
+
+    In `kept` an earlier start has left files of the catalogue, which go before all others where it is repeated.
+    """
 
     root: Path
+    kept: Path | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Home":

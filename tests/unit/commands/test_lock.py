@@ -13,10 +13,19 @@ from orchestrator import __version__
 from orchestrator.cli.main import app
 from orchestrator.commands import lock as command
 from orchestrator.commands.diff import diff, diff_text, side_of
-from orchestrator.commands.lock import lock_of_start, locked, read_lock, resolve, write_lock
+from orchestrator.commands.lock import (
+    home_of_run,
+    kept_files,
+    lock_of_start,
+    locked,
+    read_lock,
+    resolve,
+    write_lock,
+)
 from orchestrator.commands.planning import load
 from orchestrator.commands.rollback import decided_before
 from orchestrator.commands.up import preview
+from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import BuildError, DeployError, ProfileError, UsageError, WeightsError
 from orchestrator.core.paths import Home
 from orchestrator.images import ImageConfig, Registry
@@ -239,6 +248,33 @@ def test_what_a_run_was_made_from_and_has_changed_is_told_when_it_is_started_onc
     preview(again, home)
     said = capsys.readouterr().err
     assert f"`sglang-cpu-0.5.14.txt` is another one now than when `{run.path.name}` was started" in said
+
+
+def test_a_run_is_repeated_with_the_list_of_packages_that_it_was_made_from(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rolled back, it came up with the packages of today: that they are others was told, and no more."""
+    run, plan = past_run(home, 1), load("cpu-tiny").plan
+    lock = lock_of_start(plan, "cpu-tiny", (), home, run.path)
+    run.write([lock, *kept_files(plan, home)])
+    own = home.root / "images" / "sglang-cpu-0.5.14.txt"
+    own.parent.mkdir(parents=True)
+    own.write_text("sglang==0.5.23\n")
+
+    repeated = home_of_run(run.path, home)
+    found = Catalogue.of(repeated).find(Kind.IMAGE_FILE, own.name)
+    assert found is not None
+    assert found.read_text() != own.read_text()
+    assert lock_of_start(plan, "cpu-tiny", (), repeated, run.path).content == lock.content
+    assert {file.path for file in kept_files(plan, repeated)} >= {f"kept/images/{own.name}"}
+    preview(request_of(run=str(run.path)), home)
+    assert "another one now" not in capsys.readouterr().err
+    assert Catalogue.of(home).find(Kind.IMAGE_FILE, own.name) == own
+
+    found.write_text("sglang==0.5.10\n")  # by hand: its lock tells
+    assert home_of_run(run.path, home) == home
+    preview(request_of(run=str(run.path)), home)
+    assert f"`{own.name}` is another one now" in capsys.readouterr().err
 
 
 def test_a_lock_is_set_beside_a_profile_and_a_run(home: Home) -> None:
