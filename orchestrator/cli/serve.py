@@ -155,7 +155,7 @@ def status(
         elif not servers.silent:
             say("nothing runs; `deploy profiles` lists what `deploy up PROFILE` can start")
         for server in found if name is None else ():
-            if server.status == Status.UNKNOWN or (server.health == "unhealthy" and server.detail):
+            if server.status in {Status.PENDING, Status.UNKNOWN} or (server.health == "unhealthy" and server.detail):
                 note(f"`{server.name}`: {server.detail}")
             elif server.status == Status.EXITED:
                 note(f"`{server.name}`: {server.detail}; `deploy restart {server.name}` starts it anew")

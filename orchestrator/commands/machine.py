@@ -64,7 +64,7 @@ def inspect_host(plan: Plan, place: Place, environ: Mapping[str, str] = os.envir
         interpreter=None if kind.contained else built_interpreter(plan.engine, place.home),
         server_on=partial(_server_on, place),
     )
-    return preflight(plan, access, kind.checks)
+    return preflight(plan, access, kind.checks, here=kind.here)
 
 
 def _server_on(place: Place, port: int) -> str | None:
@@ -77,8 +77,11 @@ def _server_on(place: Place, port: int) -> str | None:
 
 
 def wait_until_drained(plan: Plan, place: Place) -> None:
-    """Wait until the plan's GPUs have given back the VRAM of a server that is gone, showing which still hold some."""
-    if plan.hardware.vendor == "cpu":
+    """Wait until the plan's GPUs have given back the VRAM of a server that is gone, showing which still hold some.
+
+    Where the server runs on other machines, the runtime's own stop has waited.
+    """
+    if plan.hardware.vendor == "cpu" or not runtime_kind(plan.runtime).here:
         return
     runner, progress = runner_for(place), Progress()
     try:
@@ -99,6 +102,8 @@ def wait_until_free(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait until the ports and the VRAM of a stopped server are free. Raises HostError with who holds them."""
+    if not runtime_kind(plan.runtime).here:
+        return
     runner = runner_for(place)
     for _, port in plan_ports(plan):
         holder = look_until(

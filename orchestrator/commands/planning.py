@@ -65,6 +65,7 @@ class Valid:
             ledger=read_ledger(self.catalogue),
             reports=read_reports(self.catalogue),
             runtimes={name: kind().rules for name, kind in REGISTRY.items()},
+            settle={name: kind().settle for name, kind in REGISTRY.items()},
             inputs=inputs,
             load=self.load,
         )

@@ -69,6 +69,11 @@ def not_running(runtime: Runtime, handle: Handle) -> Problem | None:
     state = runtime.state(handle)
     if state.status is Status.RUNNING:
         return None
+    if state.status is Status.PENDING:
+        return Problem(
+            f"`{handle.name}` does not run yet: {state.detail}",
+            hint=f"wait for it; `deploy down {handle.name}` cancels it",
+        )
     if state.status is Status.UNKNOWN:
         return Problem(f"`{handle.name}`: {state.detail}", hint=f"`deploy down {handle.name}` ends it where it can")
     return Problem(f"`{handle.name}` does not run: {state.ending}", hint=AGAIN.format(name=handle.name))

@@ -211,6 +211,10 @@ def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) ->
             details = changes(old.to_dict(), plan.to_dict()) if old else ""
             ended = "" if state.status is Status.RUNNING else f", and does not run: {state.ending}"
             raise NameTakenError(f"`{name}` has another plan{ended}", details=details, hint=hint)
+        if state.status is Status.PENDING:
+            raise StartError(
+                f"`{name}` waits for its place: {state.detail}", hint=f"`deploy down {name}` cancels it; {hint}"
+            )
         if state.status is not Status.RUNNING:
             continue
         if lost := lost_parts(servers.runtime(handle), handle):

@@ -380,6 +380,8 @@ def _left_alone(seen: Standing) -> tuple[EventKind, str] | None:
         return EventKind.WAITING, "another `deploy` command works on it"
     if not seen.wanted:
         return EventKind.STOPPED, "it was not the watch that ended it; a start under this name is watched again"
+    if seen.status == "pending":
+        return EventKind.WAITING, seen.ending
     if seen.status == "unknown":
         return EventKind.UNWELL, "its record cannot be read"
     if seen.status == "running" and not (seen.ready or seen.by_watch):

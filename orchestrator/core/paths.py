@@ -7,6 +7,7 @@
         models/<name>/                checkpoints, staged or generated
         overlays/<model>/<patches>/   a checkpoint with its patched config.json
         packages/<digest>/            a patched copy of an interpreter's sglang (process runtime)
+        job-packages/<digest>/        the same (slurm runtime)
         runs/<name>/<run>/            what was done: plan, rendered files, command, log, record, reports
         kernels/                      measured rows of tuned tables
         images/                       what registries said of images: variables and labels
@@ -70,6 +71,11 @@ class Home:
     def packages(self) -> Path:
         """Patched copies of sglang, one a digest of sources and patches."""
         return self.root / "packages"
+
+    @property
+    def job_packages(self) -> Path:
+        """The same, for servers that run as jobs of a cluster."""
+        return self.root / "job-packages"
 
     @property
     def models(self) -> Path:

@@ -11,7 +11,8 @@ from orchestrator.host.subject import Access, Check, Subject
 from orchestrator.host.survey import MACHINE_SECTIONS, survey
 from orchestrator.plan import Plan
 
-CHECKS: Final[Sequence[Check]] = (
+# Of the machine that serves.
+_THERE: Final[Sequence[Check]] = (
     gpu_checks.gpus_present,
     gpu_checks.gpu_arch,
     gpu_checks.compute_units,
@@ -23,21 +24,26 @@ CHECKS: Final[Sequence[Check]] = (
     machine_checks.numa_balancing,
     machine_checks.kernel_options,
     machine_checks.cpu_affinity,
-    machine_checks.disk_space,
     machine_checks.ports,
+)
+# Of the machine that the server is started from.
+_FROM_HERE: Final[Sequence[Check]] = (
+    machine_checks.disk_space,
     machine_checks.checkpoint,
     machine_checks.api_key,
 )
 
 
-def preflight(plan: Plan, access: Access, more: Sequence[Check] = ()) -> PreflightReport:
+def preflight(plan: Plan, access: Access, more: Sequence[Check] = (), *, here: bool = True) -> PreflightReport:
     """Run every check, and `more` that the plan's runtime has, against one look at the machine.
+
+    Without `here` the server runs on other machines, and nothing of this one's GPUs, devices and ports matters.
 
     Raises HostError only where it cannot be looked at.
     """
     directories = [space.directory for space in access.spaces]
-    gpus = {} if plan.hardware.vendor == "cpu" else ALL_SECTIONS
+    gpus = ALL_SECTIONS if here and plan.hardware.vendor != "cpu" else {}
     look = survey(access.runner, {**gpus, **MACHINE_SECTIONS}, directories=directories)
     subject = Subject(plan=plan, machine=read_machine(look), access=access)
-    findings = (finding for check in (*CHECKS, *more) for finding in check(subject))
+    findings = (finding for check in (*(_THERE if here else ()), *_FROM_HERE, *more) for finding in check(subject))
     return PreflightReport(profile=plan.profile, findings=tuple(findings))

@@ -26,6 +26,7 @@ from orchestrator.plan.plan import (
     Plan,
     Question,
     Server,
+    SlurmJob,
     Ulimit,
     Waiting,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "Plan",
     "Question",
     "Server",
+    "SlurmJob",
     "Ulimit",
     "Waiting",
     "changes",

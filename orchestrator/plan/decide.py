@@ -1,6 +1,6 @@
 """From a valid profile to a plan: the rules are asked, then everything that is still open is decided."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
@@ -48,6 +48,7 @@ class Knowledge:
     runtimes: Mapping[str, Sequence[Rule]]  # by name, with the rules of each
     inputs: Mapping[str, str]  # files a user gave to patches, name -> sha256 in hex
     load: Load | None  # that the profile is meant for
+    settle: Mapping[str, Callable[[Plan, Profile], Plan]]  # by runtime: what the profile's section for it says, decided
 
 
 def decide(name: str, *, profile: Profile, composed: Composed, knowledge: Knowledge) -> Plan:
@@ -62,7 +63,9 @@ def decide(name: str, *, profile: Profile, composed: Composed, knowledge: Knowle
         load=knowledge.load,
     )
     _refuse(name, (problem for rule in RULES for problem in rule(case)))
-    plan = _plan(name, profile=profile, composed=composed, knowledge=knowledge)
+    plan = knowledge.settle[profile.runtime](
+        _plan(name, profile=profile, composed=composed, knowledge=knowledge), profile
+    )
     accepted = profile.accept_known_bad
     _refuse(name, known_bad(knowledge.reports.known_bad, plan, accepted=accepted, place=composed.place))
     reports = knowledge.reports
@@ -103,6 +106,7 @@ def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowled
         inexact=(),
         waiting=Waiting(**profile.waiting.model_dump()),
         healing=Healing(**profile.healing.model_dump()),
+        slurm=None,  # its runtime settles it
         ready_image=None,  # the user names one, not the profile
     )
 

@@ -234,6 +234,25 @@ class Healing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlurmJob:
+    """The job that a server runs in. What is None the cluster decides."""
+
+    partition: str | None
+    account: str | None
+    qos: str | None
+    time: str | None  # as sbatch takes it
+    gpu_type: str | None
+    exclusive: bool
+    signal: int  # seconds before the end of its time
+    requeue: bool
+    pending: int | None  # seconds that it may wait
+    options: tuple[str, ...]  # of sbatch
+    container: str  # none | pyxis | apptainer
+    image: str | None
+    python: str | None  # that has this tool, on the nodes
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Everything decided."""
 
@@ -253,6 +272,7 @@ class Plan:
     inexact: tuple[Hazard, ...]  # why two greedy answers may rightly differ
     waiting: Waiting
     healing: Healing
+    slurm: SlurmJob | None  # None for other runtimes
     ready_image: str | None  # that is started as it is, `name@sha256:…`; None: one is built
 
     def flag(self, name: str) -> str | None:

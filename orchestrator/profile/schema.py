@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from orchestrator.core.origin import Origin
 from orchestrator.core.validation import InnerPath, StrictModel, Text, VariableName, Word
+from orchestrator.profile.slurm import SlurmSection
 
 _SIZE: Final = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(?P<unit>B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)?\Z")
 _UNITS: Final = {
@@ -365,4 +366,5 @@ class Profile(StrictModel):
     )
     waiting: WaitingSection = Field(default=WaitingSection(), description="when to give up")
     healing: HealingSection = Field(default=HealingSection(), description="what `deploy watch` does")
+    slurm: SlurmSection = Field(default=SlurmSection(), description="the job, for `runtime: slurm`")
     accept_known_bad: list[Text] = Field(default=[], description="known-bad layouts to run in spite of the reports")

@@ -29,7 +29,13 @@ def _process() -> RuntimeKind:
     return PROCESS
 
 
-REGISTRY: Final[Mapping[str, Callable[[], RuntimeKind]]] = {"docker": _docker, "process": _process}
+def _slurm() -> RuntimeKind:
+    from orchestrator.runtimes.slurm.kind import SLURM  # noqa: PLC0415
+
+    return SLURM
+
+
+REGISTRY: Final[Mapping[str, Callable[[], RuntimeKind]]] = {"docker": _docker, "process": _process, "slurm": _slurm}
 
 
 def runtime_kind(name: str) -> RuntimeKind:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this 
     from orchestrator.images import ImageConfig
     from orchestrator.plan import Plan
     from orchestrator.plan.rules import Rule
+    from orchestrator.profile import Profile
     from orchestrator.render import Artifacts, ContextFile
 
 LOG: Final = "server.log"  # in the run directory
@@ -29,6 +30,7 @@ _UNITS: Final = ((86400, "days"), (3600, "h"), (60, "min"))
 class Status(StrEnum):
     """What has become of a server's process or container."""
 
+    PENDING = "pending"  # accepted, and waits for a place to run; its detail says for what
     RUNNING = "running"
     EXITED = "exited"
     ABSENT = "absent"
@@ -174,4 +176,6 @@ class RuntimeKind:
     caches: Callable[[Home, str | None], tuple[Cache, ...]]  # what its starts have made, here or on a far machine
     open: Callable[[Home, str | None], Runtime]
     kept: Callable[[Path], ServerState | None] = lambda _: None  # by its record in a run directory
+    here: bool = True  # a server runs on the machine that preflight looks at
+    settle: Callable[[Plan, Profile], Plan] = lambda plan, _: plan  # what the profile's section for it says, decided
     leaves: frozenset[str] = frozenset()  # files its starts write into a run directory, beside those of every start

@@ -83,7 +83,7 @@ def pieces(path: Path, size: int = 1 << 16) -> Iterator[bytes]:
 
 def copy(path: Path) -> None:
     from orchestrator.core.log_lines import redacted
-    from orchestrator.runtimes.process.supervisor import _PIECE
+    from orchestrator.runtimes.supervised.supervisor import _PIECE
 
     with path.with_suffix(".copy").open("wb", buffering=0) as log:
         for block in redacted(pieces(path, _PIECE)):
@@ -154,7 +154,7 @@ def measure(part: str, path: Path) -> None:
     from orchestrator.prove import waiting
 
     Secret(KEY)
-    importlib.import_module("orchestrator.runtimes.process.supervisor")
+    importlib.import_module("orchestrator.runtimes.supervised.supervisor")
     diagnose([waiting.__name__])  # its catalogue is read, and its search made
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     began, before = time.process_time(), kib("VmRSS")

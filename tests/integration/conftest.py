@@ -4,12 +4,14 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from cpu_server import CpuEngine, CpuServer
 from docker_server import DockerEngine
 from left_running import MARK, end_containers, end_marked
 from loopback_registry import serving
+from slurm_cluster import MISSING, PACKAGES, SlurmCluster, SlurmEngine, slurm_running
 from standin import base_image, packages_of
 from wheels import wheel
 
@@ -114,6 +116,29 @@ def docker_engine(cpu_engine: CpuEngine, docker_image: str) -> Iterator[DockerEn
     engine = DockerEngine(home=cpu_engine.home, image=docker_image, packages=packages_of(cpu_engine.python))
     yield engine
     engine.stop_all()
+
+
+@pytest.fixture(scope="session")
+def slurm_daemons() -> Iterator[SlurmCluster]:
+    """A cluster of two nodes, all of them this machine."""
+    if MISSING:
+        pytest.skip(PACKAGES)
+    with TemporaryDirectory(prefix="slurm-") as folder, slurm_running(Path(folder)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def slurm_cluster(slurm_daemons: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
+    """The cluster, as the one that this test's programs know; no job is left in it by the test before."""
+    for name, value in slurm_daemons.environ.items():
+        monkeypatch.setenv(name, value)
+    return slurm_daemons
+
+
+@pytest.fixture
+def slurm_engine(cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) -> SlurmEngine:
+    """Start servers as jobs."""
+    return SlurmEngine(engine=cpu_engine, cluster=slurm_cluster)
 
 
 @pytest.fixture

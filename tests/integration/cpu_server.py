@@ -20,8 +20,8 @@ from orchestrator.plan import Plan
 from orchestrator.prove import Starting, wait
 from orchestrator.render import Artifacts
 from orchestrator.runtimes import Handle, Runtime, Status
-from orchestrator.runtimes.process.record import read_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.runtimes.supervised.record import read_record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from orchestrator.render import build_context
 from orchestrator.render.dockerfile import quoted
 from orchestrator.render.scripts import server_script
 from orchestrator.runtimes.docker.container import docker_run_file, render
-from orchestrator.runtimes.process.prepare import rendered
+from orchestrator.runtimes.supervised.prepare import rendered
 
 PROFILES = ("mi355x-tp4dp2", "b200-tp8", "cpu-tiny")
 PLAIN = "plain-word"

@@ -22,9 +22,9 @@ from orchestrator.core.paths import Home
 from orchestrator.core.shell import run
 from orchestrator.render import files
 from orchestrator.runtimes import Place
-from orchestrator.runtimes.process import patched
-from orchestrator.runtimes.process.prepare import prepare, rendered, source_patches
 from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.runtimes.supervised import patched
+from orchestrator.runtimes.supervised.prepare import prepare, rendered, source_patches
 
 GUARD = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
 UNPATCHED = "#pragma once\n\n#include <algorithm>  // for std::min\n#include <cuda_runtime.h>\n\nint x;\n"
@@ -59,7 +59,7 @@ def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def copy_in(home: Home, inputs: dict[str, bytes] | None = None) -> patched.PatchedCopy:
-    return patched.patched_copy(sys.executable, source_patches(PLAN, inputs or {}), home)
+    return patched.patched_copy(sys.executable, source_patches(PLAN, inputs or {}), home.packages)
 
 
 def test_the_copy_holds_the_patch_and_is_what_python_imports(installed: Path, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_diff_to_aiter_is_refused_and_does_not_change_what_is_installed(instal
     elsewhere = dataclasses.replace(sources, patches=patches)
 
     with pytest.raises(PatchError, match="changes aiter, of which a process gets no copy"):
-        patched.patched_copy(sys.executable, elsewhere, Home(tmp_path / "home"))
+        patched.patched_copy(sys.executable, elsewhere, Home(tmp_path / "home").packages)
 
     assert snapshot(installed) == before
 
@@ -213,7 +213,7 @@ def test_the_server_is_led_to_the_copy_and_to_the_table(installed: Path, tmp_pat
     overrides = ("runtime=process", f"engine.python={sys.executable}", "without_patches=[eagle-verify-broadcast]")
     plan = load("mi355x-tp8-july", overrides=overrides, inputs={"moe-table": "0" * 64}).plan
 
-    prepared = prepare(rendered(plan, {"moe-table": b"gfx,cu_num\n"}), Place(home=home))
+    prepared = prepare(rendered(plan, {"moe-table": b"gfx,cu_num\n"}), Place(home=home), home.packages)
 
     env = dict(prepared.artifacts.command.env)
     table = Path(env["AITER_CONFIG_FMOE"])

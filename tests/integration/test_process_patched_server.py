@@ -17,8 +17,8 @@ from orchestrator import environments
 from orchestrator.core.paths import Home
 from orchestrator.core.shell import run
 from orchestrator.kernels.disk import Store
-from orchestrator.runtimes.process.patched import patched_copy
-from orchestrator.runtimes.process.prepare import source_patches
+from orchestrator.runtimes.supervised.patched import patched_copy
+from orchestrator.runtimes.supervised.prepare import source_patches
 
 pytestmark = pytest.mark.engine
 
@@ -112,7 +112,7 @@ def test_a_spawned_child_imports_the_patched_files(
     python = str(cpu_environment.python)
     plan = plan_of("mi355x-tp8-july", "runtime=process", f"engine.python={python}")
 
-    copy = patched_copy(python, source_patches(plan, {}), Home(tmp_path))
+    copy = patched_copy(python, source_patches(plan, {}), Home(tmp_path).packages)
 
     assert {record.id: record.state for record in copy.receipt.patches} == {
         "aiter-fp4-moe-table": "not applicable",

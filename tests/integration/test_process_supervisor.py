@@ -23,8 +23,8 @@ from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, family, read_process
 from orchestrator.core.secret import Secret
 from orchestrator.runtimes import Handle, Status
-from orchestrator.runtimes.process.record import read_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.runtimes.supervised.record import read_record
 
 Start = Callable[..., CpuServer]
 DETACHES = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); time.sleep({seconds})"
@@ -151,7 +151,7 @@ def test_start_on_a_full_disk_fails_and_names_the_file(small_disk: Path) -> None
 
 FILLS_UP = """
 import errno, sys, time
-from orchestrator.runtimes.process import supervisor
+from orchestrator.runtimes.supervised import supervisor
 write = supervisor.write_record
 def fill_up(run_dir, record):
     if record.server is not None:  # it runs by now, and has started others
@@ -340,7 +340,7 @@ def test_ctrl_c_during_a_start_takes_the_server_down(engine: CpuEngine, monkeypa
 SLOW_SUPERVISOR = """
 import sys, time
 from pathlib import Path
-from orchestrator.runtimes.process import supervisor
+from orchestrator.runtimes.supervised import supervisor
 Path(sys.argv[2]).touch()
 time.sleep(1)
 sys.exit(supervisor.main())

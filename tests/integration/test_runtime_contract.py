@@ -8,6 +8,7 @@ import pytest
 from cpu_server import CpuEngine, CpuServer
 from docker_server import DockerEngine
 from patience import wait_for
+from slurm_cluster import SlurmEngine
 
 from orchestrator.core.errors import NameTakenError
 from orchestrator.runtimes import REGISTRY, Status
@@ -46,10 +47,15 @@ def docker_case(request: pytest.FixtureRequest) -> Case:
     return Case(start_argv=lambda name, argv: engine.start(name, engine.artifacts(argv=argv)), python="python3")
 
 
-CASES = {"docker": docker_case, "process": process_case}
+def slurm_case(request: pytest.FixtureRequest) -> Case:
+    engine: SlurmEngine = request.getfixturevalue("slurm_engine")
+    return Case(start_argv=engine.start, python=str(engine.engine.python))
 
 
-@pytest.fixture(params=["process", pytest.param("docker", marks=pytest.mark.docker)])
+CASES = {"docker": docker_case, "process": process_case, "slurm": slurm_case}
+
+
+@pytest.fixture(params=["process", "slurm", pytest.param("docker", marks=pytest.mark.docker)])
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     """Each runtime in turn; what was started is taken down after the test."""
     made = CASES[request.param](request)

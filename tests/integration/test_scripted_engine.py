@@ -30,7 +30,7 @@ from orchestrator.engine import (
 )
 from orchestrator.engine.client import EngineClient
 from orchestrator.runtimes import Status
-from orchestrator.runtimes.process import interpreter
+from orchestrator.runtimes.supervised import interpreter
 
 pytestmark = pytest.mark.engine
 

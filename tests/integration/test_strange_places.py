@@ -15,8 +15,8 @@ from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home
 from orchestrator.environments import ensure
 from orchestrator.runtimes import Status
-from orchestrator.runtimes.process.record import read_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.runtimes.supervised.record import read_record
 
 SHADOWED = (
     "pip",

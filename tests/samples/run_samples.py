@@ -13,7 +13,7 @@ from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import identity
 from orchestrator.plan import Plan
-from orchestrator.runtimes.process.record import FILE
+from orchestrator.runtimes.supervised.record import FILE
 
 _NOBODY = "00000000-0000-0000-0000-000000000000/1/1"  # of another boot
 

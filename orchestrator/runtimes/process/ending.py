@@ -10,7 +10,7 @@ from orchestrator.core.console import warn
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.procfs import Marks, Process, family, find_process, identity, send
 from orchestrator.core.waiting import look_until
-from orchestrator.runtimes.process.record import CONFIG, FILE, UNREADABLE, Record, read_record, write_record
+from orchestrator.runtimes.supervised.record import CONFIG, FILE, UNREADABLE, Record, read_record, write_record
 
 _POLL: Final = 0.05  # seconds between two looks at /proc
 _LAST_WORD: Final = 3.0  # seconds a supervisor has to record the end of its server

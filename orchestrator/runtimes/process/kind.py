@@ -10,11 +10,12 @@ from orchestrator.host import Runner, Space
 from orchestrator.plan import Plan
 from orchestrator.plan.rules import Case
 from orchestrator.render import Artifacts, ContextFile
-from orchestrator.runtimes.base import Cache, Runtime, RuntimeKind, ServerState
+from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind, ServerState
 from orchestrator.runtimes.process.checks import device_access, locked_memory
-from orchestrator.runtimes.process.interpreter import compiler, interpreter
-from orchestrator.runtimes.process.prepare import own_tables, prepare, rendered
-from orchestrator.runtimes.process.record import CONFIG, FILE, UNREADABLE
+from orchestrator.runtimes.supervised.copies import copies
+from orchestrator.runtimes.supervised.interpreter import compiler, interpreter
+from orchestrator.runtimes.supervised.prepare import own_tables, prepare, rendered
+from orchestrator.runtimes.supervised.record import CONFIG, FILE, UNREADABLE
 
 
 def has_interpreter(case: Case) -> Iterator[Problem]:
@@ -28,6 +29,10 @@ def has_interpreter(case: Case) -> Iterator[Problem]:
         )
 
 
+def _prepare(artifacts: Artifacts, place: Place) -> Prepared:
+    return prepare(artifacts, place, place.home.packages)
+
+
 def _no_space(_: Plan, __: Runner) -> Iterator[Space]:
     return iter(())
 
@@ -37,9 +42,7 @@ def _no_files(_: Artifacts, __: str) -> tuple[ContextFile, ...]:
 
 
 def _caches(home: Home, _: str | None) -> tuple[Cache, ...]:
-    from orchestrator.runtimes.process.copies import copies  # noqa: PLC0415 - it imports the runtime
-
-    return copies(home)
+    return copies(home.packages, lambda: _open(home, None))
 
 
 def _kept(run_dir: Path) -> ServerState | None:
@@ -63,7 +66,7 @@ PROCESS: Final = RuntimeKind(
     far=None,
     render=rendered,
     files=_no_files,
-    prepare=prepare,
+    prepare=_prepare,
     tables=own_tables,
     caches=_caches,
     open=_open,

@@ -9,8 +9,6 @@ read hides nothing: its server is listed, and ended where its processes can be t
 import dataclasses
 import json
 import os
-import re
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -19,23 +17,21 @@ from typing import Final
 
 from orchestrator.core import shell
 from orchestrator.core.errors import HostError, NameTakenError, StartError
-from orchestrator.core.known_secrets import known
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, Marks, family, read_title
-from orchestrator.core.secret import HUB_TOKEN, Secret, names_secret
+from orchestrator.core.secret import Secret, names_secret
 from orchestrator.core.signals import held
-from orchestrator.engine import delivery
-from orchestrator.plan import NAME, Plan
+from orchestrator.plan import NAME
 from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
 from orchestrator.runtimes.process.ending import end, put_away, record_end, runs, serves
 from orchestrator.runtimes.process.handover import await_handover, handing_over
-from orchestrator.runtimes.process.record import Record, is_copy, read_record, token_of
-from orchestrator.runtimes.process.supervisor import StartRequest
+from orchestrator.runtimes.supervised.record import FILE, Record, how_it_ended, is_copy, read_record, token_of
+from orchestrator.runtimes.supervised.start import start_request
+from orchestrator.runtimes.supervised.supervisor import StartRequest
 
 _POLL: Final = 0.05  # seconds between two looks at /proc
-_REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")  # of the hub, where a path may stand as well
 
 
 class ProcessRuntime:
@@ -46,7 +42,9 @@ class ProcessRuntime:
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
         """See `Runtime.start`. `run_dir` is a directory below `runs/<name>/` of the tool's home."""
-        request = self._request(artifacts, name=name, run_dir=run_dir, secrets=secrets)
+        request = start_request(
+            artifacts, name=name, run_dir=run_dir, cwd=self._home.root, secrets=secrets, record=FILE
+        )
         with handing_over(self._home.make_runs(name)) as lock:
             if taken := _servers(self._home.runs / name):
                 raise NameTakenError(
@@ -138,28 +136,6 @@ class ProcessRuntime:
         if record is not None:
             record_end(record, run_dir)
 
-    def _request(
-        self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]
-    ) -> StartRequest:
-        plan, ways = artifacts.plan, delivery(secrets, api_key_env=artifacts.plan.server.api_key_env)
-        given = {variable: secret.reveal() for variable, secret in ways.env.items()}
-        if (token := os.environ.get(HUB_TOKEN)) and _reads_hub(plan):
-            given.setdefault(HUB_TOKEN, Secret(token).reveal())
-        return StartRequest(
-            run_dir=str(run_dir.absolute()),
-            cwd=str(self._home.root),
-            argv=artifacts.command.argv,
-            env=dict(artifacts.command.env),
-            secret_env=given,
-            config=ways.config.reveal() if ways.config else None,
-            secrets=known(),
-            name=name,
-            profile=plan.profile,
-            plan_digest=plan.digest,
-            url=plan.server.url,
-            token=token_of(run_dir),
-        )
-
 
 def kept_state(run_dir: Path) -> ServerState | None:
     """The state of the server of a run, by its record; None where nothing was started there. Raises HostError."""
@@ -185,7 +161,7 @@ def _state(record: Record) -> ServerState:
 
 def _launch(request: StartRequest, environ: Mapping[str, str | None], *, lock: int) -> Record:
     """Hand a start to a supervisor, with the lock on it; its record. Raises StartError."""
-    supervisor = shell.own("orchestrator.runtimes.process.supervisor", str(lock))
+    supervisor = shell.own("orchestrator.runtimes.supervised.supervisor", str(lock))
     result = shell.run(supervisor, stdin=json.dumps(dataclasses.asdict(request)), env=environ, inherits=(lock,))
     record = read_record(Path(request.run_dir))
     if not result.ok or record is None:
@@ -198,12 +174,6 @@ def _without(secrets: Mapping[str, Secret]) -> dict[str, str | None]:
     """The variables of this process that a server does not inherit: secrets, by their name or their value."""
     values = {secret.reveal() for secret in secrets.values()}
     return {name: None for name, value in os.environ.items() if names_secret(name) or value in values}
-
-
-def _reads_hub(plan: Plan) -> bool:
-    """Whether sglang itself fetches something: the checkpoint lies here, a draft model or a tokenizer may not."""
-    paths = (word for flag in plan.flags if flag.name.endswith(("-path", "-paths")) for word in flag.values)
-    return any(_REPOSITORY.fullmatch(word) for word in paths)
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -269,6 +239,4 @@ def _how_it_ended(record: Record) -> str:
     if code is None:
         left = f"; {count} of its processes still run" if (count := len(family(record.marks))) else ""
         return f"its supervisor was killed, and the server with it{left}"
-    if code <= 128:
-        return f"exit code {code}"
-    return f"killed by {signal.Signals(code - 128).name}" if code - 128 in set(signal.Signals) else f"exit code {code}"
+    return how_it_ended(code)

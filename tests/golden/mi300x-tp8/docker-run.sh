@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi300x-tp8 \
   --label deploy.name=mi300x-tp8 \
-  --label deploy.plan=8fde9977c44315806cef241058559ebc44d850422d19f51f9b3ac3cab252006f \
+  --label deploy.plan=2aa0173cac9a97c2f5fe9d080c8c422c1209ee3cce1c8840c752f06cff3c4980 \
   --label deploy.profile=mi300x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

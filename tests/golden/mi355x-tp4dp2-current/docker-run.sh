@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2-current \
   --label deploy.name=mi355x-tp4dp2-current \
-  --label deploy.plan=426e4291e4fab9b8705e72eaf96c2c858ef2d94649171234e939e3a0867b8127 \
+  --label deploy.plan=c00ee2c170da04cd1f02d539ed23fc8ebed401763ed6a294141cfa49a6f0462d \
   --label deploy.profile=mi355x-tp4dp2-current \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8-current \
   --label deploy.name=mi355x-tp8-current \
-  --label deploy.plan=e1c54918c1b070a6806d4393a3254158785af5f9986cc2499294f0011e3550f5 \
+  --label deploy.plan=d8d4f520795d4b162aa7b829a6dbcc372dd8fdcb4bfb3696bd963ef5736b75e4 \
   --label deploy.profile=mi355x-tp8-current \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

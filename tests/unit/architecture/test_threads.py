@@ -10,7 +10,7 @@ from orchestrator.core.paths import data_root
 PACKAGE = data_root() / "orchestrator"
 STARTING = {"threading", "concurrent", "multiprocessing", "_thread"}
 # None of them runs in a process that holds signals: `status` holds none, the others are programs of their own.
-WITH_THREADS = {"commands/status.py", "runtimes/process/supervisor.py", "weights/fetch_there.py"}
+WITH_THREADS = {"commands/status.py", "runtimes/supervised/supervisor.py", "weights/fetch_there.py"}
 WITH_DEAF_THREADS = {
     "cli/endings.py",
     "commands/nodes.py",
@@ -20,7 +20,7 @@ WITH_DEAF_THREADS = {
     "core/signals.py",
 }
 HOLDING = {"bench/benchmark.py", "commands/sweep_trial.py", "commands/up.py", "runtimes/process/runtime.py"}
-HOLDING |= {"commands/nodes.py", "sweep/search.py"}
+HOLDING |= {"commands/nodes.py", "runtimes/slurm/runtime.py", "sweep/search.py"}
 
 
 def imported(file: Path) -> set[str]:

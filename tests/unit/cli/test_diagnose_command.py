@@ -16,7 +16,7 @@ from orchestrator.cli.main import app
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.runtimes import REGISTRY
-from orchestrator.runtimes.process.record import Record, write_record
+from orchestrator.runtimes.supervised.record import Record, write_record
 
 LOGS = Path(__file__).parents[1] / "diagnose/logs"
 PORT_TAKEN = LOGS / "port-taken/match-real-0.5.14.log"

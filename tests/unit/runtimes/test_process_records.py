@@ -15,8 +15,8 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
 from orchestrator.runtimes import Status
 from orchestrator.runtimes.process import ending
-from orchestrator.runtimes.process.record import Record, read_record, write_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.runtimes.supervised.record import Record, read_record, write_record
 
 RECORD = Record(
     name="tiny",

@@ -4,7 +4,7 @@ from plan_samples import plan_of
 
 from orchestrator.commands.planning import load
 from orchestrator.render import files
-from orchestrator.runtimes.process.prepare import rendered
+from orchestrator.runtimes.supervised.prepare import rendered
 
 PROCESS = ("runtime=process", "engine.python=python3")
 

@@ -17,20 +17,20 @@ from orchestrator.patches import AddedFile, read_diffs
 from orchestrator.plan import Plan
 from orchestrator.render import Artifacts, Command, server_command
 from orchestrator.runtimes.base import Place, Prepared
-from orchestrator.runtimes.process.patched import PatchedCopy, SourcePatches, find_sources, patched_copy, table_in
+from orchestrator.runtimes.supervised.patched import PatchedCopy, SourcePatches, find_sources, patched_copy, table_in
 from orchestrator.weights import overlay_path
 
 _PATH: Final = "PYTHONPATH"
 _ASKED: Final = "$PATCHED_SGLANG"  # in a script
 
 
-def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+def rendered(plan: Plan, inputs: Mapping[str, bytes], host: str | None = None) -> Artifacts:
     """The command, with paths below the tool's home, and what is done to the sources it runs.
 
-    The interpreter of an environment is put in once it is built. Where the patched sources will lie is known once they
-    are made: until then, whoever runs the script says so.
+    It listens on the plan's own address, or on `host`. The interpreter of an environment is put in once it is built.
+    Where the patched sources will lie is known once they are made: until then, whoever runs the script says so.
     """
-    command = _command(plan)
+    command = _command(plan, host)
     if not plan.patches:
         return Artifacts(plan=plan, command=command, build=None)
     sources = source_patches(plan, inputs)
@@ -46,9 +46,9 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
     return Artifacts(plan=plan, command=replace(command, env=env, script=script), build=None, spec=sources)
 
 
-def _command(plan: Plan) -> Command:
-    python = plan.engine.python or "python3"
-    return server_command(plan, model_path=model_path(plan), host=plan.server.host, python=python, in_home=True)
+def _command(plan: Plan, host: str | None) -> Command:
+    python, host = plan.engine.python or "python3", host or plan.server.host
+    return server_command(plan, model_path=model_path(plan), host=host, python=python, in_home=True)
 
 
 def source_patches(plan: Plan, inputs: Mapping[str, bytes]) -> SourcePatches:
@@ -70,8 +70,10 @@ def model_path(plan: Plan) -> str:
     return plan.model.source.location if plan.model.source.kind == "directory" else f"models/{plan.model.name}"
 
 
-def prepare(artifacts: Artifacts, place: Place) -> Prepared:
+def prepare(artifacts: Artifacts, place: Place, packages: Path, host: str | None = None) -> Prepared:
     """Put the interpreter that has the engine into the command, and the patched copy of its sources before it.
+
+    The copy lies below `packages`; `host` as of `rendered`.
 
     Raises BuildError; PatchError where a patch cannot be applied.
     """
@@ -81,7 +83,7 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
         command = replace(artifacts.command, argv=(python, *artifacts.command.argv[1:]))
         return Prepared(artifacts=replace(artifacts, command=command), records={})
     sources = sources_of(artifacts)
-    copy = patched_copy(python, sources, place.home)
+    copy = patched_copy(python, sources, packages)
     states = ", ".join(f"{record.id} {record.state}" for record in copy.receipt.patches)
     note(f"patched sglang {'made' if copy.made else 'found'} at {copy.folder}: {states}")
     gone = "the patched copy is gone; deploy up makes it anew"  # without it the sources would be used as they are
@@ -89,7 +91,7 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     for text in differences(plan, copy.receipt):
         warn(text, hint=f"`{copy.folder}` holds what was found")
     found = as_found(plan, copy.receipt)
-    command = _command(found)
+    command = _command(found, host)
     command = replace(command, argv=(python, *command.argv[1:]), env=_env(found, sources, copy), script=script)
     return Prepared(
         artifacts=replace(artifacts, command=command),

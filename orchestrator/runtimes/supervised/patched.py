@@ -21,7 +21,6 @@ from typing import Any, Final
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, PatchError
 from orchestrator.core.files import locked, write_whole
-from orchestrator.core.paths import Home
 from orchestrator.core.shell import ProgramResult, run
 from orchestrator.core.text import parse_json
 from orchestrator.images import ImageReceipt, parse_receipt, program_paths
@@ -67,8 +66,8 @@ class PatchedCopy:
         return str(self.folder / "python")
 
 
-def patched_copy(python: str, sources: SourcePatches, home: Home) -> PatchedCopy:
-    """The patched copy of the sglang that `python` imports, made where there is none of these very sources.
+def patched_copy(python: str, sources: SourcePatches, packages: Path) -> PatchedCopy:
+    """The patched copy of the sglang that `python` imports, made below `packages` where there is none of these sources.
 
     Two that need the same one wait for each other; what fails or is interrupted leaves nothing. Raises PatchError for a
     patch that cannot be applied there, BuildError where there are no sources or they cannot be copied.
@@ -78,7 +77,7 @@ def patched_copy(python: str, sources: SourcePatches, home: Home) -> PatchedCopy
     if "sglang" not in found:
         hint = "name one that has it: `--set engine.python=…`; or `--set runtime=docker`"
         raise BuildError(f"`{python}` has no sglang to patch", hint=hint)
-    folder = home.packages / _digest(python, sources, found)[:16]
+    folder = packages / _digest(python, sources, found)[:16]
     if (receipt := receipt_of(folder)) is not None:
         return PatchedCopy(folder=folder, receipt=receipt, made=False)
     progress = Progress()

@@ -2,26 +2,27 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from orchestrator.core.console import Progress
 from orchestrator.core.files import locked
-from orchestrator.core.paths import Home
 from orchestrator.core.text import parse_json
-from orchestrator.runtimes.base import Cache, Status
-from orchestrator.runtimes.process.patched import receipt_of
-from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.runtimes.base import Cache, Runtime, Status
+from orchestrator.runtimes.supervised.patched import receipt_of
 
 
-def copies(home: Home) -> tuple[Cache, ...]:
-    """The copies in a home, sorted by name. Raises HostError where its servers cannot be looked through."""
-    if not home.packages.is_dir():
+def copies(packages: Path, open_runtime: Callable[[], Runtime]) -> tuple[Cache, ...]:
+    """The copies below a folder, from which only servers of that runtime run, sorted by name.
+
+    Raises HostError where its servers cannot be looked through.
+    """
+    if not packages.is_dir():
         return ()
-    used = list(_used(home))
-    folders = sorted(path for path in home.packages.iterdir() if path.is_dir())
+    used = list(_used(open_runtime()))
+    folders = sorted(path for path in packages.iterdir() if path.is_dir())
     return tuple(_copy(folder, tuple(name for name, at in used if at == str(folder))) for folder in folders)
 
 
@@ -60,11 +61,10 @@ def _own_bytes(folder: Path) -> Iterator[int]:
                     yield status.st_size
 
 
-def _used(home: Home) -> Iterator[tuple[str, str]]:
-    """The name of each server that runs, with the copy it was started from."""
-    runtime = ProcessRuntime(home)
+def _used(runtime: Runtime) -> Iterator[tuple[str, str]]:
+    """The name of each server that runs or waits to, with the copy it is started from."""
     for handle in runtime.find():
-        if runtime.state(handle).status is not Status.RUNNING:
+        if runtime.state(handle).status not in {Status.RUNNING, Status.PENDING}:
             continue
         with suppress(OSError, ValueError, KeyError, TypeError):  # a run without patches has no receipt
             receipt = parse_json(Path(handle.run_dir, "patches.json").read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
@@ -64,18 +65,18 @@ def is_copy(record: Record, run_dir: Path) -> bool:
         return False
 
 
-def write_record(run_dir: Path, record: Record) -> None:
+def write_record(run_dir: Path, record: Record, file: str = FILE) -> None:
     """Put the record in place, whole or not at all, readable by its owner only."""
-    write_whole(run_dir / FILE, json.dumps(dataclasses.asdict(record), indent=2) + "\n", mode=0o600)
+    write_whole(run_dir / file, json.dumps(dataclasses.asdict(record), indent=2) + "\n", mode=0o600)
 
 
-def read_record(run_dir: Path) -> Record | None:
+def read_record(run_dir: Path, file: str = FILE) -> Record | None:
     """The record of a run directory, None where nothing was started there.
 
     Raises HostError for one that cannot be read, or that somebody else has written: a server may run that nothing else
     knows of.
     """
-    path = run_dir / FILE
+    path = run_dir / file
     try:
         return _record(parse_json(read_own(path)), owner=run_dir.parent.name)
     except (FileNotFoundError, NotADirectoryError):
@@ -106,6 +107,13 @@ def _record(data: dict[str, Any], *, owner: str) -> Record:
     if not _OUTPUT.fullmatch(record.output or "pipe:[0]"):
         raise ValueError(record.output)
     return record
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    if code <= 128:
+        return f"exit code {code}"
+    return f"killed by {signal.Signals(code - 128).name}" if code - 128 in set(signal.Signals) else f"exit code {code}"
 
 
 def private(path: str, flags: int) -> int:

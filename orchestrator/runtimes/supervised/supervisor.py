@@ -1,9 +1,10 @@
 """The process above a server: writes its record and its redacted log, collects it, and leaves nothing of it behind.
 
-`python -m orchestrator.runtimes.process.supervisor LOCK` reads a request (JSON) from stdin, detaches a supervisor
+`python -m orchestrator.runtimes.supervised.supervisor LOCK` reads a request (JSON) from stdin, detaches a supervisor
 into a session of its own, and ends with 0 once the server runs, else with 1 and the reason on stderr. The request
 comes through a pipe because it may hold secrets; a caller that dies while writing it has asked for nothing. LOCK is
-the descriptor of the lock on the handover (`handover.py` beside this file), held until the record tells of the server.
+the descriptor of the lock on the handover (`process/handover.py`), held until the record tells of the server. A job on
+a node of a cluster calls `serve` itself, and stays in the foreground.
 
 ::
 
@@ -22,20 +23,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Final
 
-from orchestrator.core.errors import HostError
+from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.known_secrets import know
 from orchestrator.core.log_files import BoundedLog
 from orchestrator.core.log_lines import redacted
 from orchestrator.core.procfs import Marks, family, identity, send
 from orchestrator.core.shell import PIPE, Program, start
 from orchestrator.runtimes.base import LOG
-from orchestrator.runtimes.process.record import CONFIG, FILE, Record, private, write_record
+from orchestrator.runtimes.supervised.record import CONFIG, Record, private, write_record
 
 STARTED: Final = b"started"
 
@@ -61,6 +62,7 @@ class StartRequest:
     plan_digest: str
     url: str
     token: str  # it stands in the environment of this process already
+    record: str  # the file of its record, in the run directory
 
     @classmethod
     def read(cls, text: str) -> "StartRequest":
@@ -92,30 +94,46 @@ def main() -> int:
 
 def supervise(request: StartRequest, pipe: IO[bytes], lock: int) -> None:
     """Start the server, say so, let go of the lock, and stay until the server and all its children have ended."""
+
+    def say_so(_: Program) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            pipe.write(STARTED)
+        pipe.close()
+        os.close(lock)
+
+    try:
+        serve(request, say_so)
+    except StartError as error:
+        pipe.write(error.message.encode())
+
+
+def serve(request: StartRequest, started: Callable[[Program], None]) -> int:
+    """Start the server, tell `started`, and stay until the server and all its children have ended; its exit code.
+
+    Raises StartError where it could not be started; nothing is left then.
+    """
     run_dir = Path(request.run_dir)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     record = _first_record(request)
     try:
         log = BoundedLog(run_dir / LOG, private)
-        write_record(run_dir, record)  # first: a server without a record could not be found again
+        write_record(run_dir, record, request.record)  # first: a server without a record could not be found again
         server = _spawn(request)
         output = f"pipe:[{os.fstat(server.output.fileno()).st_ino}]"
         record = replace(record, server=identity(server.pid), output=output)
-        write_record(run_dir, record)
+        write_record(run_dir, record, request.record)
     except (OSError, HostError) as error:
-        for name in (FILE, CONFIG):
+        for name in (request.record, CONFIG):
             with contextlib.suppress(OSError):
                 (run_dir / name).unlink(missing_ok=True)
         why = error.message if isinstance(error, HostError) else f"{error.strerror}: `{error.filename}`"
-        pipe.write(why.encode())
-        return
-    with contextlib.suppress(BrokenPipeError):
-        pipe.write(STARTED)
-    pipe.close()
-    os.close(lock)
+        raise StartError(why) from error
+    started(server)
     _copy_output(server, log, record.marks)
+    code = _exit_code(server.wait())
     with contextlib.suppress(OSError):  # a full disk: that nothing runs is seen without it
-        write_record(run_dir, replace(record, exit_code=_exit_code(server.wait()), ended_at=_now()))
+        write_record(run_dir, replace(record, exit_code=code, ended_at=_now()), request.record)
+    return code
 
 
 def _first_record(request: StartRequest) -> Record:
@@ -145,6 +163,7 @@ def _spawn(request: StartRequest) -> Program:
     fixed = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     config = Path(request.run_dir, CONFIG)
     if request.config:
+        config.unlink(missing_ok=True)  # a start before this one was killed with it
         os.mkfifo(config, 0o600)
     server = start(
         _argv(request),

@@ -1,0 +1,89 @@
+"""What a job runs on its node: the supervisor of a server, until that has ended and its VRAM is given back.
+
+`python -P -m orchestrator.runtimes.slurm.job RUN_DIR` reads what to start from a file of the run directory, which is
+this user's alone and is removed at once: it holds the secrets. One that may be requeued keeps it until `deploy down`.
+SIGTERM ends the server in order, a second one kills it.
+"""
+
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from orchestrator.core.errors import DeployError, HostError, StartError
+from orchestrator.core.files import read_own
+from orchestrator.core.known_secrets import know
+from orchestrator.core.procfs import VARIABLE
+from orchestrator.core.shell import Program
+from orchestrator.runtimes.slurm.record import SERVER, START
+from orchestrator.runtimes.supervised.supervisor import StartRequest, serve
+
+_KEEPS: Final = "keep"
+
+
+def main() -> int:
+    """Run the server of a run directory to its end; its exit code."""
+    run_dir = Path(sys.argv[1])
+    try:
+        request = _take_request(run_dir)
+        know(request.secrets)
+        os.environ[VARIABLE] = request.token
+        code = serve(request, _end_when_asked)
+    except StartError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return 1
+    _wait_for_vram(run_dir)
+    return code
+
+
+def start_file(request: dict[str, Any], *, requeue: bool) -> str:
+    """What `main` reads: the request, and whether another start may need it as well."""
+    return json.dumps({"request": request, _KEEPS: requeue})
+
+
+def _take_request(run_dir: Path) -> StartRequest:
+    path = run_dir / START
+    try:
+        data = json.loads(read_own(path))
+        request = StartRequest.read(json.dumps(data["request"]))
+        if not data[_KEEPS]:
+            path.unlink()
+    except OSError as error:
+        raise StartError(f"`{path}` cannot be read on this node: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise StartError(f"`{path}` is not what this version writes") from error
+    port = request.url.rpartition(":")[2]
+    return replace(request, record=SERVER, url=f"http://{os.environ.get('SLURMD_NODENAME', 'localhost')}:{port}")
+
+
+def _end_when_asked(server: Program) -> None:
+    """SIGTERM is handed on, and after the first one is taken for impatience."""
+
+    def end(*_: object) -> None:
+        server.send(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda *_: server.send(signal.SIGKILL))
+
+    signal.signal(signal.SIGTERM, end)
+
+
+def _wait_for_vram(run_dir: Path) -> None:
+    """Keep the node's GPUs until they are drained: Slurm gives them to the next job as soon as this one has ended."""
+    from orchestrator.host import local, wait_for_vram  # noqa: PLC0415 - not as long as the server runs
+    from orchestrator.host.gpus import read_gpus  # noqa: PLC0415
+    from orchestrator.plan import Plan  # noqa: PLC0415
+
+    try:
+        plan = Plan.from_json(read_own(run_dir / "plan.json"))
+        if plan.gpus:
+            vendor, given = plan.hardware.vendor, os.environ.get("SLURM_JOB_GPUS", "")
+            gpus = [int(number) for number in given.split(",") if number.isdecimal()] or list(plan.gpus)
+            wait_for_vram(lambda: read_gpus(vendor, local), gpus=gpus)
+    except (HostError, OSError, ValueError) as error:
+        sys.stderr.write(f"{error.message if isinstance(error, DeployError) else error}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""Slurm as it is asked: its commands, and what they print.
+
+`squeue --format` and `scontrol show job` print the same from 20.11 to 25.05, and squeue sends this user's jobs alone;
+the JSON of both changed its types in 23.02 and in 23.11, and squeue's ignores `--me` in 22.05.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from orchestrator.core.errors import HostError, StartError
+from orchestrator.core.secret import names_secret
+from orchestrator.core.shell import ProgramResult, run
+
+_WITHIN: Final = 30.0  # seconds that a command may take: a controller that is busy answers late
+_QUEUE: Final = "--format=%i|%k"
+_TIMES: Final = {"TZ": "UTC", "SLURM_TIME_FORMAT": "standard"}
+_NO_JOB: Final = "Invalid job id"
+_SIGNALLED: Final = 128
+
+WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+RUNNING: Final = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+ENDING: Final = frozenset({"COMPLETING"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job as Slurm tells of it; times are ISO 8601, UTC. `begins` is when Slurm expects one that waits to run."""
+
+    id: str
+    state: str
+    reason: str  # why it waits, or why it ended
+    node: str  # "" before it has one
+    restarts: int
+    exit_code: int  # 128 + n for an end by signal n
+    begins: str | None
+    ended_at: str | None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has not begun, or is to begin once more."""
+        return self.state in WAITING
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has its node."""
+        return self.state in RUNNING
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return not (self.waits or self.runs or self.state in ENDING)
+
+
+def submit(options: Sequence[str], script: str, *arguments: str, secrets: Sequence[str] = ()) -> str:
+    """Submit a script; the id of its job. Raises StartError with Slurm's reason.
+
+    Slurm keeps the environment of a job on its controller's disk: no secret is among it, by its name or its value.
+    """
+    hidden = {name: None for name, value in os.environ.items() if names_secret(name) or value in secrets}
+    done = _run(["sbatch", "--parsable", *options, script, *arguments], env=hidden)
+    if not done.ok:
+        why = _said(done)
+        raise StartError(f"Slurm does not take the job: {why}", hint=_REFUSALS.get(why.partition(":")[0], _LOOK))
+    return done.stdout.strip().partition(";")[0]
+
+
+_LOOK: Final = "`sinfo --format='%P %G %l %D %T'` shows partitions, GPUs, limits and states"
+_REFUSALS: Final = {
+    "Requested node configuration is not available": f"no node has these GPUs, CPUs or this memory: {_LOOK}; "
+    "`--set slurm.gpu_type=…` names the type, `--set slurm.exclusive=false` takes a part of a node",
+    "Invalid partition name specified": f"{_LOOK}; `--set slurm.partition=…` names one",
+    "Invalid account or account/partition combination specified": "`--set slurm.account=…`; "
+    "`sacctmgr show associations user=$USER` lists yours",
+    "Invalid qos specification": "`sacctmgr show qos` lists them; `--set slurm.qos=…`",
+    "Requested time limit is invalid (missing or exceeds some limit)": f"`--set slurm.time=…`; {_LOOK}",
+}
+
+
+def queued() -> Iterator[tuple[str, str]]:
+    """The id and the comment of each job of this user that waits, runs or just ends. Raises HostError."""
+    for line in _asked(["squeue", "--me", "--noheader", _QUEUE]).stdout.splitlines():
+        number, _, comment = line.partition("|")
+        yield number, comment
+
+
+def find_job(number: str) -> Job | None:
+    """A job, None where Slurm does not know it (any more: MinJobAge, 300 s by default). Raises HostError."""
+    done = _run(["scontrol", "show", "job", number], env=_TIMES)
+    if not done.ok and _NO_JOB in done.stderr:
+        return None
+    return read_job(_require(done).stdout)
+
+
+def read_job(text: str) -> Job:
+    """What `scontrol show job` prints of one job. Raises HostError for what is something else."""
+    found = re.search(r"JobState=(?P<state>[A-Z_]+)\S* Reason=(?P<reason>.*?) Dependency=", text)
+    counts = re.search(r"Restarts=(?P<restarts>\d+) .*ExitCode=(?P<code>\d+):(?P<signal>\d+)", text)
+    number = re.match(r"JobId=(\d+)", text)
+    if found is None or counts is None or number is None:
+        raise HostError("`scontrol show job` does not say how the job is", hint="is it Slurm 20.11 or later?")
+    nodes = re.search(r"^\s+NodeList=(\S*)", text, re.MULTILINE)
+    node = nodes[1] if nodes and nodes[1] != "(null)" else ""
+    begins, ended_at = (_time(re.search(rf"{key}=(\S+)", text)) for key in ("StartTime", "EndTime"))
+    number_of_signal = int(counts["signal"])
+    return Job(
+        id=number[1],
+        state=found["state"],
+        reason=found["reason"].replace("_", " "),
+        node=node,
+        restarts=int(counts["restarts"]),
+        exit_code=_SIGNALLED + number_of_signal if number_of_signal else int(counts["code"]),
+        begins=begins,
+        ended_at=ended_at,
+    )
+
+
+def node_address(node: str) -> str:
+    """The address at which a node is reached, as the cluster's configuration has it. Raises HostError."""
+    shown = _asked(["scontrol", "show", "node", node]).stdout
+    found = re.search(r"NodeAddr=(\S+)", shown)
+    return found[1] if found else node
+
+
+def signal_server(number: str) -> None:
+    """Tell the supervisor of a job to end its server, and a second time: to kill it. Raises HostError."""
+    _cancelled(["scancel", "--signal=TERM", "--batch", number])
+
+
+def cancel(number: str) -> None:
+    """Take a job out of the queue, or end all of it. Raises HostError."""
+    _cancelled(["scancel", number])
+
+
+def in_step(number: str, argv: Sequence[str], *, within: float) -> str:
+    """What a program prints that runs beside the server on its node; "" where it cannot be run there."""
+    words = ["srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--quiet", "--chdir=/"]
+    try:
+        done = run([*words, *argv], timeout=within)
+    except HostError:
+        return ""
+    return done.stdout if done.ok else ""
+
+
+def _cancelled(argv: Sequence[str]) -> None:
+    done = _run(argv)
+    if not done.ok and _NO_JOB not in done.stderr and "already completing or completed" not in done.stderr:
+        _require(done)
+
+
+def _asked(argv: Sequence[str]) -> ProgramResult:
+    return _require(_run(argv, env=_TIMES))
+
+
+def _run(argv: Sequence[str], env: Mapping[str, str | None] | None = None) -> ProgramResult:
+    return run(argv, env=env, timeout=_WITHIN)
+
+
+def _require(done: ProgramResult) -> ProgramResult:
+    if not done.ok:
+        raise HostError(f"Slurm does not answer `{done.argv[0]}`: {_said(done)}", hint="`scontrol ping` says why")
+    return done
+
+
+def _said(done: ProgramResult) -> str:
+    """Its last word on why, without the program's own name."""
+    if done.code == 124:
+        return f"nothing within {_WITHIN:.0f} s"
+    lines = done.stderr.strip().splitlines()
+    last = re.sub(r"^\w+: (?:error|fatal): ", "", lines[-1]) if lines else f"exit code {done.code}"
+    return last.removeprefix("Batch job submission failed: ")
+
+
+def _time(found: re.Match[str] | None) -> str | None:
+    try:
+        return datetime.fromisoformat(found[1]).replace(tzinfo=UTC).isoformat() if found else None
+    except ValueError:  # Unknown, N/A
+        return None

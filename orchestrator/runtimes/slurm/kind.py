@@ -1,0 +1,97 @@
+"""The slurm runtime, put together."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.console import note
+from orchestrator.core.errors import KernelsError
+from orchestrator.core.paths import Home
+from orchestrator.host import Runner, Space
+from orchestrator.plan import Plan
+from orchestrator.render import Artifacts, ContextFile, script_file, server_command
+from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind, ServerState
+from orchestrator.runtimes.slurm.checks import cluster, node_interpreter
+from orchestrator.runtimes.slurm.record import FILE, SERVER, START
+from orchestrator.runtimes.slurm.rules import RULES, settle
+from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, container_words, job_of, job_script
+from orchestrator.runtimes.supervised.copies import copies
+from orchestrator.runtimes.supervised.prepare import model_path, own_tables, prepare, rendered
+from orchestrator.runtimes.supervised.record import CONFIG
+
+_EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - which of a node's addresses clients reach is known to none before it runs
+
+
+def _rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+    """As a process, or within the site's container, whose image has the patches."""
+    return _contained(plan, None) if _in_container(plan) else rendered(plan, inputs, _EVERYWHERE)
+
+
+def _prepare(artifacts: Artifacts, place: Place) -> Prepared:
+    """Make what the node needs in the home that it shares. Raises BuildError, PatchError."""
+    plan = artifacts.plan
+    if not _in_container(plan):
+        return prepare(artifacts, place, place.home.job_packages, _EVERYWHERE)
+    note(f"`{job_of(plan).image}` is taken as it is: the smoke test tells what it lacks")
+    return Prepared(artifacts=_contained(plan, str(place.home.root)), records={})
+
+
+def _in_container(plan: Plan) -> bool:
+    return job_of(plan).container != "none"
+
+
+def _contained(plan: Plan, home: str | None) -> Artifacts:
+    command = server_command(plan, model_path=model_path(plan), host=_EVERYWHERE, in_home=True)
+    argv = (*container_words(plan, home), *command.argv)
+    return Artifacts(plan=plan, command=replace(command, argv=argv), build=None)
+
+
+def _files(artifacts: Artifacts, name: str) -> tuple[ContextFile, ...]:
+    return (script_file(SCRIPT, job_script(artifacts.plan, name)),)
+
+
+def _tables(plan: Plan, home: Home) -> tuple[Path, ...]:
+    if _in_container(plan):
+        raise KernelsError(f"the tables in `{job_of(plan).image}` cannot be read", hint="`--accept-untuned`")
+    return own_tables(plan, home)
+
+
+def _no_space(_: Plan, __: Runner) -> Iterator[Space]:
+    return iter(())
+
+
+def _caches(home: Home, _: str | None) -> tuple[Cache, ...]:
+    return copies(home.job_packages, lambda: _open(home, None))
+
+
+def _kept(run_dir: Path) -> ServerState | None:
+    from orchestrator.runtimes.slurm.state import kept_state  # noqa: PLC0415
+
+    return kept_state(run_dir)
+
+
+def _open(home: Home, _: str | None) -> Runtime:
+    from orchestrator.runtimes.slurm.runtime import SlurmRuntime  # noqa: PLC0415
+
+    return SlurmRuntime(home)
+
+
+SLURM: Final = RuntimeKind(
+    name="slurm",
+    contained=False,
+    rules=RULES,
+    checks=(cluster, node_interpreter),
+    spaces=_no_space,
+    far=None,
+    render=_rendered,
+    files=_files,
+    prepare=_prepare,
+    tables=_tables,
+    caches=_caches,
+    open=_open,
+    kept=_kept,
+    leaves=frozenset({FILE, SERVER, START, JOB_LOG, CONFIG, SCRIPT}),
+    here=False,
+    settle=settle,
+)

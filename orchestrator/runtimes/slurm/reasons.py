@@ -1,0 +1,92 @@
+"""Why a job waits, and how it ended, in words (slurm.schedmd.com/job_reason_codes.html, job_state_codes.html)."""
+
+import re
+from typing import Final
+
+from orchestrator.runtimes.slurm.jobs import Job
+
+_WORDS: Final = {
+    "None": "Slurm has not looked at it yet",
+    "Priority": "jobs of higher priority come first",
+    "Resources": "no node has what it asks for free",
+    "BeginTime": "its time to begin has not come",
+    "Dependency": "another job has to end first",
+    "Licenses": "a licence is not free",
+    "Reservation": "its reservation has not begun",
+    "NodeDown": "its node is down",
+    "ReqNodeNotAvail": "the nodes that it needs are down, drained or reserved",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition takes no jobs",
+    "PartitionConfig": "the partition has no node with what it asks for",
+    "PartitionNodeLimit": "the partition does not give that many nodes, or those that fit are down",
+    "PartitionTimeLimit": "it asks for more time than the partition gives",
+    "BadConstraints": "no node can ever have what it asks for",
+    "AccountNotAllowed": "its account may not use the partition",
+    "QOSNotAllowed": "its quality of service may not use the partition",
+    "InvalidAccount": "its account is none",
+    "InvalidQOS": "its quality of service is none",
+    "JobHeldAdmin": "an administrator holds it",
+    "JobHeldUser": "it is held",
+    "DependencyNeverSatisfied": "the job that has to end first never ends as it should",
+    "JobLaunchFailure": "its node could not start it",
+    "launch failed requeued held": "its node could not start it, and Slurm holds it",
+}
+_LOOK: Final = "`sinfo --Node --long` and `scontrol show partition` say what there is"
+# What no waiting mends, and what may.
+_NEVER: Final = {
+    "ReqNodeNotAvail": f"{_LOOK}; name another partition with `--set slurm.partition=…`, or wait until they are back",
+    "PartitionDown": f"name another with `--set slurm.partition=…`; {_LOOK}",
+    "PartitionInactive": f"name another with `--set slurm.partition=…`; {_LOOK}",
+    "PartitionConfig": f"name another with `--set slurm.partition=…`; {_LOOK}",
+    "PartitionNodeLimit": f"name another with `--set slurm.partition=…`; {_LOOK}",
+    "PartitionTimeLimit": f"`--set slurm.time=…`, or another partition; {_LOOK}",
+    "BadConstraints": f"see `slurm.options` and `slurm.gpu_type`; {_LOOK}",
+    "AccountNotAllowed": "`--set slurm.account=…`, or another partition",
+    "QOSNotAllowed": "`--set slurm.qos=…`, or another partition",
+    "InvalidAccount": "`--set slurm.account=…`; `sacctmgr show associations user=$USER` lists yours",
+    "InvalidQOS": "`--set slurm.qos=…`; `sacctmgr show qos` lists them",
+    "JobHeldAdmin": "ask who runs the cluster",
+    "JobHeldUser": "leave `--hold` out of `slurm.options`",
+    "DependencyNeverSatisfied": "see `--dependency` in `slurm.options`",
+    "JobLaunchFailure": "ask who runs the cluster; the controller's log says why",
+    "launch failed requeued held": "ask who runs the cluster; the controller's log says why",
+}
+# A limit on one job stands in the way for ever; one on all jobs of a user, an account or a group only for now.
+_TOO_MUCH: Final = re.compile(r"(QOS|Assoc)(Max|Min)\w*(PerJob|PerNode|WallDurationPerJobLimit)\w*")
+_ENDS: Final = {
+    "CANCELLED": "its job was cancelled",
+    "TIMEOUT": "the time of its job was over",
+    "DEADLINE": "the deadline of its job was over",
+    "NODE_FAIL": "its node failed",
+    "BOOT_FAIL": "its node did not boot",
+    "PREEMPTED": "a job of higher priority took its place",
+    "OUT_OF_MEMORY": "it took more memory than its job has",
+}
+
+
+def why_it_waits(job: Job) -> str:
+    """A sentence with Slurm's own word: `job 5 waits: no node has what it asks for free (Resources)`."""
+    if job.state == "CONFIGURING":
+        return f"job {job.id}: its node {job.node} boots"
+    word = job.reason.partition(",")[0]
+    said = f"{_WORDS[word]} ({job.reason})" if word in _WORDS else job.reason
+    begins = f", expected at {job.begins[11:16]} UTC on {job.begins[:10]}" if job.begins else ""
+    again = ", requeued" if job.restarts else ""
+    return f"job {job.id} waits{again}: {said}{begins}"
+
+
+def never_runs(job: Job) -> str:
+    """What mends a job that no waiting will bring to run; "" for one that only has to wait."""
+    if not job.waits:
+        return ""
+    word = job.reason.partition(",")[0]
+    if _TOO_MUCH.fullmatch(word):
+        return "ask for less, or for another quality of service: `--set slurm.qos=…`; `sacctmgr show qos` lists limits"
+    return _NEVER.get(word, "")
+
+
+def why_it_ended(job: Job) -> str:
+    """How Slurm says that a job has ended; "" where its own exit code says it."""
+    words = _ENDS.get(job.state, "")
+    node = f" on {job.node}" if job.state == "NODE_FAIL" and job.node else ""
+    return f"{words}{node} ({job.state})" if words else ""

@@ -1,0 +1,108 @@
+"""What a plan for Slurm keeps."""
+
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from orchestrator.core.errors import Problem
+from orchestrator.core.redaction import looks_secret
+from orchestrator.plan import Plan, SlurmJob
+from orchestrator.plan.rules import Case
+from orchestrator.profile import Profile
+
+_OURS: Final = {  # options of sbatch that this tool sets, and what sets them in a profile
+    "job-name": "",
+    "nodes": "",
+    "ntasks": "",
+    "array": "",
+    "wrap": "",
+    "comment": "",
+    "chdir": "",
+    "output": "",
+    "error": "",
+    "open-mode": "",
+    "parsable": "",
+    "export": "",
+    "partition": "slurm.partition",
+    "account": "slurm.account",
+    "qos": "slurm.qos",
+    "time": "slurm.time",
+    "gres": "slurm.gpu_type",
+    "gpus": "slurm.gpu_type",
+    "exclusive": "slurm.exclusive",
+    "signal": "slurm.signal",
+    "requeue": "slurm.requeue",
+    "no-requeue": "slurm.requeue",
+}
+
+
+def settle(plan: Plan, profile: Profile) -> Plan:
+    """The plan with its job."""
+    return replace(plan, slurm=SlurmJob(**profile.slurm.model_dump()))
+
+
+def has_engine(case: Case) -> Iterator[Problem]:
+    """The node has an interpreter with the engine, or the container an image."""
+    section, engine = case.profile.slurm, case.profile.engine
+    if section.container == "none":
+        if engine.requirements is None and engine.python is None:
+            yield Problem(
+                "on Slurm this engine needs an interpreter on the nodes, or the site's containers",
+                case.place("engine"),
+                "`--set engine.python=PATH`, of a Python that has sglang; or `--set slurm.container=apptainer` (or "
+                "pyxis) with `--set slurm.image=…`",
+            )
+        if section.image is not None:
+            yield Problem(
+                "`slurm.image` is for a container, and none is named",
+                case.place("slurm", "image"),
+                "`--set slurm.container=apptainer`, or pyxis",
+            )
+    elif section.image is None:
+        yield Problem(
+            f"`{section.container}` needs an image",
+            case.place("slurm", "container"),
+            "`deploy build PROFILE` makes it; `--set slurm.image=…` names it as the cluster takes it",
+        )
+
+
+def is_reached(case: Case) -> Iterator[Problem]:
+    """The server runs on another machine, at an address that is known once the job has its node.
+
+    It listens on all of that node's, so it asks for a key, or somebody says that it need not.
+    """
+    server = case.profile.server
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if server.host == "localhost" else server.host)
+    except ValueError:
+        return  # `address_is_meant` says so
+    if not (address.is_loopback or address.is_unspecified):
+        yield Problem(
+            f"`{server.host}` may not be an address of the node that the job gets",
+            case.place("server", "host"),
+            "leave it out: on Slurm a server listens on its node's addresses",
+        )
+    elif server.api_key_env is None and not server.allow_public:
+        yield Problem(
+            "on Slurm everyone in the cluster's network reaches the server, and it has no API key",
+            case.place("runtime"),
+            "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
+            "or say that you mean it: `--set server.allow_public=true`",
+        )
+
+
+def options_are_free(case: Case) -> Iterator[Problem]:
+    """A further option of sbatch is none that this tool sets, and holds no secret."""
+    for index, option in enumerate(case.profile.slurm.options):
+        place, name = case.place("slurm", "options", index), option[2:].partition("=")[0]
+        if name in _OURS:
+            hint = f"`{_OURS[name]}` sets it" if _OURS[name] else "leave it out"
+            yield Problem(f"`--{name}` is set by this tool", place, hint)
+        if looks_secret(option):
+            yield Problem(
+                f"`--{name}` holds what looks like a secret", place, "Slurm shows it to everyone: leave it out"
+            )
+
+
+RULES: Final = (has_engine, is_reached, options_are_free)

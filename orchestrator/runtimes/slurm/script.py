@@ -1,0 +1,83 @@
+"""The job: its options for sbatch, the script of it, and the command in the site's container; pure."""
+
+import shlex
+from collections.abc import Iterator
+from typing import Final
+
+from orchestrator.plan import Plan, SlurmJob
+from orchestrator.runtimes.base import LOG
+
+SCRIPT: Final = "job.sh"
+JOB_LOG: Final = "job.log"  # what Slurm and our own program say; the server's output is in `server.log`
+MODULE: Final = "orchestrator.runtimes.slurm.job"
+_GPU_OPTION: Final = {"amd": "--rocm", "nvidia": "--nv"}  # of apptainer exec
+
+
+def job_of(plan: Plan) -> SlurmJob:
+    """The plan's job. Raises ValueError for a plan of another runtime."""
+    if plan.slurm is None:
+        raise ValueError(plan.runtime)
+    return plan.slurm
+
+
+def job_options(plan: Plan, name: str) -> tuple[str, ...]:
+    """What a job of that server asks Slurm for (sbatch(1), 22.05).
+
+    One node and one task: sglang starts its ranks itself. The signal goes to our supervisor alone (`B:`), which ends
+    the server as `deploy down` does; Slurm's own default tells every process at once.
+    """
+    return tuple(_options(plan, job_of(plan), name))
+
+
+def _options(plan: Plan, job: SlurmJob, name: str) -> Iterator[str]:
+    yield from (f"--job-name=deploy-{name}", "--nodes=1", "--ntasks=1")
+    for option, value in (
+        ("partition", job.partition),
+        ("account", job.account),
+        ("qos", job.qos),
+        ("time", job.time),
+        ("gres", gres(plan)),
+    ):
+        if value is not None:
+            yield f"--{option}={value}"
+    if job.exclusive:
+        yield from ("--exclusive", "--mem=0")
+    yield f"--signal=B:TERM@{job.signal}"
+    yield "--requeue" if job.requeue else "--no-requeue"  # the cluster's default may be either (JobRequeue)
+    yield from job.options
+
+
+def gres(plan: Plan) -> str | None:
+    """The GPUs that the ranks take, up to the last one, as Slurm counts them; None on a CPU."""
+    if not plan.gpus:
+        return None
+    kind = job_of(plan).gpu_type
+    return ":".join(filter(None, ("gpu", kind, str(plan.gpus[-1] + 1))))
+
+
+def job_script(plan: Plan, name: str) -> str:
+    """The script that sbatch takes: with a Python and a run directory it is `deploy up`'s, by hand it is `server.sh`'s.
+
+    Neither it nor its arguments hold a secret: those come by a file in the run directory.
+    """
+    lines = ["#!/bin/sh", *(f"#SBATCH {option}" for option in job_options(plan, name))]
+    lines += [
+        "# `deploy up` submits this with its own Python and the directory of its run, where the server's output goes",
+        f"# to {LOG}, secrets removed. By hand, `sbatch {SCRIPT}` in this folder runs server.sh.",
+        "[ $# -gt 0 ] || exec sh ./server.sh",
+        f'exec "$1" -P -m {shlex.quote(MODULE)} "$2"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def container_words(plan: Plan, home: str | None) -> tuple[str, ...]:
+    """What stands before the server's command where the site starts containers; `home` is mounted at its own place."""
+    job = job_of(plan)
+    if job.container == "pyxis":
+        mounts = (f"--container-mounts={home}:{home}", f"--container-workdir={home}") if home else ()
+        return ("srun", "--mpi=none", "--kill-on-bad-exit=1", f"--container-image={job.image}", *mounts)
+    if job.container == "apptainer":
+        gpus = (option,) if (option := _GPU_OPTION.get(plan.hardware.vendor)) else ()
+        bound = ("--bind", home, "--pwd", home) if home else ()
+        return ("apptainer", "exec", *gpus, *bound, str(job.image))
+    return ()

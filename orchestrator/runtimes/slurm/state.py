@@ -1,0 +1,78 @@
+"""What has become of a job's server, as Slurm and the supervisor's record tell it together."""
+
+import dataclasses
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.log_lines import LogTail
+from orchestrator.core.redaction import redact
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes.slurm.jobs import Job
+from orchestrator.runtimes.slurm.reasons import why_it_ended, why_it_waits
+from orchestrator.runtimes.slurm.record import SERVER, read_submission
+from orchestrator.runtimes.slurm.script import JOB_LOG
+from orchestrator.runtimes.supervised.record import Record, how_it_ended, read_record
+
+_SKEW: Final = timedelta(seconds=30)  # by which two machines' clocks may differ
+
+
+def server_state(job: Job | None, record: Record | None, run_dir: Path) -> ServerState:
+    """What Slurm and the supervisor's record say together: that of a node which failed may be older than the job."""
+    if job is not None and job.waits:
+        return ServerState(
+            status=Status.PENDING,
+            exit_code=None,
+            restarts=job.restarts,
+            started_at=None,
+            detail=why_it_waits(job),
+        )
+    current = None if record is None or (job is not None and is_stale(record, job)) else record
+    if job is not None and job.runs and (current is None or current.exit_code is None):
+        return ServerState(
+            status=Status.RUNNING, exit_code=None, restarts=job.restarts, started_at=job.begins, detail=""
+        )
+    return _ended(job, current, run_dir)
+
+
+def is_stale(record: Record, job: Job) -> bool:
+    """Whether it tells of a start before the job was requeued."""
+    if not job.restarts or job.begins is None:
+        return False
+    return datetime.fromisoformat(record.started_at) < datetime.fromisoformat(job.begins) - _SKEW
+
+
+def _ended(job: Job | None, record: Record | None, run_dir: Path) -> ServerState:
+    code = record.exit_code if record is not None else None
+    if code is None and job is not None:
+        code = job.exit_code
+    by_slurm = why_it_ended(job) if job is not None else ""
+    detail = by_slurm or (how_it_ended(code) if code is not None else "its node failed, or its job was cancelled")
+    if record is None and not by_slurm and (said := _last_word(run_dir)):
+        detail += f": {said}"
+    return ServerState(
+        status=Status.EXITED,
+        exit_code=code,
+        restarts=job.restarts if job is not None else 0,
+        started_at=record.started_at if record is not None else None,
+        ended_at=(record.ended_at if record is not None else None) or (job.ended_at if job is not None else None),
+        detail=detail,
+    )
+
+
+def _last_word(run_dir: Path) -> str:
+    """What Slurm or our own program said last in the job's own log."""
+    lines = list(LogTail(run_dir / JOB_LOG).to_end())
+    return redact(lines[-1]) if lines else ""
+
+
+def kept_state(run_dir: Path) -> ServerState | None:
+    """The state of the server of a run by its records alone; None where there was no job. Raises HostError."""
+    submission = read_submission(run_dir)
+    if submission is None:
+        return None
+    record = read_record(run_dir, SERVER)
+    if submission.stopped or (record is not None and record.exit_code is not None):
+        state = _ended(None, record, run_dir)
+        return dataclasses.replace(state, detail="stopped") if submission.stopped else state
+    return None

@@ -1,0 +1,25 @@
+"""What runs of a server, asked on its node: `python -P -m orchestrator.runtimes.slurm.titles RUN_DIR` prints JSON."""
+
+import json
+import sys
+from pathlib import Path
+
+from orchestrator.core.errors import HostError
+from orchestrator.core.procfs import family, read_title
+from orchestrator.runtimes.slurm.record import SERVER
+from orchestrator.runtimes.supervised.record import read_record
+
+
+def main() -> int:
+    """The command lines of the processes of the server of a run directory."""
+    try:
+        record = read_record(Path(sys.argv[1]), SERVER)
+    except HostError:
+        return 1
+    running = family(record.marks) if record is not None else ()
+    sys.stdout.write(json.dumps([title for process in running if (title := read_title(process.pid))]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""A real Slurm of the tests' own: munged, slurmctld and two nodes of this machine, on ports and sockets of their own.
+
+Each node has two GPUs that are none: character devices, so that Slurm counts, hands out and refuses them as real ones.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cpu_server import CpuEngine, CpuServer
+from left_running import MARK
+from patience import PATIENCE
+from ports import free_port
+
+from orchestrator.commands.runs import open_run
+from orchestrator.runtimes.slurm.runtime import SlurmRuntime
+
+PACKAGES = "Slurm is not installed: apt-get install slurm-wlm munge"
+NODES = ("n0", "n1")
+GPU_TYPE = "mi355x"
+_PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch")
+_FOUND = {program: shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") for program in _PROGRAMS}
+MISSING = None in _FOUND.values() or os.geteuid() != 0
+_CONFIG = """
+ClusterName=tests
+SlurmctldHost=localhost
+SlurmctldPort={control}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SchedulerParameters=sched_interval=2,batch_sched_delay=0,bf_interval=2,sched_min_interval=0
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+ReturnToService=2
+SlurmdTimeout=5
+KillWait=2
+MinJobAge=60
+MaxNodeCount=2
+NodeName=n[0-1] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=4 RealMemory=2000 \
+Gres=gpu:mi355x:2 State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=60 DefaultTime=30 State=UP
+PartitionName=short Nodes=n0 MaxTime=1 State=UP
+"""
+_GRES = "AutoDetect=off\nName=gpu Type=mi355x File={folder}/gpu[0-1] Flags=amd_gpu_env\n"
+
+
+@dataclass
+class SlurmCluster:
+    """A cluster that runs; `environ` is what its commands need."""
+
+    folder: Path
+    daemons: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {"SLURM_CONF": str(self.folder / "slurm.conf"), "SLURM_TIME_FORMAT": "standard"}
+
+    def run(self, *argv: str) -> str:
+        """What a command of Slurm's prints."""
+        env = {**os.environ, **self.environ}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def queue(self) -> list[str]:
+        """The ids of the jobs that wait, run or end just now."""
+        return self.run("squeue", "--noheader", "--format=%i").split()
+
+    def start_node(self, name: str) -> None:
+        """Start the daemon of a node."""
+        self.daemons[name] = self._start("slurmd", "-D", "-N", name)
+
+    def kill_node(self, name: str) -> None:
+        """Kill the daemon of a node: Slurm takes the node for dead after `SlurmdTimeout`."""
+        daemon = self.daemons.pop(name)
+        daemon.kill()
+        daemon.wait()
+
+    def wait_for_nodes(self) -> None:
+        """Return when every node takes jobs."""
+        deadline = time.monotonic() + PATIENCE
+        while set(self.run("sinfo", "--noheader", "--Node", "--format=%T").split()) != {"idle"}:
+            assert time.monotonic() < deadline, self.run("sinfo")
+            time.sleep(0.1)
+
+    def begin(self) -> None:
+        """Start all of it."""
+        folder = self.folder
+        folder.chmod(0o755)
+        ports = free_port()
+        first = _free_pair()
+        values = {"folder": folder, "control": ports, "first": first, "last": first + len(NODES) - 1}
+        (folder / "slurm.conf").write_text(_CONFIG.format(**values))
+        (folder / "gres.conf").write_text(_GRES.format(folder=folder))
+        for number in range(2):
+            subprocess.run(["mknod", folder / f"gpu{number}", "c", "1", "3"], check=True)
+        subprocess.run([_FOUND["mungekey"], "--create", "--keyfile", folder / "munge.key"], check=True)
+        own = [f"--{name}-file={folder}/munge.{name}" for name in ("key", "log", "pid", "seed")]
+        self.daemons["munged"] = self._start(
+            "munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *own
+        )
+        while not (folder / "munge.socket").exists():
+            time.sleep(0.02)
+        self.daemons["slurmctld"] = self._start("slurmctld", "-D", "-c")
+        for node in NODES:
+            self.start_node(node)
+        self.wait_for_nodes()
+
+    def end(self) -> None:
+        """End all of it, jobs first."""
+        for name in [*NODES, "slurmctld", "munged"]:
+            if (daemon := self.daemons.pop(name, None)) is not None:
+                daemon.send_signal(signal.SIGTERM)
+                daemon.wait(timeout=30)
+
+    def _start(self, program: str, *words: str) -> "subprocess.Popen[bytes]":
+        env = {name: value for name, value in os.environ.items() if name != MARK}  # it outlives the test that needs it
+        with (self.folder / f"{program}.out").open("ab") as log:
+            return subprocess.Popen([str(_FOUND[program]), *words], env={**env, **self.environ}, stdout=log, stderr=log)
+
+
+def _free_pair() -> int:
+    """The first of two ports, one after the other, that nobody listens on."""
+    import socket
+
+    while True:
+        port = free_port()
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port + 1)) != 0:
+                return port
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmEngine:
+    """What starts a server as a job of a test's own cluster."""
+
+    engine: CpuEngine
+    cluster: SlurmCluster
+
+    def start(self, name: str, argv: tuple[str, ...]) -> CpuServer:
+        """Start a program as if it were a server."""
+        overrides = ("runtime=slurm", "server.allow_public=true", "slurm.exclusive=false")
+        artifacts, runtime = self.engine.artifacts(*overrides, argv=argv), SlurmRuntime(self.engine.home)
+        run = open_run(self.engine.home, name, artifacts.plan)
+        handle = runtime.start(artifacts, name=name, run_dir=run.path, secrets={})
+        return CpuServer(handle=handle, runtime=runtime, plan=artifacts.plan)
+
+
+@contextmanager
+def slurm_running(folder: Path) -> Iterator[SlurmCluster]:
+    """A cluster in an empty folder, whose path is short enough for a socket."""
+    cluster = SlurmCluster(folder)
+    try:
+        cluster.begin()
+        yield cluster
+    finally:
+        cluster.end()
