@@ -1,8 +1,8 @@
 """What a profile says of the job that its server runs in."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from orchestrator.core.validation import StrictModel, Text, Word
 
@@ -12,15 +12,23 @@ _JOB_TIME: Final = r"^([0-9]{1,6}(:[0-9]{1,2}){0,2}|[0-9]{1,4}-[0-9]{1,2}(:[0-9]
 _JOB_OPTION: Final = r"^--[a-z][a-z-]*(=\S+)?$"
 
 
+def _minutes(value: object) -> object:
+    return str(value) if type(value) is int else value
+
+
+JobTime: TypeAlias = Annotated[
+    str, BeforeValidator(_minutes, json_schema_input_type=int | str), Field(pattern=_JOB_TIME)
+]
+
+
 class SlurmSection(StrictModel):
     """The job that a server runs in, where its runtime is Slurm."""
 
     partition: Word | None = Field(default=None, description="partition; the cluster's own default where none is named")
     account: Word | None = Field(default=None, description="account that the job is charged to")
     qos: Word | None = Field(default=None, description="quality of service")
-    time: Text | None = Field(
+    time: JobTime | None = Field(
         default=None,
-        pattern=_JOB_TIME,
         description="how long the job may run, such as 8:00:00 or 7-00:00:00; else the partition's default",
     )
     gpu_type: Word | None = Field(default=None, description="type of the GPUs in the cluster's gres, such as mi355x")

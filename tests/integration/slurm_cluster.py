@@ -7,15 +7,14 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cpu_server import CpuEngine, CpuServer
-from left_running import MARK
-from patience import PATIENCE
+from left_running import MARK, programs_with
+from patience import PATIENCE, wait_for
 from ports import free_port
 
 from orchestrator.commands.runs import open_run
@@ -55,8 +54,9 @@ SlurmdTimeout=5
 KillWait=2
 MinJobAge=60
 MaxNodeCount=2
-NodeName=n[0-1] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=4 RealMemory=2000 \
-Gres=gpu:mi355x:2 State=UNKNOWN
+NodeName=DEFAULT CPUs=4 RealMemory=2000 Gres=gpu:mi355x:2 State=UNKNOWN
+NodeName=n0 NodeHostname=localhost NodeAddr=127.0.0.1 Port={first}
+NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.2 Port={last}
 PartitionName=main Nodes=ALL Default=YES MaxTime=60 DefaultTime=30 State=UP
 PartitionName=short Nodes=n0 MaxTime=1 State=UP
 """
@@ -89,18 +89,22 @@ class SlurmCluster:
         """Start the daemon of a node."""
         self.daemons[name] = self._start("slurmd", "-D", "-N", name)
 
-    def kill_node(self, name: str) -> None:
-        """Kill the daemon of a node: Slurm takes the node for dead after `SlurmdTimeout`."""
+    def lose_node(self, name: str) -> None:
+        """Kill all that runs on a node, and tell Slurm, which would notice it after `SlurmdTimeout` and a ping."""
         daemon = self.daemons.pop(name)
         daemon.kill()
         daemon.wait()
+        for pid, _ in programs_with("SLURMD_NODENAME", name):
+            with suppress(OSError):
+                parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+                if Path(f"/proc/{parent}/cmdline").read_text().startswith("slurmstepd"):
+                    os.kill(int(parent), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+        self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=lost")
 
     def wait_for_nodes(self) -> None:
         """Return when every node takes jobs."""
-        deadline = time.monotonic() + PATIENCE
-        while set(self.run("sinfo", "--noheader", "--Node", "--format=%T").split()) != {"idle"}:
-            assert time.monotonic() < deadline, self.run("sinfo")
-            time.sleep(0.1)
+        wait_for(lambda: set(self.run("sinfo", "--noheader", "--Node", "--format=%T").split()) == {"idle"})
 
     def begin(self) -> None:
         """Start all of it."""
@@ -118,8 +122,7 @@ class SlurmCluster:
         self.daemons["munged"] = self._start(
             "munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *own
         )
-        while not (folder / "munge.socket").exists():
-            time.sleep(0.02)
+        wait_for((folder / "munge.socket").exists)
         self.daemons["slurmctld"] = self._start("slurmctld", "-D", "-c")
         for node in NODES:
             self.start_node(node)
@@ -156,13 +159,17 @@ class SlurmEngine:
     engine: CpuEngine
     cluster: SlurmCluster
 
-    def start(self, name: str, argv: tuple[str, ...]) -> CpuServer:
+    @property
+    def runtime(self) -> SlurmRuntime:
+        return SlurmRuntime(self.engine.home)
+
+    def start(self, name: str, argv: tuple[str, ...], *settings: str) -> CpuServer:
         """Start a program as if it were a server."""
-        overrides = ("runtime=slurm", "server.allow_public=true", "slurm.exclusive=false")
-        artifacts, runtime = self.engine.artifacts(*overrides, argv=argv), SlurmRuntime(self.engine.home)
+        overrides = ("runtime=slurm", "server.allow_public=true", "slurm.exclusive=false", *settings)
+        artifacts = self.engine.artifacts(*overrides, argv=argv)
         run = open_run(self.engine.home, name, artifacts.plan)
-        handle = runtime.start(artifacts, name=name, run_dir=run.path, secrets={})
-        return CpuServer(handle=handle, runtime=runtime, plan=artifacts.plan)
+        handle = self.runtime.start(artifacts, name=name, run_dir=run.path, secrets={})
+        return CpuServer(handle=handle, runtime=self.runtime, plan=artifacts.plan)
 
 
 @contextmanager

@@ -45,6 +45,7 @@ from orchestrator.runtimes.supervised.record import CONFIG, read_record
 from orchestrator.runtimes.supervised.start import start_request
 
 _POLL: Final = 0.5  # seconds between two looks at a job
+_STANDS: Final = 5.0  # seconds after which a reason is meant: the first one is often not the scheduler's
 _LOG_POLL: Final = 0.2
 _LAST_WORD: Final = 10.0  # seconds a killed server's record may take to come over a shared file system
 _DRAINS: Final = 960.0  # seconds a job waits for VRAM at most (host/drain.py), and a bit
@@ -245,11 +246,16 @@ def _await_node(number: str, *, limit: float | None) -> Job:
     Raises StartError where it never will, was cancelled meanwhile, or has waited for `limit` seconds.
     """
     progress, began = Progress(), time.monotonic()
+    reasons: dict[str, float] = {}  # since when each stands, the last one alone
 
     def meanwhile(job: Job) -> None:
-        if hint := never_runs(job):
+        now, word = time.monotonic(), job.reason.partition(",")[0]
+        since = reasons.get(word, now)
+        reasons.clear()
+        reasons[word] = since
+        if now - since >= _STANDS and (hint := never_runs(job)):
             raise StartError(why_it_waits(job), hint=hint)
-        progress.update(why_it_waits(job), transient=f"{time.monotonic() - began:.0f} s")
+        progress.update(why_it_waits(job), transient=f"{now - began:.0f} s")
 
     try:
         job = look_until(

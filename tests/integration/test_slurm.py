@@ -1,0 +1,237 @@
+"""`deploy up --on slurm` on a real Slurm: the whole line with real sglang, and every way it can go wrong.
+
+The scripted engine serves where the fault is one of the job and not of what it runs.
+"""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import CommandLine, processes_with
+from cpu_server import CpuEngine
+from patience import wait_for
+from ports import free_port
+from slurm_cluster import GPU_TYPE, NODES, SlurmCluster, SlurmEngine
+
+from orchestrator.core.errors import StartError
+from orchestrator.core.paths import Home
+
+pytestmark = pytest.mark.engine
+SCRIPTED = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
+KEY = "wJ4-an-API-key-of-the-test"
+
+
+@pytest.fixture
+def deploy(engine_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) -> Iterator[CommandLine]:
+    """`deploy`, whose jobs are all cancelled after the test."""
+    assert cpu_engine.python.exists()
+    yield CommandLine(engine_home, {"THE_KEY": KEY})
+    for number in slurm_cluster.queue():
+        slurm_cluster.run("scancel", number)
+    slurm_cluster.wait_for_nodes()
+    wait_for(lambda: not slurm_cluster.queue())
+
+
+@pytest.fixture
+def gpu_python(tmp_path: Path) -> Path:
+    """The scripted engine as an interpreter with a torch for GPUs."""
+    text = SCRIPTED.read_text().replace('"sglang": "0.5.14"', '"sglang": "0.5.16"')
+    python = tmp_path / "python"
+    python.write_text(text.replace('"cuda": None', '"cuda": "13.0"'))
+    python.chmod(0o755)
+    return python
+
+
+def words(profile: str, name: str, *settings: str) -> list[str]:
+    """`up` on Slurm, with a server that asks for a key."""
+    every = ("server.api_key_env=THE_KEY", f"server.port={free_port()}", "waiting.grace=3", *settings)
+    return ["up", profile, "--on", "slurm", "--name", name, *(word for each in every for word in ("--set", each))]
+
+
+def scripted(name: str, *settings: str) -> list[str]:
+    return words("cpu-tiny", name, f"engine.python={SCRIPTED}", "model.questions=null", *settings)
+
+
+def with_gpus(name: str, python: Path, *settings: str) -> list[str]:
+    """A server that takes both GPUs of a node, as Slurm counts them."""
+    layout = ("layout.tp=2", f"slurm.gpu_type={GPU_TYPE}", "hardware.gpus=2", "slurm.time=30")
+    return words("h200-tiny", name, f"engine.python={python}", "model.questions=null", *layout, *settings)
+
+
+def status(deploy: CommandLine, name: str) -> dict[str, Any]:
+    """What `deploy status` says of one server."""
+    [server] = [each for each in json.loads(deploy.run("status", "--json").stdout) if each["name"] == name]
+    assert isinstance(server, dict)
+    return server
+
+
+@contextmanager
+def taken(cluster: SlurmCluster, nodes: Sequence[str]) -> Iterator[None]:
+    """All GPUs of these nodes belong to somebody else."""
+    asked = ["sbatch", "--parsable", f"--gres=gpu:{GPU_TYPE}:2", "--output=/dev/null", "--wrap=sleep 600"]
+    jobs = [cluster.run(*asked, f"--nodelist={node}").strip() for node in nodes]
+    wait_for(lambda: cluster.run("squeue", "--noheader", "--states=running", "--format=%i").split() >= jobs)
+    yield
+    for job in jobs:
+        cluster.run("scancel", job)
+
+
+def test_the_whole_line(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+    """Up, real sglang, with a key; asked, proven again, down; the key stands nowhere."""
+    up = words("cpu-tiny", "cluster")
+    done = deploy.run(*up, "--json")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"job \d+ runs on n[01]", done.stderr)
+    [job] = slurm_cluster.queue()
+    run = Path(status(deploy, "cluster")["run_dir"])
+    shown = [
+        slurm_cluster.run("scontrol", "show", "job", job),
+        slurm_cluster.run("scontrol", "write", "batch_script", job, "-"),
+    ]
+
+    again = deploy.run(*up)
+    assert (again.returncode, "is already up" in again.stderr) == (0, True)
+    proven = deploy.run("smoke", "cluster", "--json")
+    assert (proven.returncode, json.loads(proven.stdout)["ok"]) == (0, True), proven.stderr
+    assert deploy.run("ask", "cluster", "Once upon a time", "--tokens", "8").stdout.strip()
+    assert deploy.run("status", "cluster").returncode == 0  # its ranks run, as the node says
+    logged = deploy.run("logs", "cluster").stdout
+    assert "fired up" in logged
+    assert "api_key='[REDACTED]'" in logged
+
+    shown += [done.stdout, done.stderr, logged, *processes_with("sglang"), *processes_with("slurm.job")]
+    state = slurm_cluster.folder / "state"
+    shown += [path.read_text(errors="replace") for root in (run, state) for path in root.rglob("*") if path.is_file()]
+    assert not any(KEY in text for text in shown)
+
+    assert deploy.run("down", "cluster").returncode == 0
+    assert not slurm_cluster.queue()
+    assert deploy.run("down", "cluster").returncode == 6
+
+
+def test_what_waits_says_why_and_is_cancelled_by_ctrl_c(
+    deploy: CommandLine, slurm_cluster: SlurmCluster, gpu_python: Path
+) -> None:
+    up = with_gpus("queued", gpu_python)
+    with taken(slurm_cluster, NODES), deploy.running(*up) as first:
+        first.wait_for(r"job \d+ waits: no node has what it asks for free \(Resources\)")
+        told = status(deploy, "queued")
+        assert (told["status"], told["url"], "(Resources)" in told["detail"]) == ("pending", "", True)
+        asked = deploy.run("status", "queued")
+        assert (asked.returncode, "does not run yet" in asked.stderr) == (6, True)
+        twin = deploy.run(*up)
+        assert (twin.returncode, f"pid {first.process.pid}" in twin.stderr) == (6, True)
+        code, said = first.end(signal.SIGINT)
+        assert (code, "Traceback" in said) == (130, False), said
+        assert len(slurm_cluster.queue()) == len(NODES)
+
+
+def test_a_place_that_comes_free_is_taken_and_a_killed_up_leaves_its_job_to_be_found(
+    deploy: CommandLine, slurm_cluster: SlurmCluster, gpu_python: Path
+) -> None:
+    with taken(slurm_cluster, NODES), deploy.running(*with_gpus("patient", gpu_python)) as command:
+        command.wait_for(r"\(Resources\)")
+        command.process.send_signal(signal.SIGKILL)
+        command.process.wait()
+        refused = deploy.run(*with_gpus("patient", gpu_python, "server.port=1999"))
+        assert (refused.returncode, "another plan" in refused.stderr) == (6, True)
+    wait_for(lambda: status(deploy, "patient")["status"] == "running")
+    wait_for(lambda: deploy.run("smoke", "patient").returncode == 0)
+    environ = processes_environ("sglang.launch_server")
+    assert environ["ROCR_VISIBLE_DEVICES"] == "0,1"
+    assert deploy.run("down", "patient").returncode == 0
+    assert not slurm_cluster.queue()
+
+
+def processes_environ(text: str) -> dict[str, str]:
+    """The environment of the process whose command line holds a text."""
+    for path in Path("/proc").glob("[0-9]*"):
+        line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode() if path.exists() else ""
+        if text in line and str(os.getpid()) != path.name:
+            pairs = (path / "environ").read_bytes().decode(errors="replace").split("\0")
+            return dict(pair.partition("=")[::2] for pair in pairs)
+    raise AssertionError(text)
+
+
+def test_preflight_knows_what_the_cluster_has(deploy: CommandLine, gpu_python: Path) -> None:
+    up = with_gpus("asked", gpu_python)
+    good = deploy.run("preflight", *up[1:4], *up[6:])
+    assert good.returncode == 0, good.stdout
+    found = deploy.run("preflight", *up[1:4], *up[6:], "--set", "slurm.gpu_type=h100", "--set", "slurm.time=2:00:00")
+    assert found.returncode == 4
+    for line in ("2 of mi355x a node", "main gives 1 h", "slurm-wlm 22.05"):
+        assert line in found.stdout + found.stderr
+    nowhere = deploy.run("preflight", *up[1:4], *up[6:], "--set", "slurm.partition=nope")
+    assert "main, short" in nowhere.stdout + nowhere.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "why", "hint"),
+    [
+        (["slurm.partition=short", "slurm.time=30"], "more time than the partition gives", "slurm.time"),
+        (["slurm.options=[--constraint=nothing]"], "Invalid feature specification", "sinfo"),
+        (["slurm.options=[--mem=900G]"], "node configuration is not available", "slurm.gpu_type"),
+    ],
+)
+def test_what_can_never_run_is_refused_with_words(
+    slurm_engine: SlurmEngine, settings: list[str], why: str, hint: str
+) -> None:
+    with pytest.raises(StartError) as refused:
+        slurm_engine.start("never", ("sleep", "600"), *settings)
+    assert why in refused.value.message
+    assert hint in refused.value.hint
+    assert not slurm_engine.cluster.queue()
+    assert slurm_engine.runtime.find("never") == ()
+
+
+def test_a_node_that_dies_is_told_and_its_server_starts_elsewhere_where_that_is_asked_for(
+    deploy: CommandLine, slurm_cluster: SlurmCluster
+) -> None:
+    """Two servers on one node: one has ended with it, the other serves from another node, with its key, by its URL."""
+    for name, requeue in (("lost", "false"), ("again", "true")):
+        up = deploy.run(*scripted(name, "slurm.exclusive=false", f"slurm.requeue={requeue}"))
+        assert up.returncode == 0, up.stderr
+    before = status(deploy, "again")
+    kept = Path(before["run_dir"], "job-start.json")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert not Path(status(deploy, "lost")["run_dir"], "job-start.json").exists()
+
+    slurm_cluster.lose_node("n0")
+    lost = status(deploy, "lost")
+    assert (lost["status"], lost["detail"]) == ("exited", "its node failed on n0 (NODE_FAIL)")
+    waits = status(deploy, "again")
+    assert (waits["status"], waits["restarts"], "requeued" in waits["detail"]) == ("pending", 1, True)
+    slurm_cluster.run("scontrol", "update", f"jobid={slurm_cluster.queue()[0]}", "starttime=now")  # not in two minutes
+    wait_for(lambda: deploy.run("smoke", "again").returncode == 0)
+    assert (before["url"][:16], status(deploy, "again")["url"][:16]) == ("http://127.0.0.1", "http://127.0.0.2")
+
+    for name in ("lost", "again"):
+        assert deploy.run("down", name).returncode == 0
+    assert not kept.exists()
+    slurm_cluster.start_node("n0")
+
+
+def test_ctrl_c_while_it_loads_leaves_no_job(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+    with deploy.running(*scripted("cut", "env.SCRIPTED_PAUSE=0,300")) as command:
+        command.wait_for("connecting ranks")
+        code, said = command.end(signal.SIGINT)
+    assert (code, "Traceback" in said) == (130, False), said
+    assert not slurm_cluster.queue()
+
+
+def test_an_end_from_outside_is_told(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+    up = scripted("ended")
+    assert deploy.run(*up).returncode == 0
+    slurm_cluster.run("scancel", *slurm_cluster.queue())
+    wait_for(lambda: not slurm_cluster.queue())
+    told = status(deploy, "ended")
+    assert (told["status"], told["detail"]) == ("exited", "its job was cancelled (CANCELLED)")
+    assert "its job was cancelled" in deploy.run("smoke", "ended").stderr
+    assert deploy.run("down", "ended").returncode == 0
+    assert deploy.run("down", "ended").returncode == 6
