@@ -37,6 +37,8 @@ _PRELOADED = (
     "orchestrator.runtimes.docker.runtime",
     "orchestrator.runtimes.process.kind",
     "orchestrator.runtimes.process.runtime",
+    "orchestrator.runtimes.slurm.kind",
+    "orchestrator.runtimes.slurm.runtime",
 )
 
 

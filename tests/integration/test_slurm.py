@@ -165,7 +165,7 @@ def test_preflight_knows_what_the_cluster_has(deploy: CommandLine, gpu_python: P
     assert good.returncode == 0, good.stdout
     found = deploy.run("preflight", *up[1:4], *up[6:], "--set", "slurm.gpu_type=h100", "--set", "slurm.time=2:00:00")
     assert found.returncode == 4
-    for line in ("2 of mi355x a node", "main gives 1 h", "slurm-wlm 22.05"):
+    for line in ("2 of mi355x a node", "main gives 1:00:00", "slurm-wlm 22.05"):
         assert line in found.stdout + found.stderr
     nowhere = deploy.run("preflight", *up[1:4], *up[6:], "--set", "slurm.partition=nope")
     assert "main, short" in nowhere.stdout + nowhere.stderr

@@ -20,7 +20,7 @@ class NodeGroup:
 
     partition: str
     default: bool
-    limit: float  # seconds that a job may run
+    limit: str  # that a job may run, as Slurm writes it
     up: bool
     nodes: int
     state: str
@@ -66,7 +66,7 @@ def read_groups(text: str) -> tuple[NodeGroup, ...]:
         NodeGroup(
             partition=name.removesuffix("*"),
             default=name.endswith("*"),
-            limit=seconds(limit),
+            limit=limit,
             up=available == "up",
             nodes=int(nodes) if nodes.isdecimal() else 0,
             state=state,
@@ -119,7 +119,7 @@ def _time(wanted: str | None, ours: list[NodeGroup]) -> Iterator[Finding]:
     limit = ours[0].limit
     if wanted is None:
         yield warn("time", "the partition's default", "as long as it is to serve", "`--set slurm.time=7-00:00:00`")
-    elif seconds(wanted) > limit:
-        yield fail("time", f"{ours[0].partition} gives {limit / 3600:g} h", wanted, "`--set slurm.time=…`")
+    elif seconds(wanted) > seconds(limit):
+        yield fail("time", f"{ours[0].partition} gives {limit}", wanted, "`--set slurm.time=…`")
     else:
         yield info("time", wanted, "within the partition's limit")

@@ -9,6 +9,7 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
@@ -75,7 +76,7 @@ class SlurmRuntime:
             return self._handle(comment, job)
         except BaseException:  # Ctrl-C, above all: nobody would know of this job
             with held():
-                self._take_back(run_dir)
+                self._take_back(comment)
             raise
 
     def find(self, name: str | None = None) -> tuple[Handle, ...]:
@@ -147,6 +148,8 @@ class SlurmRuntime:
     def _submit(self, artifacts: Artifacts, comment: JobComment, secrets: Mapping[str, Secret]) -> Submission:
         """Hand the start to the node and the job to Slurm. Raises StartError, HostError."""
         plan, run_dir = artifacts.plan, Path(comment.run)
+        if plan.server.api_key_env is None:
+            warn(f"`{comment.name}` asks for no API key: it answers everyone in the cluster's network")
         job, python = job_of(plan), job_of(plan).python or sys.executable
         request = start_request(
             artifacts, name=comment.name, run_dir=run_dir, cwd=self._home.root, secrets=secrets, record=SERVER
@@ -168,11 +171,17 @@ class SlurmRuntime:
             raise HostError(f"cannot write below `{run_dir}`: {error.strerror}", hint="free disk space") from error
         return submission
 
-    def _take_back(self, run_dir: Path) -> None:
-        """Cancel what a start that failed has left, also where its number was never read."""
-        ours = {number for number, text in jobs.queued() if _run_of(text) == str(run_dir.absolute())}
-        for number in ours:
-            self._end(number, run_dir, grace=0)
+    def _take_back(self, comment: JobComment) -> None:
+        """Cancel what a start that failed has left, also where its number was never read; its secrets go first."""
+        run_dir = Path(comment.run)
+        with suppress(OSError):
+            (run_dir / START).unlink(missing_ok=True)
+        try:
+            for number in [number for number, text in jobs.queued() if JobComment.read(text) == comment]:
+                self._end(number, run_dir, grace=0)
+        except DeployError as error:
+            warn(f"whether a job of `{comment.name}` is left is not known: {error.message}", hint="`squeue --me`")
+            return
         _note_stopped(run_dir)
 
     def _end(self, number: str, run_dir: Path, *, grace: float) -> None:
@@ -229,11 +238,6 @@ class SlurmRuntime:
                 job = jobs.find_job(submission.job) or _forgotten(submission.job)
                 return self._handle(submission.comment, job)
         return None
-
-
-def _run_of(text: str) -> str | None:
-    comment = JobComment.read(text)
-    return comment.run if comment else None
 
 
 def _is_over(job: Job | None) -> bool:

@@ -1,0 +1,199 @@
+"""What Slurm 22.05 prints of jobs, recorded, and what becomes of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import HostError, StartError
+from orchestrator.core.shell import ProgramResult
+from orchestrator.runtimes import Status
+from orchestrator.runtimes.slurm import jobs
+from orchestrator.runtimes.slurm.jobs import Job, read_job
+from orchestrator.runtimes.slurm.reasons import never_runs, why_it_ended, why_it_waits
+from orchestrator.runtimes.slurm.record import JobComment, Submission, read_submission, write_submission
+from orchestrator.runtimes.slurm.state import kept_state, server_state
+from orchestrator.runtimes.supervised.record import Record
+
+RECORDED = Path(__file__).with_name("slurm_recorded")
+COMMENT = JobComment(
+    name="glm",
+    profile="mi355x-tp8",
+    plan="6204c84e",
+    port=30000,
+    run="/home/me/runs/glm/20261122T162449Z-6204c84e",
+)
+
+
+def recorded(name: str) -> Job:
+    return read_job((RECORDED / f"{name}.txt").read_text())
+
+
+def answer(stdout: str = "", *, stderr: str = "", code: int = 0) -> ProgramResult:
+    return ProgramResult(argv=("scontrol",), code=code, stdout=stdout, stderr=stderr)
+
+
+def record(*, started: str, code: int | None = None) -> Record:
+    return Record(
+        name="glm",
+        profile="mi355x-tp8",
+        plan_digest="6204c84e",
+        url="http://n0:30000",
+        argv=("python3",),
+        started_at=started,
+        token=COMMENT.run,
+        supervisor="boot/1/1",
+        server=None,
+        output=None,
+        exit_code=code,
+        ended_at=started if code is not None else None,
+        stopped=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "node", "restarts", "code"),
+    [
+        ("pending", "PENDING", "", 0, 0),
+        ("running", "RUNNING", "n0", 0, 0),
+        ("ending", "COMPLETING", "n1", 0, 0),
+        ("cancelled", "CANCELLED", "n1", 0, 143),
+        ("failed", "FAILED", "n1", 0, 3),
+        ("node-fail", "NODE_FAIL", "n1", 0, 143),
+        ("requeued", "PENDING", "", 1, 0),
+    ],
+)
+def test_a_job_is_read(name: str, state: str, node: str, restarts: int, code: int) -> None:
+    job = recorded(name)
+    assert (job.state, job.node, job.restarts, job.exit_code) == (state, node, restarts, code)
+    assert (job.waits, job.runs) == (state == "PENDING", state == "RUNNING")
+    assert job.is_over == (state in {"CANCELLED", "FAILED", "NODE_FAIL"})
+
+
+def test_what_is_no_job_is_refused() -> None:
+    with pytest.raises(HostError, match="does not say"):
+        read_job("slurm_load_jobs: something else")
+
+
+def test_a_job_that_slurm_has_forgotten_is_none_and_a_silent_controller_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = "slurm_load_jobs error: Invalid job id specified"
+    monkeypatch.setattr(jobs, "run", lambda *_, **__: answer(stderr=said, code=1))
+    assert jobs.find_job("7") is None
+    said = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    monkeypatch.setattr(jobs, "run", lambda *_, **__: answer(stderr=said, code=1))
+    with pytest.raises(HostError, match="Unable to contact slurm controller"):
+        jobs.find_job("7")
+
+
+def test_a_refusal_of_sbatch_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed: "
+    said += "Invalid partition name specified"
+    monkeypatch.setattr(jobs, "run", lambda *_, **__: answer(stderr=said, code=1))
+    with pytest.raises(StartError, match="does not take the job: Invalid partition name specified") as refused:
+        jobs.submit(("--partition=x",), "job.sh")
+    assert "--set slurm.partition=" in refused.value.hint
+
+
+def test_no_secret_is_in_the_environment_that_slurm_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, str | None] = {}
+    monkeypatch.setattr(jobs, "run", lambda _, *, env, timeout: given.update(env) or answer(f"{timeout:.0f};cluster\n"))
+    monkeypatch.setenv("MY_TOKEN", "one")
+    monkeypatch.setenv("HARMLESS", "another")
+    assert jobs.submit((), "job.sh", secrets=["another"]).isdecimal()
+    assert {"MY_TOKEN", "HARMLESS"} <= given.keys()
+    assert set(given.values()) == {None}
+
+
+def test_our_jobs_are_told_by_their_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "run", lambda *_, **__: answer((RECORDED / "queue.txt").read_text()))
+    assert {JobComment.read(text) for _, text in jobs.queued()} == {COMMENT}
+    assert JobComment.read(COMMENT.to_text()) == COMMENT
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["(null)", "", "a note", "[1]", '{"kind": "other"}', '{"kind": "deploy"}']
+    + [
+        replace(COMMENT, **{key: value}).to_text()
+        for key, value in (("name", "../x"), ("run", "runs"), ("port", "1"), ("port", True), ("profile", "a\nb"))
+    ],
+)
+def test_a_comment_of_somebody_else_is_none_of_ours(text: str) -> None:
+    assert JobComment.read(text) is None
+
+
+def test_why_a_job_waits_is_said_with_the_word_of_slurm() -> None:
+    job = recorded("pending")
+    assert why_it_waits(job).startswith("job 3 waits: no node has what it asks for free (Resources), expected at ")
+    assert never_runs(job) == ""
+    assert why_it_waits(recorded("requeued")).startswith("job 1 waits, requeued: its time to begin has not come")
+    assert "more time than the partition gives (PartitionTimeLimit)" in why_it_waits(recorded("never"))
+    assert why_it_waits(replace(job, reason="QOSMaxGRESPerUser", begins=None)) == "job 3 waits: QOSMaxGRESPerUser"
+
+
+@pytest.mark.parametrize(
+    ("reason", "hint"),
+    [
+        ("PartitionTimeLimit", "slurm.time"),
+        ("ReqNodeNotAvail, UnavailableNodes:n0", "slurm.partition"),
+        ("QOSMaxWallDurationPerJobLimit", "slurm.qos"),
+        ("AssocMaxGRESPerJob", "slurm.qos"),
+        ("BadConstraints", "slurm.options"),
+    ],
+)
+def test_what_no_waiting_mends_has_a_hint(reason: str, hint: str) -> None:
+    assert hint in never_runs(replace(recorded("pending"), reason=reason))
+
+
+@pytest.mark.parametrize("reason", ["QOSMaxGRESPerUser", "QOSGrpGRES", "Priority", "Resources", "BeginTime", "None"])
+def test_what_waiting_may_mend_has_none(reason: str) -> None:
+    assert never_runs(replace(recorded("pending"), reason=reason)) == ""
+    assert never_runs(replace(recorded("running"), reason="PartitionTimeLimit")) == ""
+
+
+def test_how_slurm_ended_a_job_stands_before_its_exit_code(tmp_path: Path) -> None:
+    started = "2026-11-22T16:29:00+00:00"
+    assert why_it_ended(recorded("node-fail")) == "its node failed on n1 (NODE_FAIL)"
+    told = server_state(recorded("cancelled"), record(started=started, code=143), tmp_path)
+    assert (told.status, told.exit_code, told.detail) == (Status.EXITED, 143, "its job was cancelled (CANCELLED)")
+    told = server_state(recorded("failed"), record(started=started, code=137), tmp_path)
+    assert (told.exit_code, told.detail) == (137, "killed by SIGKILL")
+
+
+def test_a_job_that_failed_before_its_server_began_tells_its_last_word(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text("/bin/sh: 5: /shared/python: not found\n")
+    told = server_state(recorded("failed"), None, tmp_path)
+    assert told.detail == "exit code 3: /bin/sh: 5: /shared/python: not found"
+
+
+def test_the_record_of_a_start_before_the_job_was_requeued_says_nothing_of_this_one(tmp_path: Path) -> None:
+    job = replace(recorded("running"), restarts=1, begins="2026-11-22T16:29:00+00:00")
+    old = record(started="2026-11-22T16:20:00+00:00", code=143)
+    assert server_state(job, old, tmp_path).status is Status.RUNNING
+    fresh = record(started="2026-11-22T16:28:58+00:00", code=143)  # by a clock that goes a little behind
+    assert server_state(job, fresh, tmp_path).status is Status.EXITED
+
+
+def test_a_server_that_ended_while_its_job_waits_for_vram_has_ended(tmp_path: Path) -> None:
+    told = server_state(recorded("running"), record(started="2026-11-22T16:29:00+00:00", code=0), tmp_path)
+    assert (told.status, told.detail) == (Status.EXITED, "exit code 0")
+
+
+def test_what_slurm_has_forgotten_is_told_by_the_records(tmp_path: Path) -> None:
+    assert server_state(None, None, tmp_path).detail == "its node failed, or its job was cancelled"
+    assert kept_state(tmp_path) is None
+    submission = Submission(job="5", comment=COMMENT, python="/p", submitted_at="2026-11-22T16:29:00", stopped=True)
+    write_submission(tmp_path, submission)
+    assert read_submission(tmp_path) == submission
+    kept = kept_state(tmp_path)
+    assert kept is not None
+    assert kept.detail == "stopped"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"job": "x"}'])
+def test_a_record_that_cannot_be_read_is_said(tmp_path: Path, text: str) -> None:
+    (tmp_path / "slurm.json").write_text(text)
+    with pytest.raises(HostError, match=r"slurm\.json` cannot be read"):
+        read_submission(tmp_path)

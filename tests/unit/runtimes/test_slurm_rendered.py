@@ -1,0 +1,168 @@
+"""The job of a plan, and what a plan for Slurm has to keep."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.commands.planning import load, render_artifacts, rendered_files
+from orchestrator.core.errors import ProfileError
+from orchestrator.core.paths import Home
+from orchestrator.plan import Plan
+from orchestrator.runtimes import REGISTRY, Place
+from orchestrator.runtimes.slurm import job
+
+KEYED = ("runtime=slurm", "server.api_key_env=THE_KEY")
+NODE = (*KEYED, "engine.python=/shared/bin/python3")
+
+
+def plan_on_slurm(profile: str, *settings: str) -> Plan:
+    return load(profile, overrides=settings).plan
+
+
+def script(profile: str, *settings: str) -> str:
+    artifacts = render_artifacts(plan_on_slurm(profile, *settings))
+    return next(file.content.decode() for file in rendered_files(artifacts, "glm") if file.path == "job.sh")
+
+
+def problems(profile: str, *settings: str) -> list[tuple[str, str, str]]:
+    with pytest.raises(ProfileError) as refused:
+        load(profile, overrides=settings)
+    return [(problem.message, problem.where, problem.hint) for problem in refused.value.each()]
+
+
+def test_a_job_asks_for_what_the_plan_takes() -> None:
+    settings = (
+        *NODE,
+        "slurm.partition=mi355",
+        "slurm.account=team",
+        "slurm.qos=long",
+        "slurm.time=2-00:00:00",
+        "slurm.gpu_type=mi355x",
+        "slurm.requeue=true",
+        "slurm.signal=300",
+        "slurm.options=[--constraint=gfx950, --nice]",
+    )
+    lines = script("mi355x-tp4dp2", *settings).splitlines()
+    assert [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")] == [
+        "--job-name=deploy-glm",
+        "--nodes=1",
+        "--ntasks=1",
+        "--partition=mi355",
+        "--account=team",
+        "--qos=long",
+        "--time=2-00:00:00",
+        "--gres=gpu:mi355x:8",
+        "--exclusive",
+        "--mem=0",
+        "--signal=B:TERM@300",
+        "--requeue",
+        "--constraint=gfx950",
+        "--nice",
+    ]
+    assert lines[-1] == 'exec "$1" -P -m orchestrator.runtimes.slurm.job "$2"'
+
+
+def test_what_a_profile_does_not_say_the_cluster_decides() -> None:
+    text = script("cpu-tiny", *KEYED, "slurm.exclusive=false")
+    for option in ("partition", "account", "qos", "time", "gres", "exclusive", "mem"):
+        assert f"--{option}" not in text
+    assert "#SBATCH --no-requeue" in text
+    assert "--gres=gpu:4\n" in script("mi355x-tp8", *NODE, "layout.tp=4")
+
+
+def test_a_server_listens_on_its_node() -> None:
+    argv = render_artifacts(plan_on_slurm("cpu-tiny", *KEYED)).command.argv
+    assert argv[argv.index("--host") + 1] == "0.0.0.0"
+
+
+def test_the_plan_of_another_runtime_has_no_job() -> None:
+    assert plan_on_slurm("cpu-tiny", "slurm.partition=x").slurm is None
+
+
+@pytest.mark.parametrize(
+    ("container", "first"),
+    [
+        ("apptainer", ("apptainer", "exec", "--rocm", "--bind", "{home}", "--pwd", "{home}", "/i.sif", "python3")),
+        (
+            "pyxis",
+            (
+                *("srun", "--mpi=none", "--kill-on-bad-exit=1", "--container-image=/i.sif"),
+                *("--container-mounts={home}:{home}", "--container-workdir={home}", "python3"),
+            ),
+        ),
+    ],
+)
+def test_a_container_of_the_site_runs_the_same_command(tmp_path: Path, container: str, first: tuple[str, ...]) -> None:
+    artifacts = render_artifacts(
+        plan_on_slurm("mi355x-tp8", *KEYED, f"slurm.container={container}", "slurm.image=/i.sif")
+    )
+    prepared = REGISTRY["slurm"]().prepare(artifacts, Place(home=Home(tmp_path)))
+    argv = prepared.artifacts.command.argv
+    assert argv[: len(first)] == tuple(word.format(home=tmp_path) for word in first)
+    assert argv[-1] == render_artifacts(plan_on_slurm("mi355x-tp8", *NODE)).command.argv[-1]
+
+
+def test_a_server_without_a_key_is_refused_unless_that_is_meant() -> None:
+    [(message, where, hint)] = problems("cpu-tiny", "runtime=slurm")
+    assert message == "on Slurm everyone in the cluster's network reaches the server, and it has no API key"
+    assert where == "--set runtime"
+    assert "server.allow_public=true" in hint
+    assert plan_on_slurm("cpu-tiny", "runtime=slurm", "server.allow_public=true").slurm is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["server.host=10.1.2.3"], "`10.1.2.3` may not be an address of the node that the job gets"),
+        (["slurm.options=[--output=x]"], "`--output` is set by this tool"),
+        (["slurm.options=[--gres=gpu:1]"], "`--gres` is set by this tool"),
+        (["slurm.options=[--comment=sk-abcdefghijklmnopqrstuvwxyz0123]"], "`--comment` is set by this tool"),
+        (["slurm.options=[--mail-user=hf_abcdefghijklmnopqrstuvwxyzABCDEFGH]"], "looks like a secret"),
+        (["slurm.container=pyxis"], "`pyxis` needs an image"),
+        (["slurm.image=/i.sif"], "`slurm.image` is for a container, and none is named"),
+        (["slurm.time=soon"], "slurm.time"),
+        (["slurm.options=[-p]"], "slurm.options"),
+    ],
+)
+def test_what_a_job_cannot_have_is_refused_where_it_is_written(settings: list[str], message: str) -> None:
+    found = problems("cpu-tiny", *KEYED, *settings)
+    assert any(message in problem[0] and problem[1] for problem in found), found
+
+
+def test_an_engine_without_an_interpreter_needs_a_container() -> None:
+    [(message, where, hint)] = problems("mi355x-tp8", *KEYED)
+    assert "needs an interpreter on the nodes, or the site's containers" in message
+    assert where == "profiles/mi355x-tp8.yaml:7"
+    assert "slurm.container" in hint
+
+
+def test_a_job_waits_for_the_vram_of_the_gpus_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four of a node's eight, by the numbers that the node has for them."""
+    plan = plan_on_slurm("mi355x-tp8", *NODE, "layout.tp=4")
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    waited: list[object] = []
+    monkeypatch.setattr("orchestrator.host.wait_for_vram", lambda _, *, gpus: waited.append(gpus))
+    monkeypatch.setenv("SLURM_JOB_GPUS", "4,5,6,7")
+    job._wait_for_vram(tmp_path)
+    monkeypatch.delenv("SLURM_JOB_GPUS")
+    job._wait_for_vram(tmp_path)
+    assert waited == [[4, 5, 6, 7], [0, 1, 2, 3]]
+
+
+def test_what_to_start_is_gone_once_it_is_read_unless_it_may_be_needed_again(tmp_path: Path) -> None:
+    request = {
+        **dict.fromkeys(("run_dir", "cwd", "name", "profile", "plan_digest", "token", "record"), "x"),
+        "argv": ["a"],
+        "env": {},
+        "secret_env": {},
+        "config": None,
+        "secrets": ["s"],
+        "url": "http://127.0.0.1:30000",
+    }
+    for requeue in (True, False):
+        (tmp_path / "job-start.json").write_text(job.start_file(request, requeue=requeue))
+        taken = job._take_request(tmp_path)
+        assert (taken.argv, taken.record, taken.url.endswith(":30000")) == (("a",), "job.json", True)
+        assert (tmp_path / "job-start.json").exists() == requeue
+    assert json.loads(job.start_file(request, requeue=True))["keep"] is True
