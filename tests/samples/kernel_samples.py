@@ -59,6 +59,7 @@ def glm_plan(
             gpus=8,
             compute_units=256,
             vram_bytes=288 << 30,
+            product=None,
             container=ContainerNeeds(
                 devices=("/dev/kfd", "/dev/dri"),
                 all_gpus=False,
@@ -113,6 +114,7 @@ def glm_plan(
         inexact=(),
         waiting=Waiting(silence=60, grace=5),
         healing=Healing(unhealthy_after=60, restarts=3, window=600),
+        slurm=None,
         ready_image=None,
     )
 

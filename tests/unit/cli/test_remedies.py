@@ -95,7 +95,7 @@ def test_the_commands_of_messages_exist_and_leave_nothing_to_guess(path: Path, e
 
 
 def test_preflight_says_so_to_programs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(*_: object) -> PreflightReport:
+    def look(*_: object, **__: object) -> PreflightReport:
         return PreflightReport(profile="own", findings=(fail("x", "not here", "whole", "`deploy stage PROFILE`"),))
 
     monkeypatch.setattr("orchestrator.commands.machine.preflight", look)
