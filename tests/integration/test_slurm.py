@@ -82,7 +82,7 @@ def taken(cluster: SlurmCluster, nodes: Sequence[str]) -> Iterator[None]:
         cluster.run("scancel", job)
 
 
-def test_the_whole_line(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+def test_the_whole_line_as_a_job(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     """Up, real sglang, with a key; asked, proven again, down; the key stands nowhere."""
     up = words("cpu-tiny", "cluster")
     done = deploy.run(*up, "--json")
@@ -235,3 +235,22 @@ def test_an_end_from_outside_is_told(deploy: CommandLine, slurm_cluster: SlurmCl
     assert "its job was cancelled" in deploy.run("smoke", "ended").stderr
     assert deploy.run("down", "ended").returncode == 0
     assert deploy.run("down", "ended").returncode == 6
+
+
+def test_a_job_that_cannot_begin_tells_its_last_word(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+    failed = deploy.run(*scripted("pythonless", "slurm.python=/nowhere/python"))
+    assert failed.returncode == 7, failed.stderr
+    assert re.search(r"exit code 127: .*/nowhere/python: not found", failed.stderr)
+    assert not slurm_cluster.queue()
+
+
+def test_a_controller_that_is_away_is_no_server_that_is_gone(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+    assert deploy.run(*scripted("served")).returncode == 0
+    away = slurm_cluster.folder / "away.conf"
+    text = (slurm_cluster.folder / "slurm.conf").read_text()
+    away.write_text(re.sub(r"SlurmctldPort=.*", f"SlurmctldPort={free_port()}\nMessageTimeout=1", text))
+    for verb in ("status", "down"):
+        unasked = deploy.run(verb, "served", SLURM_CONF=str(away))
+        assert unasked.returncode == 4, unasked.stderr
+        assert "slurm could not be asked: Slurm does not answer `squeue`: Unable to contact" in unasked.stderr
+    assert deploy.run("down", "served").returncode == 0

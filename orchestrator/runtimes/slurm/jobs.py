@@ -170,7 +170,7 @@ def _said(done: ProgramResult) -> str:
     if done.code == 124:
         return f"nothing within {_WITHIN:.0f} s"
     lines = done.stderr.strip().splitlines()
-    last = re.sub(r"^\w+: (?:error|fatal): ", "", lines[-1]) if lines else f"exit code {done.code}"
+    last = re.sub(r"^\w+:? (?:error|fatal): ", "", lines[-1]) if lines else f"exit code {done.code}"
     return last.removeprefix("Batch job submission failed: ")
 
 

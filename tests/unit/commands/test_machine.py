@@ -71,7 +71,7 @@ def test_a_server_of_ours_is_known_by_its_port_while_it_runs(tmp_path: Path, mon
 
 def test_room_is_asked_for_what_is_still_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fresh node needs room for the whole checkpoint, one that was staged in part for the rest."""
-    monkeypatch.setattr("orchestrator.commands.machine.preflight", lambda _plan, access, _checks, *, here: access)
+    monkeypatch.setattr("orchestrator.commands.machine.preflight", lambda _plan, access, _checks, **_: access)
     plan, home = plan_of("mi355x-tp8", runtime="process"), Home(tmp_path)
 
     def room() -> list[tuple[str, int]]:

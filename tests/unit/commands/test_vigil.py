@@ -321,6 +321,14 @@ def test_what_a_person_ends_stays_down_and_what_a_person_starts_is_watched() -> 
     assert world.kinds[4:] == ["died", "serves"]
 
 
+def test_a_job_that_waits_for_its_place_is_waited_for() -> None:
+    """Slurm starts it again by itself: another start would have it wait at the end of the queue."""
+    world = World(standing=replace(SERVES, status="pending", ending="job 5 waits, requeued: (BeginTime)"))
+    world.pass_by(world.vigil(), 1200)
+    assert world.healed_at == []
+    assert [each[1:] for each in world.told] == [(EventKind.WAITING, "job 5 waits, requeued: (BeginTime)")]
+
+
 def test_nothing_is_done_while_another_command_works_or_had_done_so_first() -> None:
     world = World(outcome=Healed(code=6, message="somebody else", attempted=False, others=True))
     vigil = world.vigil()
