@@ -12,7 +12,7 @@ from orchestrator.host.survey import MACHINE_SECTIONS, survey
 from orchestrator.plan import Plan
 
 # Of the machine that serves.
-_THERE: Final[Sequence[Check]] = (
+NODE_CHECKS: Final[Sequence[Check]] = (
     gpu_checks.gpus_present,
     gpu_checks.gpu_arch,
     gpu_checks.compute_units,
@@ -27,7 +27,7 @@ _THERE: Final[Sequence[Check]] = (
     machine_checks.ports,
 )
 # Of the machine that the server is started from.
-_FROM_HERE: Final[Sequence[Check]] = (
+START_CHECKS: Final[Sequence[Check]] = (
     machine_checks.disk_space,
     machine_checks.checkpoint,
     machine_checks.api_key,
@@ -45,5 +45,7 @@ def preflight(plan: Plan, access: Access, more: Sequence[Check] = (), *, here: b
     gpus = ALL_SECTIONS if here and plan.hardware.vendor != "cpu" else {}
     look = survey(access.runner, {**gpus, **MACHINE_SECTIONS}, directories=directories)
     subject = Subject(plan=plan, machine=read_machine(look), access=access)
-    findings = (finding for check in (*(_THERE if here else ()), *_FROM_HERE, *more) for finding in check(subject))
+    findings = (
+        finding for check in (*(NODE_CHECKS if here else ()), *START_CHECKS, *more) for finding in check(subject)
+    )
     return PreflightReport(profile=plan.profile, findings=tuple(findings))

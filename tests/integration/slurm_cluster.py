@@ -129,11 +129,10 @@ class SlurmCluster:
         self.wait_for_nodes()
 
     def end(self) -> None:
-        """End all of it, jobs first."""
-        for name in [*NODES, "slurmctld", "munged"]:
-            if (daemon := self.daemons.pop(name, None)) is not None:
-                daemon.send_signal(signal.SIGTERM)
-                daemon.wait(timeout=30)
+        """End all of it at once: no job is left to be kept for a next start."""
+        for daemon in self.daemons.values():
+            daemon.kill()
+            daemon.wait()
 
     def _start(self, program: str, *words: str) -> "subprocess.Popen[bytes]":
         env = {name: value for name, value in os.environ.items() if name != MARK}  # it outlives the test that needs it

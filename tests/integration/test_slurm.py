@@ -130,23 +130,38 @@ def test_what_waits_says_why_and_is_cancelled_by_ctrl_c(
         code, said = first.end(signal.SIGINT)
         assert (code, "Traceback" in said) == (130, False), said
         assert len(slurm_cluster.queue()) == len(NODES)
+        over = deploy.run(*up, "--set", "slurm.pending=1")
+        assert (over.returncode, "; 1 s are over" in over.stderr) == (6, True)
+        assert len(slurm_cluster.queue()) == len(NODES)
 
 
 def test_a_place_that_comes_free_is_taken_and_a_killed_up_leaves_its_job_to_be_found(
     deploy: CommandLine, slurm_cluster: SlurmCluster, gpu_python: Path
 ) -> None:
-    with taken(slurm_cluster, NODES), deploy.running(*with_gpus("patient", gpu_python)) as command:
+    up = with_gpus("patient", gpu_python)
+    with taken(slurm_cluster, NODES), deploy.running(*up) as command:
         command.wait_for(r"\(Resources\)")
         command.process.send_signal(signal.SIGKILL)
         command.process.wait()
-        refused = deploy.run(*with_gpus("patient", gpu_python, "server.port=1999"))
+        twin = deploy.run(*up)
+        assert (twin.returncode, "waits for its place" in twin.stderr) == (6, True)
+        refused = deploy.run(*with_gpus("patient", gpu_python))
         assert (refused.returncode, "another plan" in refused.stderr) == (6, True)
     wait_for(lambda: status(deploy, "patient")["status"] == "running")
     wait_for(lambda: deploy.run("smoke", "patient").returncode == 0)
-    environ = processes_environ("sglang.launch_server")
+    environ = processes_environ(f"--port {status(deploy, 'patient')['url'].rpartition(':')[2]} ")
     assert environ["ROCR_VISIBLE_DEVICES"] == "0,1"
     assert deploy.run("down", "patient").returncode == 0
     assert not slurm_cluster.queue()
+
+
+def test_a_job_that_waits_is_cancelled_by_down(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+    with taken(slurm_cluster, NODES), deploy.running(*scripted("waiting")) as command:
+        command.wait_for("job .* waits")
+        command.process.send_signal(signal.SIGKILL)
+        command.process.wait()
+        assert deploy.run("down", "waiting").returncode == 0
+        assert len(slurm_cluster.queue()) == len(NODES)
 
 
 def processes_environ(text: str) -> dict[str, str]:

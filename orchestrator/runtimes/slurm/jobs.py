@@ -84,7 +84,8 @@ def queued() -> Iterator[tuple[str, str]]:
     """The id and the comment of each job of this user that waits, runs or just ends. Raises HostError."""
     for line in _asked(["squeue", "--me", "--noheader", _QUEUE]).stdout.splitlines():
         number, _, comment = line.partition("|")
-        yield number, comment
+        if number.isdecimal():  # no task of an array
+            yield number, comment
 
 
 def find_job(number: str) -> Job | None:

@@ -107,15 +107,12 @@ class SlurmRuntime:
 
     def titles(self, handle: Handle) -> tuple[str, ...]:
         """See `Runtime.titles`. A step of the job looks on the node; where none can be started they cannot be told."""
-        submission = read_submission(Path(handle.run_dir))
-        job = jobs.find_job(handle.identity) if submission is not None and not submission.stopped else None
-        if submission is None or job is None or not job.runs:
-            return ()
-        argv = shell.own("orchestrator.runtimes.slurm.titles", handle.run_dir, python=submission.python)
-        try:
-            return tuple(map(str, parse_json(jobs.in_step(job.id, argv, within=_ASKED))))
-        except ValueError:
-            return ()
+        with suppress(HostError):
+            submission = read_submission(Path(handle.run_dir))
+            job = jobs.find_job(handle.identity) if submission is not None and not submission.stopped else None
+            if submission is not None and job is not None and job.runs:
+                return _asked_titles(submission, job)
+        return ()
 
     def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. The supervisor has stored it without the secrets, where the nodes and we see it."""
@@ -137,8 +134,11 @@ class SlurmRuntime:
     def stop(self, handle: Handle, *, grace: float) -> None:
         """See `Runtime.stop`. Waits until the VRAM is given back, which the job itself does on its node.
 
-        Raises DeployError for a job that Slurm does not end, HostError where Slurm does not answer.
+        Raises DeployError for a job that Slurm does not end, HostError where Slurm does not answer, or for a record
+        that cannot be read where no job in the queue tells that it is its server.
         """
+        if not handle.identity:
+            read_submission(Path(handle.run_dir))  # it says what is wrong with it
         self._end(handle.identity, Path(handle.run_dir), grace=grace)
         _note_stopped(Path(handle.run_dir))
 
@@ -231,13 +231,30 @@ class SlurmRuntime:
         if folder.is_symlink() or not folder.is_dir():
             return None
         for run_dir in sorted((path for path in folder.iterdir() if path.is_dir()), reverse=True):
-            submission = read_submission(run_dir)
+            try:
+                submission = read_submission(run_dir)
+            except HostError:
+                return _lost(name, run_dir)
             if submission is not None and submission.comment.run == str(run_dir.absolute()):
                 if submission.stopped:
                     return None
                 job = jobs.find_job(submission.job) or _forgotten(submission.job)
                 return self._handle(submission.comment, job)
         return None
+
+
+def _asked_titles(submission: Submission, job: Job) -> tuple[str, ...]:
+    argv = shell.own("orchestrator.runtimes.slurm.titles", submission.comment.run, python=submission.python)
+    try:
+        return tuple(map(str, parse_json(jobs.in_step(job.id, argv, within=_ASKED))))
+    except ValueError:
+        return ()
+
+
+def _lost(name: str, run_dir: Path) -> Handle:
+    """A server whose record cannot be read, and of which no job in the queue tells."""
+    place = str(run_dir.absolute())
+    return Handle(runtime="slurm", name=name, profile="", plan_digest="", url="", run_dir=place, identity="")
 
 
 def _is_over(job: Job | None) -> bool:
@@ -301,9 +318,12 @@ def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
 
     def serves() -> bool:
         job = jobs.find_job(number)
-        record = read_record(run_dir, SERVER) if job is not None and job.runs else None
         if job is None or not job.runs:
             return False
+        try:
+            record = read_record(run_dir, SERVER)
+        except HostError:
+            return True  # until its job has ended
         return record is None or is_stale(record, job) or record.exit_code is None
 
     for within in (grace, _LAST_WORD):

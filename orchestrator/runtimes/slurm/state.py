@@ -16,6 +16,9 @@ from orchestrator.runtimes.supervised.record import Record, how_it_ended, read_r
 
 _SKEW: Final = timedelta(seconds=30)  # by which two machines' clocks may differ
 
+_UNTOLD: Final = "its node failed, or its job was cancelled"
+_ENDING: Final = "its job is just ending"
+
 
 def server_state(job: Job | None, record: Record | None, run_dir: Path) -> ServerState:
     """What Slurm and the supervisor's record say together: that of a node which failed may be older than the job."""
@@ -44,10 +47,10 @@ def is_stale(record: Record, job: Job) -> bool:
 
 def _ended(job: Job | None, record: Record | None, run_dir: Path) -> ServerState:
     code = record.exit_code if record is not None else None
-    if code is None and job is not None:
+    if code is None and job is not None and job.is_over:
         code = job.exit_code
     by_slurm = why_it_ended(job) if job is not None else ""
-    detail = by_slurm or (how_it_ended(code) if code is not None else "its node failed, or its job was cancelled")
+    detail = by_slurm or (how_it_ended(code) if code is not None else _UNTOLD if job is None else _ENDING)
     if record is None and not by_slurm and (said := _last_word(run_dir)):
         detail += f": {said}"
     return ServerState(

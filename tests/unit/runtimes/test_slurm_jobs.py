@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import HostError, StartError
+from orchestrator.core.paths import Home
 from orchestrator.core.shell import ProgramResult
 from orchestrator.runtimes import Status
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.jobs import Job, read_job
 from orchestrator.runtimes.slurm.reasons import never_runs, why_it_ended, why_it_waits
 from orchestrator.runtimes.slurm.record import JobComment, Submission, read_submission, write_submission
+from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from orchestrator.runtimes.slurm.state import kept_state, server_state
 from orchestrator.runtimes.supervised.record import Record
 
@@ -197,3 +199,26 @@ def test_a_record_that_cannot_be_read_is_said(tmp_path: Path, text: str) -> None
     (tmp_path / "slurm.json").write_text(text)
     with pytest.raises(HostError, match=r"slurm\.json` cannot be read"):
         read_submission(tmp_path)
+
+
+def test_a_record_that_cannot_be_read_hides_no_server_and_ends_no_job_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its number `scontrol show job` would tell of every job."""
+    run_dir = tmp_path / "runs" / "glm" / "20261122T162449Z-6204c84e"
+    run_dir.mkdir(parents=True)
+    (run_dir / "slurm.json").write_text("{")
+    asked: list[str] = []
+    monkeypatch.setattr(jobs, "run", lambda argv, **_: asked.append(argv[0]) or answer())
+    runtime = SlurmRuntime(Home(tmp_path))
+    [handle] = runtime.find()
+    assert runtime.state(handle).status is Status.UNKNOWN
+    assert runtime.titles(handle) == ()
+    with pytest.raises(HostError, match="cannot be read"):
+        runtime.stop(handle, grace=0)
+    assert set(asked) == {"squeue"}
+
+
+def test_a_job_that_is_just_ending_has_no_exit_code_yet(tmp_path: Path) -> None:
+    told = server_state(recorded("ending"), None, tmp_path)
+    assert (told.status, told.exit_code, told.detail) == (Status.EXITED, None, "its job is just ending")
