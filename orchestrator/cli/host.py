@@ -58,6 +58,10 @@ def stage(
     directory: Annotated[
         Path | None, typer.Option("--dir", metavar="DIR", help="put it there instead of under the tool's home")
     ] = None,
+    accept: Annotated[
+        bool,
+        typer.Option("--accept-differences", help="take it although its tensors are not what its config says"),
+    ] = False,
     revision: RevisionOption = None,
     host: HostOption = None,
     at_once: AtOnceOption = 2,  # noqa: ARG001 - read where a command is run on each of several hosts
@@ -68,6 +72,8 @@ def stage(
 
     With `--host` it is staged on that machine, which needs Python 3.8 and nothing else.
     """
+    from dataclasses import asdict
+
     from orchestrator.commands import staging
     from orchestrator.commands.machine import place_of
     from orchestrator.commands.planning import load
@@ -77,12 +83,12 @@ def stage(
 
     plan, home = load(profile, overrides=overridden(set_, revision=revision)).plan, Home.from_environment()
     if (far := place_of(plan, home, host).far) is not None:
-        verified = staging.stage_there(plan, str(directory or far_directory(plan)), far)
+        verified = staging.stage_there(plan, str(directory or far_directory(plan)), far, accept=accept)
     else:
         target = (directory or checkpoint_directory(plan.model, home)).absolute()
-        verified = staging.stage(plan, target)
+        verified = staging.stage(plan, target, accept=accept)
     if json:
-        out_json({**verified.__dict__, "directory": str(verified.directory)})
+        out_json({**asdict(verified), "directory": str(verified.directory)})
         return
     say(f"{f'{far}: ' if far else ''}{verified.directory} is whole: {verified}")
     if directory is not None and plan.model.source.kind == "hub":

@@ -99,18 +99,24 @@ def inspect(
     image: Annotated[
         str,
         typer.Argument(
-            metavar="IMAGE", help="an image that `deploy build` made, or a base image; here or in its registry"
+            metavar="IMAGE|DIR",
+            help="an image that `deploy build` made, or a base image; here or in its registry; or a checkpoint",
         ),
     ],
     *,
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """Show an image's environment, its sources and the state of each patch. It need not have been pulled.
+    """Show what an image or a checkpoint holds. An image need not have been pulled.
 
-    The environment is what every container of it starts with; evidence and hashes are shown of an image of ours.
+    Of an image its environment, which every container of it starts with, its sources and the state of each patch, with
+    evidence and hashes. Of a checkpoint how its tensors are stored, and whether its config says so: exit code 4 if not.
     """
     from dataclasses import asdict
+
+    if Path(image).is_dir():
+        _inspect_checkpoint(Path(image), json=json)
+        return
 
     from orchestrator.commands.environment import asked_config
     from orchestrator.core.paths import Home
@@ -133,6 +139,20 @@ def inspect(
             out(f"  {line}")
         for file in record.files:
             out(f"  {file.path}\n    sha256 {file.before or '(none)'} -> {file.after}")
+
+
+def _inspect_checkpoint(directory: Path, *, json: bool) -> None:
+    from orchestrator.commands.checkpoint import view_checkpoint
+
+    view = view_checkpoint(directory.absolute())
+    if json:
+        out_json(view.to_dict())
+    else:
+        out(view.to_text(width=terminal_width()))
+    for difference in view.differences:
+        if not difference.fatal or difference.sglang:
+            warn(difference.message, hint=difference.hint)
+    view.require()
 
 
 def matrix() -> None:

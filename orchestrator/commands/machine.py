@@ -125,7 +125,7 @@ def _checkpoint(plan: Plan, home: Home) -> Callable[[], tuple[str, int]] | None:
         return None  # made on the way up
 
     def verify() -> tuple[str, int]:
-        found = verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan))
+        found = verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan), sglang=plan.engine.version)
         return str(found), found.size
 
     return verify

@@ -6,13 +6,14 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
-from orchestrator.core.console import Progress
+from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import ChangedWeightsError, FactsError, NoWeightsError, UsageError, WeightsError
 from orchestrator.core.secret import HUB_TOKEN, Secret
 from orchestrator.host import start_over_ssh
 from orchestrator.plan import Plan
 from orchestrator.weights import (
     DownloadProgress,
+    Examination,
     FarStage,
     Hub,
     Verified,
@@ -24,47 +25,66 @@ from orchestrator.weights import (
 )
 
 
-def stage(plan: Plan, directory: Path, environ: Mapping[str, str] = os.environ) -> Verified:
-    """Fetch what is missing of the plan's checkpoint into `directory` and verify it. Raises as `stage_checkpoint`."""
+def stage(plan: Plan, directory: Path, environ: Mapping[str, str] = os.environ, *, accept: bool = False) -> Verified:
+    """Fetch what is missing of the plan's checkpoint into `directory` and verify it. Raises as `stage_checkpoint`.
+
+    With `accept` one is taken whose tensors are not what its config says, until a file of it changes.
+    """
     progress = Progress()
     try:
-        return stage_checkpoint(
+        verified = stage_checkpoint(
             plan.model,
             directory,
-            speculative=needs_mtp(plan),
+            _asked(plan, accept=accept),
             hub=hub_of(environ),
             progress=lambda arrived: _show(progress, arrived),
         )
     finally:
         progress.done()
+    return _told(verified)
 
 
-def stage_there(plan: Plan, directory: str, machine: str, environ: Mapping[str, str] = os.environ) -> Verified:
+def _asked(plan: Plan, *, accept: bool = False) -> Examination:
+    layer = plan.model.mtp_layer if needs_mtp(plan) else None
+    return Examination(layer=layer, revision=None, sizes={}, sglang=plan.engine.version, accept=accept)
+
+
+def _told(verified: Verified) -> Verified:
+    """Say in what its tensors, its config and the profile differ."""
+    for difference in verified.differences:
+        warn(difference.message, hint=difference.hint)
+    return verified
+
+
+def stage_there(
+    plan: Plan, directory: str, machine: str, environ: Mapping[str, str] = os.environ, *, accept: bool = False
+) -> Verified:
     """The same on a far machine, which needs Python and nothing else; `directory` may be relative to its home.
 
     Raises UsageError for a checkpoint that is generated where it is used, else as `FarStage.run`.
     """
     if plan.model.source.kind == "generated":
         raise UsageError(f"the checkpoint of `{plan.model.name}` is made where it is used, not staged")
-    return _far(plan, directory, machine, hub_of(environ))
+    return _far(plan, directory, machine, hub_of(environ), accept=accept)
 
 
-def _far(plan: Plan, directory: str, machine: str, hub: Hub | None) -> Verified:
+def _far(plan: Plan, directory: str, machine: str, hub: Hub | None, *, accept: bool = False) -> Verified:
     """Verify a far checkpoint, after what is missing of it was fetched from the `hub`, where one is given."""
     progress = Progress()
     far = FarStage(
         machine=machine,
         directory=directory,
         model=plan.model,
-        layer=plan.model.mtp_layer if needs_mtp(plan) else None,
+        asked=_asked(plan, accept=accept),
         hub=hub,
         progress=lambda arrived: _show(progress, arrived),
     )
     try:
         with TemporaryFile() as said, start_over_ssh(machine, far_program(), said) as program:
-            return far.run(program, lambda: _text(said))
+            verified = far.run(program, lambda: _text(said))
     finally:
         progress.done()
+    return _told(verified)
 
 
 def hub_of(environ: Mapping[str, str]) -> Hub:
@@ -84,7 +104,7 @@ def stage_missing(plan: Plan, directory: Path, *, allowed: bool) -> Verified:
     One that was whole once and has changed since is not fetched over. Raises WeightsError, HostError.
     """
     try:
-        return verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan))
+        return _told(verify_checkpoint(directory, plan.model, speculative=needs_mtp(plan), sglang=plan.engine.version))
     except FactsError:
         raise
     except WeightsError as error:

@@ -9,7 +9,7 @@
     │   └── WeightsError     4   a checkpoint that is missing, incomplete or altered
     │       ├── NoWeightsError 4 a checkpoint that is not there at all
     │       ├── ChangedWeightsError 4 a checkpoint that was whole once
-    │       └── FactsError   4   a checkpoint that is another one than the profile says
+    │       └── FactsError   4   a checkpoint that is another one than the profile, or its own config, says
     ├── BuildError           5   an image or an environment that cannot be built
     │   └── PatchError       5   a required patch that neither applies nor is present
     ├── StartError           6   no such server, not started, or it has ended
@@ -110,7 +110,7 @@ class ChangedWeightsError(WeightsError):
 
 
 class FactsError(WeightsError):
-    """A checkpoint that is another one than the profile says."""
+    """A checkpoint that is another one than the profile, or its own config, says."""
 
 
 class BuildError(DeployError):

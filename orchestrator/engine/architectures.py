@@ -21,6 +21,7 @@ class Architecture:
     windows: bool = False  # layers with a sliding window beside others, as `layer_types` says
     sparse: bool = False  # DeepSeek's sparse attention where the config has `index_topk`
     expert_size: str = "moe_intermediate_size"  # the key with an expert's inner dimension
+    each_expert: bool = False  # routed experts are loaded one by one; drafts with the layer behind the last, if any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,8 @@ class ParserFlag:
 
 
 _HEADS: Final = Architecture(attention="heads")
-_LATENT: Final = Architecture(attention="latent")
-_SPARSE: Final = Architecture(attention="latent", sparse=True)
+_LATENT: Final = Architecture(attention="latent", each_expert=True)
+_SPARSE: Final = Architecture(attention="latent", sparse=True, each_expert=True)
 _WINDOWS: Final = "sliding windows in some of its layers, with heads or chunks of another shape"
 # 0.5.16, mem_cache/kv_cache_configurator.py, `_handle_max_mamba_cache`
 _LINEAR: Final = "linear attention in some of its layers, with a state that a request takes once, however long it is"
@@ -52,14 +53,14 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Qwen3MoeForCausalLM": _HEADS,
     "MistralForCausalLM": _HEADS,
     "Glm4ForCausalLM": _HEADS,
-    "Glm4MoeForCausalLM": _HEADS,
+    "Glm4MoeForCausalLM": Architecture(attention="heads", each_expert=True),
     "Phi3ForCausalLM": _HEADS,
     "MixtralForCausalLM": Architecture(attention="heads", expert_size="intermediate_size"),
     "MiniMaxM2ForCausalLM": Architecture(attention="heads", expert_size="intermediate_size"),
     "DeepseekV2ForCausalLM": _LATENT,
     "DeepseekV3ForCausalLM": _SPARSE,
     "DeepseekV32ForCausalLM": _SPARSE,
-    "MistralLarge3ForCausalLM": _SPARSE,
+    "MistralLarge3ForCausalLM": Architecture(attention="latent", sparse=True),
     "Glm4MoeLiteForCausalLM": _LATENT,
     "GlmMoeDsaForCausalLM": _SPARSE,
     "KimiK25ForConditionalGeneration": _LATENT,

@@ -124,17 +124,18 @@ class CheckpointConfig:
     @property
     def method(self) -> ReadFact | None:
         """Who quantised it."""
-        said = self._quantised.get("quant_method")
+        said = self.quantised.get("quant_method")
         return ReadFact(value=str(said), name="quantization_config.quant_method") if said else None
 
     @property
-    def _quantised(self) -> Mapping[str, object]:
+    def quantised(self) -> Mapping[str, object]:
+        """What it says of quantisation; empty for nothing."""
         given = self.text.get("quantization_config") or self.data.get("quantization_config")
         return given if isinstance(given, dict) else {}
 
     def quantisation(self) -> ReadFact | None:
         """In a model file's word: who quantised it and to what, or the type of weights that are not."""
-        at, given, method = "quantization_config", self._quantised, self.method
+        at, given, method = "quantization_config", self.quantised, self.method
         if algorithm := given.get("quant_algo"):
             return ReadFact(value=modelopt_word(algorithm), name=f"{at}.quant_algo")
         if method is not None and method.value == "quark":

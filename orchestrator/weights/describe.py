@@ -45,6 +45,13 @@ def describe(outline: Outline, given: Sequence[str]) -> Description:
     return Description(facts=facts, missing=reader.missing, notes=tuple(reader.notes))
 
 
+def contradictions(outline: Outline) -> tuple[Problem, ...]:
+    """Every contradiction between a checkpoint's config and its tensors."""
+    reader = _FactReader(outline, ())
+    facts = {key: found for key, read in reader.all().items() if (found := read())}
+    return tuple(_contradictions(outline, reader, facts))
+
+
 class _FactReader:
     """Reads one fact after the other; what it cannot read is noted."""
 

@@ -21,7 +21,7 @@ from orchestrator.weights import fetch_there
 from orchestrator.weights.hub import Hub, Listing, file_address, list_files
 from orchestrator.weights.receipt import read_receipt, receipt_path
 from orchestrator.weights.stage import DownloadProgress, broken_off, looks, measured, no_room
-from orchestrator.weights.verify import Verified, examine, verify_checkpoint
+from orchestrator.weights.verify import Examination, Verified, examine, verify_checkpoint
 
 _NO_PROGRAM: Final = 127  # a shell's exit code
 
@@ -38,7 +38,7 @@ class FarStage:
     machine: str  # as the user named it
     directory: str
     model: Model
-    layer: int | None  # of MTP, whose tensors have to be there
+    asked: Examination
     hub: Hub | None  # None: nothing is fetched, what is there is verified
     progress: Callable[[DownloadProgress], None]
 
@@ -113,10 +113,11 @@ class FarStage:
     def _verify(self, mirror: Path, there: str, listing: Listing | None) -> Verified:
         try:
             if self.hub is None:
-                return verify_checkpoint(mirror, self.model, speculative=self.layer is not None)
+                drafts = self.asked.layer is not None
+                return verify_checkpoint(mirror, self.model, speculative=drafts, sglang=self.asked.sglang)
             sizes = {name: file.size for name, file in listing.files.items()} if listing else {}
             revision = listing.commit if listing else None
-            return examine(mirror, self.model, layer=self.layer, revision=revision, sizes=sizes)
+            return examine(mirror, self.model, replace(self.asked, revision=revision, sizes=sizes))
         except WeightsError as error:
             place, known = f"{self.machine}: {there}", read_receipt(mirror)
             kind, hint = ChangedWeightsError if self.hub is None and known else WeightsError, self._hint

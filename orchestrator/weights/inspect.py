@@ -1,13 +1,13 @@
 """What makes a checkpoint whole: configuration, tokenizer, index, every shard the index names, the MTP layer."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from orchestrator.core.errors import Problem
 from orchestrator.core.text import parse_json
-from orchestrator.weights.safetensors import BadShardError, tensor_names
+from orchestrator.weights.safetensors import BadShardError, StoredTensor, stored_tensors
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -33,8 +33,11 @@ class Inspection:
     problems: tuple[Problem, ...]
 
 
-def inspect(directory: Path, wanted: Wanted) -> Inspection:
-    """Look at a checkpoint; reads headers and metadata only, and says of a file that cannot be read what is wrong."""
+def inspect(directory: Path, wanted: Wanted, take: Callable[[Mapping[str, StoredTensor]], object]) -> Inspection:
+    """Look at a checkpoint; reads headers and metadata only, and says of a file that cannot be read what is wrong.
+
+    Each header that was read is given to `take`.
+    """
     problems = list(_sizes(directory, wanted.sizes))
     named_already = {problem.where for problem in problems}  # once a file is said to be wrong, that is enough
     more = (*_readable(directory / "config.json"), *_tokenizer(directory))
@@ -46,14 +49,15 @@ def inspect(directory: Path, wanted: Wanted) -> Inspection:
     for shard, named in sorted(shards.items()):
         where = str(directory / shard)
         try:
-            names = tensor_names(directory / shard)
+            header = stored_tensors(directory / shard)
         except (BadShardError, OSError) as error:
             if where not in named_already:
                 problems.append(unreadable(shard, where, error))
             continue
-        tensors += len(names)
-        drafts = drafts or any(_of_layer(name, wanted.mtp_layer) for name in names)
-        if lost := sorted(named - names):
+        take(header)
+        tensors += len(header)
+        drafts = drafts or any(_of_layer(name, wanted.mtp_layer) for name in header)
+        if lost := sorted(named - header.keys()):
             problems.append(Problem(f"`{shard}` lacks {len(lost)} tensors the index names: {_some(lost)}", where))
     if wanted.mtp_layer is not None and shards and not drafts:
         problems.append(_no_mtp(directory, wanted.mtp_layer))

@@ -9,17 +9,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from orchestrator.core.errors import HostError, NoWeightsError, Problem, WeightsError
 from orchestrator.weights.config import CONFIG, QUANT_CONFIG, CheckpointConfig
 from orchestrator.weights.hub import Hub, Listing, file_address, list_files
 from orchestrator.weights.inspect import INDEX, SINGLE, placed_tensors, unreadable
-from orchestrator.weights.safetensors import BadShardError, whole_header
+from orchestrator.weights.safetensors import BadShardError, StoredTensor, whole_header
 
 _MOST: Final = 64 << 20  # bytes of an index or a config; that of a trillion parameters has 15 MB
 _SECONDS: Final = 30.0  # for one answer of the hub
-_LAYER: Final = re.compile(r"(?:(?:language_model|model|transformer)\.)*layers\.(\d+)\.(.+)")
+LAYER: Final = re.compile(r"(?:(?:language_model|model|transformer)\.)*layers\.(\d+)\.(.+)")
 # Tensors whose rows say what config.json says as well, by the end of their names. No way of packing changes the rows
 # of a matrix that is called `weight`.
 HEAD_ROWS: Final = "self_attn.k_proj.weight"
@@ -62,7 +62,7 @@ class LocalFiles:
         """As its protocol says."""
         with (self._directory / name).open("rb") as file:
             file.seek(begin)
-            return file.read(length)
+            return file.read(min(length, self.sizes[name]))  # room is made for all that is asked for
 
 
 class HubFiles:
@@ -111,17 +111,36 @@ class Outline:
     layers: Counter[int] = field(default_factory=Counter)  # tensors of each
     layer_bytes: Counter[int] = field(default_factory=Counter)  # of those whose header was read
     rows: dict[str, tuple[str, int]] = field(default_factory=dict)  # one tensor of each of the kinds above
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)  # of the headers that were read
+    _kinds: dict[StoredTensor, StoredTensor] = field(default_factory=dict)  # each once: most tensors are alike
 
-    def take(self, header: Mapping[str, Mapping[str, Any]]) -> None:
+    def count_layers(self, names: Iterable[str]) -> None:
+        """Count the layers that tensors of these names are of."""
+        self.layers.update(int(match[1]) for name in names if (match := LAYER.fullmatch(name)) is not None)
+
+    def take(self, header: Mapping[str, StoredTensor]) -> None:
         """Take note of what a header says."""
-        for name, entry in header.items():
-            if (match := _LAYER.fullmatch(name)) is None:
+        for name, tensor in header.items():
+            self.tensors[name] = self._kinds.setdefault(tensor, tensor)
+            if (match := LAYER.fullmatch(name)) is None:
                 continue
-            begin, end = entry["data_offsets"]
-            self.layer_bytes[int(match[1])] += end - begin
-            shape = entry.get("shape")
-            if match[2] in _TOLD_BY_ROWS and isinstance(shape, list) and len(shape) == 2 and shape[1] != 1:
+            self.layer_bytes[int(match[1])] += tensor.size
+            shape = tensor.shape
+            if match[2] in _TOLD_BY_ROWS and len(shape) == 2 and shape[1] != 1:
                 self.rows.setdefault(match[2], (name, shape[0]))
+
+
+def outline_of(directory: Path) -> Outline | None:
+    """The outline of a checkpoint whose headers are read elsewhere, and taken; None without a config."""
+    try:
+        place = LocalFiles(directory)
+        config, quantised = (_config(place, name) for name in (CONFIG, QUANT_CONFIG))
+    except WeightsError:
+        return None  # `inspect` says so
+    sizes = [size for name, size in place.sizes.items() if name.endswith(".safetensors")]
+    if config is None:
+        return None
+    return Outline(where=place.where, config=config, quantised=quantised, shards=len(sizes), weight_bytes=sum(sizes))
 
 
 def local_outline(directory: Path) -> Outline:
@@ -158,7 +177,8 @@ def _outline(place: CheckpointFiles) -> Outline:
         shards=len(placed),
         weight_bytes=sum(sizes.values()),
     )
-    outline.layers.update(number for names in placed.values() for number in _layers(names))
+    for names in placed.values():
+        outline.count_layers(names)
     for shard in _wanted(placed, outline, every=place.every_header or not outline.layers):
         if shard in sizes:
             problems += _read(place, shard, placed[shard], outline)
@@ -184,10 +204,6 @@ def _config(place: CheckpointFiles, name: str) -> CheckpointConfig | None:
         raise WeightsError(f"`{name}` cannot be read: {error.strerror}", where=where) from error
 
 
-def _layers(names: Iterable[str]) -> Iterable[int]:
-    return (int(match[1]) for name in names if (match := _LAYER.fullmatch(name)) is not None)
-
-
 def _wanted(placed: Mapping[str, set[str]], outline: Outline, *, every: bool) -> list[str]:
     """The files whose headers are read: each, or those with the layers behind the last and one of each kind of row."""
     if every:
@@ -196,7 +212,7 @@ def _wanted(placed: Mapping[str, set[str]], outline: Outline, *, every: bool) ->
     wanted: dict[str, None] = {}
     missing = set(_TOLD_BY_ROWS)
     for shard, names in sorted(placed.items()):
-        for match in filter(None, map(_LAYER.fullmatch, names)):
+        for match in filter(None, map(LAYER.fullmatch, names)):
             if match[2] in missing or (layers is not None and int(match[1]) >= layers.number):
                 missing.discard(match[2])
                 wanted[shard] = None
@@ -212,7 +228,7 @@ def _read(place: CheckpointFiles, shard: str, named: set[str], outline: Outline)
         return [unreadable(shard, where, error)]
     outline.take(header)
     if not named:  # there is no index
-        outline.layers.update(_layers(header))
+        outline.count_layers(header)
     if lost := sorted(named - header.keys()):
         return [Problem(f"`{shard}` lacks {len(lost)} tensors the index names, `{lost[0]}` among them", where)]
     return []

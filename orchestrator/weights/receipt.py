@@ -14,6 +14,7 @@ from pathlib import Path
 from orchestrator.core.files import write_whole
 from orchestrator.core.text import parse_json
 from orchestrator.plan import Model
+from orchestrator.weights.differences import Mismatch
 from orchestrator.weights.fetch_there import PARTS
 
 Stamps = Mapping[str, tuple[int, int]]  # relative path -> size in bytes, mtime in ns
@@ -21,7 +22,10 @@ Stamps = Mapping[str, tuple[int, int]]  # relative path -> size in bytes, mtime 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointReceipt:
-    """A verification that succeeded. `revision` is the hub's commit where it is known."""
+    """A verification that succeeded. `revision` is the hub's commit where it is known.
+
+    With `accepted` the user takes a checkpoint whose tensors differ from its config.
+    """
 
     location: str
     revision: str | None
@@ -29,6 +33,8 @@ class CheckpointReceipt:
     shards: int
     tensors: int
     files: Stamps
+    differences: tuple[Mismatch, ...]
+    accepted: bool
 
     def is_for(self, model: Model) -> bool:
         """Whether it speaks of this model's checkpoint."""
@@ -47,6 +53,7 @@ def read_receipt(directory: Path) -> CheckpointReceipt | None:
     with suppress(OSError, ValueError, TypeError, KeyError):
         data = parse_json(receipt_path(directory).read_text())
         data["files"] = {name: (int(size), int(time)) for name, (size, time) in data["files"].items()}
+        data["differences"] = tuple(Mismatch(**difference) for difference in data["differences"])
         return CheckpointReceipt(**data)
     return None
 

@@ -6,7 +6,7 @@ tensors cover the data without holes or overlaps, and the file ends with the las
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from orchestrator.core.text import parse_json
 
@@ -19,14 +19,21 @@ class BadShardError(ValueError):
     """Why a file is not a whole safetensors file."""
 
 
-def tensor_names(path: Path) -> frozenset[str]:
-    """The names of the tensors in a file, whose size its header accounts for to the byte.
+class StoredTensor(NamedTuple):
+    """What a header says of a tensor: its dtype (`BF16`, `U8`, …), its shape, its size in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    size: int
+
+
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors in a file by name, whose size its header accounts for to the byte.
 
     Reads the header only, whatever the size of the file. Raises BadShardError, OSError.
     """
     with path.open("rb") as file:
-        header = whole_header(_reader(file), path.stat().st_size)
-    return frozenset(header)
+        return whole_header(_reader(file), path.stat().st_size)
 
 
 def tensor_dtypes(path: Path) -> dict[str, str]:
@@ -36,14 +43,22 @@ def tensor_dtypes(path: Path) -> dict[str, str]:
     return {name: str(entry["dtype"]) for name, entry in header.items() if isinstance(entry, dict) and "dtype" in entry}
 
 
-def whole_header(read: Read, size: int) -> dict[str, dict[str, Any]]:
+def whole_header(read: Read, size: int) -> dict[str, StoredTensor]:
     """The entry of each tensor of a file of `size` bytes, for which they account to the byte. Raises BadShardError."""
     header, begin = _read(read, size)
     end = begin + _data_end(header)
     if size != end:
         kind = "cut off" if size < end else "too long"
         raise BadShardError(f"is {kind}: {size} bytes, its header accounts for {end}")
-    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+    return {name: _stored(entry) for name, entry in header.items() if name != "__metadata__"}
+
+
+def _stored(entry: dict[str, Any]) -> StoredTensor:
+    """An entry of which it is known where its data lies; what it says of no shape is no matrix."""
+    begin, end = entry["data_offsets"]
+    shape = entry.get("shape")
+    lengths = shape if isinstance(shape, list) and all(type(length) is int for length in shape) else ()
+    return StoredTensor(dtype=str(entry.get("dtype", "")), shape=tuple(lengths), size=end - begin)
 
 
 def _reader(file: BinaryIO) -> Read:

@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.core import shell
@@ -16,7 +16,7 @@ from orchestrator.weights.config import CONFIG
 from orchestrator.weights.facts import require_facts
 from orchestrator.weights.fetch_there import arrived_bytes
 from orchestrator.weights.hub import FULL, Hub, Listing, list_files
-from orchestrator.weights.verify import Verified, examine
+from orchestrator.weights.verify import Examination, Verified, examine
 
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _TICK = 1.0
@@ -38,23 +38,22 @@ class DownloadProgress:
 
 
 def stage_checkpoint(
-    model: Model, directory: Path, *, speculative: bool, hub: Hub, progress: Callable[[DownloadProgress], None]
+    model: Model, directory: Path, asked: Examination, *, hub: Hub, progress: Callable[[DownloadProgress], None]
 ) -> Verified:
     """Fetch what is missing of a model's checkpoint and verify all of it against the hub's sizes.
 
-    A checkpoint that does not come from a hub is verified where it lies. Raises WeightsError for a checkpoint that is
-    not whole, HostError for a hub that cannot be asked, a full disk, a download that broke off: what has arrived stays
-    and the next call resumes.
+    What is `asked` of it is completed by what the hub says. A checkpoint that does not come from a hub is verified
+    where it lies. Raises WeightsError for a checkpoint that is not whole, HostError for a hub that cannot be asked, a
+    full disk, a download that broke off: what has arrived stays and the next call resumes.
     """
-    layer = model.mtp_layer if speculative else None
     if model.source.kind != "hub":
-        return examine(directory, model, layer=layer, revision=None, sizes={})
+        return examine(directory, model, asked)
     listing = list_files(model.source.location, model.source.revision, hub)
     directory.mkdir(parents=True, exist_ok=True)
     _require_room(directory, listing)
     _download(directory, listing, hub, lambda seen: _look(seen, directory, model, listing, progress))
     sizes = {name: file.size for name, file in listing.files.items()}
-    return examine(directory, model, layer=layer, revision=listing.commit, sizes=sizes)
+    return examine(directory, model, replace(asked, revision=listing.commit, sizes=sizes))
 
 
 def _look(

@@ -1,23 +1,34 @@
 """Is this checkpoint whole? Asked by `stage` after a download and by `up` before every start."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.errors import NoWeightsError, WeightsError
+from packaging.specifiers import SpecifierSet
+
+from orchestrator.core.errors import FactsError, NoWeightsError, Problem, WeightsError
 from orchestrator.core.paths import Home
+from orchestrator.engine.architectures import ARCHITECTURES
 from orchestrator.plan import Model, Plan
+from orchestrator.weights.config import CONFIG
+from orchestrator.weights.describe import contradictions
+from orchestrator.weights.differences import Mismatch, differences
 from orchestrator.weights.facts import require_facts
 from orchestrator.weights.inspect import Wanted, inspect
+from orchestrator.weights.outline import Outline, outline_of
 from orchestrator.weights.receipt import CheckpointReceipt, Stamps, read_receipt, stamps, write_receipt
 
 FROM_RECEIPT: Final = ", as in its receipt"  # what is said of a checkpoint that was not read again
+_SIZES_AGREE: Final = 0.02  # of a model's `weights`, which a person may have rounded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """A checkpoint that is whole. Sizes are bytes; `from_receipt` says that nothing had changed since the last time."""
+    """A checkpoint that is whole. Sizes are bytes; `from_receipt` says that nothing had changed since the last time.
+
+    `differences` are those between its tensors, its config and the profile that do not stop a server.
+    """
 
     directory: Path
     revision: str | None
@@ -26,6 +37,7 @@ class Verified:
     shards: int
     tensors: int
     from_receipt: bool
+    differences: tuple[Mismatch, ...]
 
     def __str__(self) -> str:
         known = FROM_RECEIPT if self.from_receipt else ""
@@ -42,34 +54,49 @@ def needs_mtp(plan: Plan) -> bool:
     return plan.flag("speculative-algorithm") is not None and plan.flag("speculative-draft-model-path") is None
 
 
-def verify_checkpoint(directory: Path, model: Model, *, speculative: bool) -> Verified:
+def verify_checkpoint(directory: Path, model: Model, *, speculative: bool, sglang: str = "") -> Verified:
     """Verify a checkpoint, fast where its receipt says that nothing has changed since the last time.
 
     Tokenizer, index and every shard's header are read, not the weights themselves: a byte that was changed inside a
     tensor shows only in the file's time. Raises WeightsError with everything that is wrong, and NoWeightsError where
-    there is no checkpoint at all, FactsError where it is not the one that the profile speaks of.
+    there is no checkpoint at all, FactsError where it is not the one that the profile speaks of, or its tensors are not
+    what its config says and this version of `sglang` would not load them, or load them wrongly.
     """
     require_facts(directory, model)
     layer = model.mtp_layer if speculative else None
     receipt = read_receipt(directory)
     if receipt is None or not receipt.is_for(model):
-        return examine(directory, model, layer=layer, revision=None, sizes={})
+        return examine(directory, model, Examination(layer=layer, revision=None, sizes={}, sglang=sglang))
     if layer in {None, receipt.mtp_layer} and _stamps(directory, model) == receipt.files:
-        return _verified(directory, receipt, from_receipt=True)
+        _refuse(directory, model, receipt, sglang)
+        return _verified(directory, model, receipt, from_receipt=True)
     sizes = {name: size for name, (size, _) in receipt.files.items()}
-    return examine(directory, model, layer=layer, revision=receipt.revision, sizes=sizes)
+    asked = Examination(layer=layer, revision=receipt.revision, sizes=sizes, sglang=sglang)
+    return examine(directory, model, asked)
 
 
-def examine(
-    directory: Path, model: Model, *, layer: int | None, revision: str | None, sizes: Mapping[str, int]
-) -> Verified:
-    """Verify a checkpoint without its receipt, against `sizes` where they are known, and write a new receipt.
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """What a checkpoint is held against: the layer that drafts, sizes where they are known, a version of sglang."""
 
-    Raises WeightsError with everything that is wrong; the receipt that was there is left as it is then.
+    layer: int | None
+    revision: str | None
+    sizes: Mapping[str, int]
+    sglang: str = ""  # empty where it does not matter yet
+    accept: bool = False  # take it although its tensors differ from its config
+
+
+def examine(directory: Path, model: Model, asked: Examination) -> Verified:
+    """Verify a checkpoint without its receipt, and write a new one.
+
+    Raises WeightsError with everything that is wrong, FactsError where its tensors are not what its config says; the
+    receipt that was there is left as it is then.
     """
     files = _stamps(directory, model)
     require_facts(directory, model)
-    found = inspect(directory, Wanted(sizes=sizes, mtp_layer=layer))
+    outline = outline_of(directory)
+    wanted = Wanted(sizes=asked.sizes, mtp_layer=asked.layer)
+    found = inspect(directory, wanted, outline.take if outline else lambda _: None)
     if found.problems:
         raise WeightsError(
             f"the checkpoint of `{model.name}` is incomplete or altered",
@@ -79,17 +106,61 @@ def examine(
         )
     receipt = CheckpointReceipt(
         location=model.source.location,
-        revision=revision,
-        mtp_layer=layer,
+        revision=asked.revision,
+        mtp_layer=asked.layer,
         shards=found.shards,
         tensors=found.tensors,
         files=files,
+        differences=compared(outline, drafts=asked.layer is not None) if outline else (),
+        accepted=asked.accept,
     )
+    _refuse(directory, model, receipt, asked.sglang)
     write_receipt(directory, receipt)
-    return _verified(directory, receipt, from_receipt=False)
+    return _verified(directory, model, receipt, from_receipt=False)
 
 
-def _verified(directory: Path, receipt: CheckpointReceipt, *, from_receipt: bool) -> Verified:
+def compared(outline: Outline, *, drafts: bool) -> tuple[Mismatch, ...]:
+    """Everything in which the tensors of an outline, with every header, differ from its config.
+
+    What a config and the rows of a tensor contradict each other in is fatal where the architecture is known.
+    """
+    outline.layers.clear()
+    outline.count_layers(outline.tensors)
+    sure = any(name in ARCHITECTURES for name in outline.config.architectures)
+    against = (Mismatch(message=problem.message, fatal=sure) for problem in contradictions(outline))
+    return (*against, *differences(outline, drafts=drafts))
+
+
+def _refuse(directory: Path, model: Model, receipt: CheckpointReceipt, sglang: str) -> None:
+    """Raise FactsError with every difference that is fatal to this version, unless they are accepted."""
+    fatal = [difference for difference in receipt.differences if is_fatal(difference, sglang)]
+    if fatal and not receipt.accepted:
+        where = str(directory / CONFIG)
+        raise FactsError(
+            f"the tensors of `{model.name}` are not what its config says",
+            hint="to serve it all the same: `deploy stage PROFILE --accept-differences`",
+            problems=tuple(Problem(difference.message, where, difference.hint) for difference in fatal),
+        )
+
+
+def is_fatal(difference: Mismatch, sglang: str) -> bool:
+    """Whether a difference is fatal to this version of sglang; one that is to some is not to an empty version."""
+    if not difference.sglang:
+        return difference.fatal
+    return difference.fatal and bool(sglang) and SpecifierSet(difference.sglang).contains(sglang, prereleases=True)
+
+
+def _size_differs(model: Model, files: Stamps) -> Iterator[Mismatch]:
+    """The bytes of its weights against the profile's, by which it is reckoned what fits."""
+    found = sum(size for name, (size, _) in files.items() if name.endswith(".safetensors"))
+    if abs(found - model.weight_bytes) > _SIZES_AGREE * found:
+        yield Mismatch(
+            message=f"`model.weights` is {model.weight_bytes / 1e9:.1f} GB, the checkpoint has {found / 1e9:.1f} GB",
+            hint=f"`--set model.weights={found}`: capacity is reckoned with it",
+        )
+
+
+def _verified(directory: Path, model: Model, receipt: CheckpointReceipt, *, from_receipt: bool) -> Verified:
     return Verified(
         directory=directory,
         revision=receipt.revision,
@@ -98,6 +169,7 @@ def _verified(directory: Path, receipt: CheckpointReceipt, *, from_receipt: bool
         shards=receipt.shards,
         tensors=receipt.tensors,
         from_receipt=from_receipt,
+        differences=(*_size_differs(model, receipt.files), *receipt.differences),
     )
 
 

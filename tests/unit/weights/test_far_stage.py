@@ -10,7 +10,7 @@ from checkpoint_samples import write_checkpoint
 from plan_samples import model
 
 from orchestrator.core.errors import HostError, NoWeightsError, WeightsError
-from orchestrator.weights import FarStage, Hub, Verified
+from orchestrator.weights import Examination, FarStage, Hub, Verified
 from orchestrator.weights.fetch_there import _found
 
 MACHINE = "ssh://node"
@@ -40,7 +40,7 @@ def staged(program: Scripted, said: str = "") -> Verified:
         machine=MACHINE,
         directory="/share/glm",
         model=own,
-        layer=3,
+        asked=Examination(layer=3, revision=None, sizes={}),
         hub=Hub(endpoint=None, token=None),
         progress=lambda _: None,
     )

@@ -1,0 +1,225 @@
+"""Checkpoints as AMD Quark 0.13 writes them, made without Quark: a tiny GLM-5.2 by each recipe, its tensors zeros.
+
+Quark was run, file to file, on a random `GlmMoeDsaForCausalLM` (transformers 5.16.1) with the MTP layer of
+zai-org/GLM-5.2 beside it. `REAL` has a digest of what it wrote by each recipe: names, dtypes and shapes of tensors, and
+the lists and types of its config. `facts_digest` takes the same of what is made here.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+Header = dict[str, tuple[str, tuple[int, ...]]]  # a tensor's dtype and shape
+
+HIDDEN, INNER, MOE, Q_RANK, KV_RANK, NOPE, ROPE, VALUE, HEADS, INDEX_DIM = 256, 512, 128, 128, 64, 64, 32, 64, 4, 128
+VOCABULARY = 512
+_FP4: Final = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
+_FP8: Final = {"dtype": "fp8_e4m3", "qscheme": "per_channel", "group_size": None, "scale_format": None}
+_BYTES: Final = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "U8": 1, "F8_E4M3": 1}
+_NOT_LINEAR: Final = ("embed_tokens", "norm", "enorm", "hnorm", "layernorm")
+# The excludes of Quark's own template for `glm_moe_dsa`; the card of amd/GLM-5.2-MXFP4 adds the MTP layer.
+_EXPERTS_ALONE: Final = (
+    "*self_attn*", "*mlp.gate", "*lm_head", "*mlp.gate_proj", "*mlp.up_proj", "*mlp.down_proj",
+)  # fmt: skip
+_SHARED, _MTP = "*shared_experts*", "*layers.{mtp}.*"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a recipe excludes, and which modules it makes FP8; patterns, as Quark is given them."""
+
+    exclude: tuple[str, ...]
+    fp8: str = ""
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "default": Recipe(_EXPERTS_ALONE),
+    "amd52": Recipe((*_EXPERTS_ALONE, _MTP)),
+    "glm5": Recipe((*_EXPERTS_ALONE, _SHARED)),  # the card of amd/GLM-5-MXFP4
+    "wafer": Recipe((*_EXPERTS_ALONE, _SHARED, _MTP)),  # as wafer.ai/blog/glm52-amd describes its own
+    "wafer-mx": Recipe((*_EXPERTS_ALONE, _SHARED, "*eh_proj")),
+    "mtpfp8": Recipe(_EXPERTS_ALONE, fp8=_MTP),
+    "sharedfp8": Recipe((*_EXPERTS_ALONE, _MTP), fp8=_SHARED),
+    "attnfp8": Recipe(  # amd/GLM-5.2-Quark-MXFP4-AttnFP8
+        ("*lm_head", "*embed_tokens", "*eh_proj", "*mlp.gate", "*self_attn.indexer.weights_proj"), fp8="*self_attn*"
+    ),
+}
+REAL: Mapping[str, str] = {  # by recipe: 4 layers, 1 of them dense, 8 experts
+    "default": "58c4bb7fd49d8cc9",
+    "amd52": "d035145112417b74",
+    "glm5": "af4221bd057870d5",
+    "wafer": "47f7864287586b50",
+    "wafer-mx": "ac8988b1926a4cac",
+    "mtpfp8": "01e3b2180dd6ba30",
+    "sharedfp8": "f5c03057b47ef142",
+    "attnfp8": "cbad0f0863bebe7d",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiny:
+    """A tiny GLM-5.2: its dimensions are shrunken, its structure is whole."""
+
+    layers: int = 4
+    dense: int = 1
+    experts: int = 8
+
+    def config(self) -> dict[str, Any]:
+        """config.json of the unquantised one."""
+        return {
+            "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "dtype": "bfloat16",
+            "hidden_size": HIDDEN, "intermediate_size": INNER, "moe_intermediate_size": MOE,
+            "num_hidden_layers": self.layers, "num_nextn_predict_layers": 1, "first_k_dense_replace": self.dense,
+            "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "q_lora_rank": Q_RANK,
+            "kv_lora_rank": KV_RANK, "qk_nope_head_dim": NOPE, "qk_rope_head_dim": ROPE, "qk_head_dim": NOPE + ROPE,
+            "head_dim": ROPE, "v_head_dim": VALUE, "index_n_heads": HEADS, "index_head_dim": INDEX_DIM,
+            "index_topk": 64, "index_topk_freq": 4, "index_skip_topk_offset": 3, "n_routed_experts": self.experts,
+            "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+            "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5, "moe_layer_freq": 1, "ep_size": 1, "vocab_size": VOCABULARY,
+            "max_position_embeddings": 4096, "rms_norm_eps": 1e-05, "hidden_act": "silu", "attention_bias": False,
+            "tie_word_embeddings": False, "rope_theta": 8000000,
+            "rope_parameters": {"rope_theta": 8000000, "rope_type": "default"},
+        }  # fmt: skip
+
+    def header(self) -> Header:
+        """Its tensors in bf16."""
+        found: Header = {f"{name}.weight": ("BF16", (VOCABULARY, HIDDEN)) for name in ("lm_head", "model.embed_tokens")}
+        found["model.norm.weight"] = ("BF16", (HIDDEN,))
+        for layer in range(self.layers + 1):
+            for name, shape in self._layer(layer):
+                leaf = name if name.endswith("bias") else f"{name}.weight"
+                drafts = layer == self.layers and leaf.endswith("correction_bias")  # that one was written by hand
+                found[f"model.layers.{layer}.{leaf}"] = ("F32" if drafts else "BF16", shape)
+        return found
+
+    def _layer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        if layer == self.layers:
+            yield from ((name, (HIDDEN,)) for name in ("enorm", "hnorm", "shared_head.norm"))
+            yield "eh_proj", (HIDDEN, 2 * HIDDEN)
+        yield from ((name, (HIDDEN,)) for name in ("input_layernorm", "post_attention_layernorm"))
+        attention = {
+            "q_a_proj": (Q_RANK, HIDDEN), "q_a_layernorm": (Q_RANK,), "q_b_proj": (HEADS * (NOPE + ROPE), Q_RANK),
+            "kv_a_proj_with_mqa": (KV_RANK + ROPE, HIDDEN), "kv_a_layernorm": (KV_RANK,),
+            "kv_b_proj": (HEADS * (NOPE + VALUE), KV_RANK), "o_proj": (HIDDEN, HEADS * VALUE),
+        }  # fmt: skip
+        indexer = {
+            "wq_b": (HEADS * INDEX_DIM, Q_RANK), "wk": (INDEX_DIM, HIDDEN), "k_norm": (INDEX_DIM,),
+            "k_norm.bias": (INDEX_DIM,), "weights_proj": (HEADS, HIDDEN),
+        }  # fmt: skip
+        yield from ((f"self_attn.{name}", shape) for name, shape in attention.items())
+        if layer < 3 or (layer - 2) % 4 == 0 or layer == self.layers:  # one layer of four, behind the first three
+            yield from ((f"self_attn.indexer.{name}", shape) for name, shape in indexer.items())
+        if layer < self.dense:
+            yield from _mlp("mlp", INNER)
+            return
+        yield "mlp.gate", (self.experts, HIDDEN)
+        yield "mlp.gate.e_score_correction_bias", (self.experts,)
+        for name in ("shared_experts", *(f"experts.{number}" for number in range(self.experts))):
+            yield from _mlp(f"mlp.{name}", MOE)
+
+    def quantised(self, recipe: str) -> tuple[dict[str, Any], Header]:
+        """config.json and tensors that Quark makes of it."""
+        rules, header = RECIPES[recipe], dict(self.header())
+        patterns = [pattern.format(mtp=self.layers) for pattern in rules.exclude]
+        fp8 = rules.fp8.format(mtp=self.layers)
+        exclude = []
+        for name, (_, shape) in self.header().items():
+            module = name.removesuffix(".weight")
+            if len(shape) != 2 or not name.endswith(".weight") or module.endswith(_NOT_LINEAR):
+                continue
+            if any(fnmatch(module, pattern) for pattern in patterns):
+                exclude.append(module)
+            else:
+                header |= _stored(name, shape, fp8=bool(fp8) and fnmatch(module, fp8))
+        given = {
+            "quant_method": "quark", "version": "0.13", "quant_mode": "eager_mode",
+            "global_quant_config": _scheme(_FP4), "exclude": sorted(exclude),
+            "layer_quant_config": {fp8: _scheme(_FP8)} if fp8 else {}, "layer_type_quant_config": {},
+            "kv_cache_quant_config": {}, "export": {"kv_cache_group": [], "pack_method": "reorder"},
+        }  # fmt: skip
+        return {**self.config(), "quantization_config": given}, header
+
+
+def _mlp(name: str, inner: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.down_proj", (HIDDEN, inner)
+    yield f"{name}.gate_proj", (inner, HIDDEN)
+    yield f"{name}.up_proj", (inner, HIDDEN)
+
+
+def _scheme(kind: Mapping[str, object]) -> dict[str, object]:
+    return {
+        "weight": {**kind, "is_dynamic": False},
+        "input_tensors": {**kind, "is_dynamic": True},
+        "output_tensors": None,
+        "bias": None,
+    }
+
+
+def _stored(name: str, shape: tuple[int, ...], *, fp8: bool) -> Header:
+    rows, columns = shape
+    if fp8:
+        return {name: ("F8_E4M3", shape), f"{name}_scale": ("F32", (rows,))}
+    return {name: ("U8", (rows, columns // 2)), f"{name}_scale": ("U8", (rows, columns // 32))}
+
+
+def facts_digest(config: Mapping[str, Any], header: Header) -> str:
+    """What a checkpoint of Quark says of itself, in short."""
+    given = config["quantization_config"]
+    schemes = {"": given["global_quant_config"], **given["layer_quant_config"]}
+    types = {
+        key: [(kind := scheme[part]) and [kind[name] for name in _FP4] for part in ("weight", "input_tensors")]
+        for key, scheme in schemes.items()
+    }
+    tensors = {name: [dtype, *shape] for name, (dtype, shape) in header.items()}
+    facts = json.dumps([given["exclude"], types, tensors], sort_keys=True)
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]
+
+
+def write_tiny(folder: Path, config: Mapping[str, Any], header: Header) -> Path:
+    """A whole checkpoint with these tensors: sparse zeros, the MTP layer in a file of its own."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    drafts = f"model.layers.{config['num_hidden_layers']}."
+    weight_map = {name: "model-mtp.safetensors" if name.startswith(drafts) else "model.safetensors" for name in header}
+    for file in sorted(set(weight_map.values())):
+        write_tensors(folder / file, {name: kind for name, kind in header.items() if weight_map[name] == file})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def size_of(tensor: tuple[str, tuple[int, ...]]) -> int:
+    """Bytes of a tensor."""
+    dtype, shape = tensor
+    return prod(shape) * _BYTES[dtype]
+
+
+def write_tensors(path: Path, header: Header) -> None:
+    """A safetensors file of zeros, which take no room."""
+    entries, end = {}, 0
+    for name, (dtype, shape) in header.items():
+        begin, end = end, end + size_of((dtype, shape))
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+
+
+def read_tiny(folder: Path) -> tuple[dict[str, Any], Header]:
+    """Config and tensors of a checkpoint: what `REAL` was taken from."""
+    header: Header = {}
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            entries = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        header |= {
+            name: (entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items() if name != "__metadata__"
+        }
+    return json.loads((folder / "config.json").read_text()), header
