@@ -13,6 +13,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_file
 from orchestrator.kernels import (
     Coverage,
+    Fusion,
     MoeCheckpoint,
     TunedRow,
     applies_to,
@@ -24,9 +25,10 @@ from orchestrator.kernels import (
     rank_shapes,
     to_dict,
     to_text,
+    would_fuse,
 )
 from orchestrator.kernels.disk import ImageTables, Pins, Store, read_checkpoint, read_image, read_pins, read_tables
-from orchestrator.plan import Moe, Plan
+from orchestrator.plan import Flag, Moe, Origin, Plan
 from orchestrator.render import base_reference
 from orchestrator.weights import checkpoint_directory
 
@@ -187,20 +189,40 @@ def _tuning_costs(plan: Plan) -> str:
     return f"{longest}, {hourly:.2f} USD each, up to {hourly * TUNING_HOURS:.0f} USD ({source})"
 
 
-def require_fusion_told(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> None:
-    """Raise ProfileError for a plan whose server would fuse a shared expert that its checkpoint keeps unquantised.
+def may_fuse(plan: Plan) -> bool:
+    """Whether the plan's server fuses its shared expert, unless its checkpoint is against it."""
+    moe = plan.model.moe
+    return moe is not None and would_fuse(plan, moe)
 
-    Such weights are dropped on the way into the fused ones, and nothing is said (sgl-project/sglang#40754, #38878). The
-    checkpoint that is given or staged decides; without one nothing is known.
+
+def with_fusion_told(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> Plan:
+    """The plan, with the switch without which its server would fuse a shared expert that is stored otherwise.
+
+    Such weights are dropped on the way into the fused ones and nothing is said (sgl-project/sglang#40754, #38878), or
+    the server dies while it loads them. The checkpoint that is given or staged decides; without one nothing is known.
     """
-    checkpoint = staged_moe(plan, given, home) if applies_to(plan) else None
-    fusion = decide_fusion(plan, checkpoint)
-    if fusion.demanded:
+    fusion = _fusion_of(plan, home, given)
+    if fusion is None or not fusion.demanded:
+        return plan
+    flag = Flag(name=fusion.demanded, values=(), origin=Origin.INFERRED, source=fusion.because)
+    note(f"`{flag.name}` is set: {fusion.because}")
+    return replace(plan, flags=tuple(sorted((*plan.flags, flag), key=lambda flag: flag.name)))
+
+
+def require_fusion_told(plan: Plan, home: Home, given: RowSources = NOTHING_GIVEN) -> None:
+    """Raise ProfileError for a plan that was decided before, and lacks that switch."""
+    fusion = _fusion_of(plan, home, given)
+    if fusion is not None and fusion.demanded:
         raise ProfileError(
             f"`{plan.profile}` would fuse shared experts that its checkpoint keeps apart: {fusion.because}",
             where=str(given.model or checkpoint_directory(plan.model, home)),
             hint=f"`--set flags.{fusion.demanded}=true`: {fusion.hint}",
         )
+
+
+def _fusion_of(plan: Plan, home: Home, given: RowSources) -> Fusion | None:
+    checkpoint = staged_moe(plan, given, home) if may_fuse(plan) else None
+    return decide_fusion(plan, checkpoint) if checkpoint else None
 
 
 def _covering_engines(plan: Plan) -> Iterator[str]:

@@ -64,10 +64,20 @@ def far_headers(plan: Plan, place: Place) -> Path | None:
     """The config and headers of a far checkpoint, copied here for who asks how it is stored; None for one here."""
     if place.far is None or plan.model.source.kind == "generated":
         return None
-    folder = place.home.made_for(place.far) / "headers" / plan.model.name
+    folder = _headers(plan, place.home, place.far)
     rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return copy_headers(runner_for(place), far_directory(plan), folder)
+
+
+def known_headers(plan: Plan, place: Place) -> Path | None:
+    """Those of a far checkpoint that were copied here before; None where there are none, and for one here."""
+    folder = _headers(plan, place.home, place.far) if place.far is not None else None
+    return folder if folder is not None and (folder / "config.json").is_file() else None
+
+
+def _headers(plan: Plan, home: Home, far: str) -> Path:
+    return home.made_for(far) / "headers" / plan.model.name
 
 
 def plan_to_build(

@@ -9,9 +9,11 @@ from pathlib import Path
 from orchestrator.commands.capacity import note_capacity
 from orchestrator.commands.coverage import (
     RowSources,
+    may_fuse,
     note_coverage,
     require_covered,
     require_fusion_told,
+    with_fusion_told,
 )
 from orchestrator.commands.down import grace_of
 from orchestrator.commands.ending import HEALING, keep_ending, stop_server, why_failed
@@ -27,7 +29,7 @@ from orchestrator.commands.planning import (
     render_artifacts,
     rendered_files,
 )
-from orchestrator.commands.prepare import bring_checkpoint, far_headers, prepare, require_machine
+from orchestrator.commands.prepare import bring_checkpoint, far_headers, known_headers, prepare, require_machine
 from orchestrator.commands.proof import answers, await_ready, explain_failure, prove
 from orchestrator.commands.ready import ready_plan, ready_preview, require_contained
 from orchestrator.commands.recorded import recorded, recorded_rows
@@ -82,6 +84,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
     if request.image and valid:
         require_contained(plan)
         plan = ready_preview(request.on_image(request.image), plan, place)
+    plan = _with_fusion_told(plan, request, place)
     _tell_hazards(plan)
     artifacts = render_artifacts(plan, inputs)
     shown = (file for file in rendered_files(artifacts, request.name) if "/" not in file.path)
@@ -93,8 +96,6 @@ def preview(request: UpRequest, home: Home) -> Preview:
         note_capacity(plan, valid.capacity)
     if not plan.ready_image and not request.accept_untuned:
         require_covered(plan, home)
-    if place.far is None:
-        require_fusion_told(plan, home)
     return Preview(steps=steps_text(artifacts, place), files=files)
 
 
@@ -135,6 +136,7 @@ def up(
         if request.image and not request.decided:
             plan, rows = ready_plan(request.on_image(request.image), place)
             request = replace(request, image=plan.ready_image)
+        plan = _with_fusion_told(plan, request, place)
         if (running := _already_up(servers, name, plan=plan, request=request)) is not None:
             return running
         _tell_hazards(plan)
@@ -186,14 +188,26 @@ def _artifacts(
     if not request.accept_untuned:
         require_covered(plan, home, rows)  # before anything is downloaded
     bring_checkpoint(plan, place, stage=request.stage)
-    rows = replace(rows, model=far_headers(plan, place)) if applies_to(plan) else rows
-    require_fusion_told(plan, home, rows)
+    rows = replace(rows, model=far_headers(plan, place)) if applies_to(plan) or may_fuse(plan) else rows
+    plan = _with_fusion_told(plan, request, place)
     as_decided = plan.ready_image or request.decided
     if not as_decided and make_table(plan, home, place, accept_untuned=request.accept_untuned):
-        plan, inputs = planned(request.profile, request.overrides, home)
+        told, (plan, inputs) = plan.flags, planned(request.profile, request.overrides, home)
+        plan = replace(plan, flags=told)
     if not request.accept_untuned:
         require_covered(plan, home, rows)  # by the checkpoint's own config and the image's own rows
     return render_artifacts(plan, inputs)
+
+
+def _with_fusion_told(plan: Plan, request: UpRequest, place: Place) -> Plan:
+    """The plan, told to keep shared experts apart where its checkpoint does; one decided before is refused instead."""
+    rows = RowSources(model=known_headers(plan, place))
+    if place.far is not None and rows.model is None:
+        return plan  # nobody has looked into that checkpoint yet
+    if request.decided:
+        require_fusion_told(plan, place.home, rows)
+        return plan
+    return with_fusion_told(plan, place.home, rows)
 
 
 def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) -> Up | None:

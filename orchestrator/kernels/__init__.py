@@ -6,7 +6,7 @@ imported by name: `kernels.disk`.
 """
 
 from orchestrator.kernels.coverage import Coverage, applies_to, coverage_of, looks_up, to_dict, to_text
-from orchestrator.kernels.fusion import MoeCheckpoint, decide_fusion
+from orchestrator.kernels.fusion import Fusion, MoeCheckpoint, decide_fusion, would_fuse
 from orchestrator.kernels.gate import GateReader, GateReport, gate_report
 from orchestrator.kernels.keys import Key, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow, write_untuned
@@ -15,6 +15,7 @@ from orchestrator.kernels.triton import TritonReader, TritonReport, asks_triton,
 
 __all__ = [
     "Coverage",
+    "Fusion",
     "GateReader",
     "GateReport",
     "Key",
@@ -37,5 +38,6 @@ __all__ = [
     "to_dict",
     "to_text",
     "triton_report",
+    "would_fuse",
     "write_untuned",
 ]

@@ -2,7 +2,8 @@
 
 Rules: sglang 0.5.14 models/deepseek_v2.py:2650-2715 (`determine_num_fused_shared_experts`), 0.5.18 and later also
 `QuarkConfig.can_fuse_shared_expert` (layers/quantization/quark/quark.py), whose veto by the MTP layer's own entries is
-lifted in 0.5.19 (sgl-project/sglang#36124).
+lifted in 0.5.19 (sgl-project/sglang#36124). It looks at the exclude list alone: schemes of layers it compares under the
+name `shared_expert`, which the modules of this family do not have (0.5.18 to 0.5.22).
 """
 
 import re
@@ -13,21 +14,27 @@ from orchestrator.kernels.keys import is_mxfp4
 from orchestrator.plan import Moe, Plan
 
 _VALIDATED_EXPERTS: Final = (256, 384)  # sglang 0.5.14 deepseek_v2.py:2676
+_QUARK_ONLY: Final = 384  # deepseek_v2.py:2679
 _ASKS_THE_CHECKPOINT: Final = (0, 5, 18)
 _IGNORES_THE_DRAFT: Final = (0, 5, 19)
 _OFF: Final = "disable-shared-experts-fusion"
-_UNQUANTISED: Final = frozenset({"BF16", "F16", "F32"})
+_ON: Final = "enforce-shared-experts-fusion"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoeCheckpoint:
-    """What the rule needs to know of a checkpoint: its shape, its exclude list, how it stores a shared expert."""
+    """What the rule needs to know of a checkpoint: its shape, its exclude list, how it stores its experts.
+
+    The dtypes are those of a layer where they differ, else of the first one with routed experts, as the safetensors
+    headers give them; None where they were not read.
+    """
 
     moe: Moe
     layers: int
     draft_layers: int  # MTP layers, numbered after the others
     exclude: tuple[str, ...]
-    shared_dtype: str | None  # as the safetensors headers give it, None where they were not read
+    shared_dtype: str | None
+    routed_dtype: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +53,9 @@ def decide_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
         return Fusion(fused=False, because=f"flag `--{_OFF}`")
     if checkpoint is None:
         return _without_checkpoint(plan)
-    if veto := _stored_unquantised(checkpoint):
+    if veto := _stored_apart(checkpoint):
         return _kept_apart(plan, checkpoint, veto)
-    if plan.flag("enforce-shared-experts-fusion") is not None:
+    if plan.flag(_ON) is not None:
         return Fusion(fused=True, because="flag `--enforce-shared-experts-fusion`")
     version = _version(plan.engine.version)
     if version >= _ASKS_THE_CHECKPOINT and (entry := _mistaken_draft_entry(checkpoint, version)):
@@ -70,10 +77,12 @@ def _without_checkpoint(plan: Plan) -> Fusion:
 
 
 def _kept_apart(plan: Plan, checkpoint: MoeCheckpoint, veto: str) -> Fusion:
-    """Shared experts that are not quantised: newer versions see it, older ones have to be told."""
-    if _version(plan.engine.version) >= _ASKS_THE_CHECKPOINT or not _by_configuration(plan, checkpoint.moe).fused:
+    """Shared experts that are stored otherwise than routed ones: where no entry tells the engine, it has to be told."""
+    asks = _version(plan.engine.version) >= _ASKS_THE_CHECKPOINT
+    if (asks and _excluded(checkpoint)) or not would_fuse(plan, checkpoint.moe):
         return Fusion(fused=False, because=veto)
-    unasked = f"sglang {plan.engine.version} does not look at the exclude list and would fuse all the same"
+    looks = "finds nothing of it in the exclude list" if asks else "does not look at the exclude list"
+    unasked = f"sglang {plan.engine.version} {looks} and would fuse all the same"
     return Fusion(fused=False, because=veto, hint=f"{unasked}: set the flag `{_OFF}`", demanded=_OFF)
 
 
@@ -81,6 +90,10 @@ def _by_configuration(plan: Plan, moe: Moe) -> Fusion:
     if moe.shared_experts != 1 or moe.routed_experts not in _VALIDATED_EXPERTS:
         what = f"{moe.routed_experts} routed and {moe.shared_experts} shared experts"
         return Fusion(fused=False, because=f"sglang fuses 256 or 384 routed and one shared expert, not {what}")
+    if moe.routed_experts == _QUARK_ONLY and not plan.model.quantisation.startswith("quark"):
+        return Fusion(fused=False, because=f"sglang fuses {_QUARK_ONLY} routed experts of Quark's alone")
+    if plan.hardware.vendor == "cpu" or (plan.hardware.vendor == "nvidia" and plan.layout.ep > 1):
+        return Fusion(fused=False, because="sglang fuses on GPUs alone, and with expert parallelism on AMD's alone")
     for name in ("enable-two-batch-overlap", "enable-single-batch-overlap"):
         if plan.flag(name) is not None:
             return Fusion(fused=False, because=f"flag `--{name}`")
@@ -89,13 +102,26 @@ def _by_configuration(plan: Plan, moe: Moe) -> Fusion:
     return Fusion(fused=True, because="sglang's default: nothing vetoes it")
 
 
-def _stored_unquantised(checkpoint: MoeCheckpoint) -> str:
-    if checkpoint.shared_dtype in _UNQUANTISED:
-        return f"dtype: the checkpoint stores its shared experts as {checkpoint.shared_dtype}"
-    entry = next(
-        (entry for entry in checkpoint.exclude if _is_shared(entry) and not _of_draft(entry, checkpoint)), None
-    )
+def would_fuse(plan: Plan, moe: Moe) -> bool:
+    """Whether the server fuses experts of this shape where their checkpoint is not against it."""
+    if plan.flag(_OFF) is not None or not moe.shared_experts:
+        return False
+    return plan.flag(_ON) is not None or bool(_by_configuration(plan, moe).fused)
+
+
+def _stored_apart(checkpoint: MoeCheckpoint) -> str:
+    """Why shared experts cannot lie beside the routed ones: another dtype, whatever the two are."""
+    shared, routed = checkpoint.shared_dtype, checkpoint.routed_dtype
+    if shared and routed and shared != routed:
+        return f"dtype: the checkpoint stores its shared experts as {shared}, its routed ones as {routed}"
+    entry = _excluded(checkpoint)
     return f"exclude entry `{entry}`: shared experts are not quantised" if entry else ""
+
+
+def _excluded(checkpoint: MoeCheckpoint) -> str | None:
+    """An entry that leaves shared experts of the target model unquantised."""
+    entries = (entry for entry in checkpoint.exclude if _is_shared(entry) and not _of_draft(entry, checkpoint))
+    return next(entries, None)
 
 
 def _mistaken_draft_entry(checkpoint: MoeCheckpoint, version: tuple[int, ...]) -> str | None:

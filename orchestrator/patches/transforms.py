@@ -1,6 +1,7 @@
 """Transforms of a checkpoint's config.json, by name. A further one is a function, and a line in `TRANSFORMS`.
 
-`mtp-exclude`: the exclude list of a Quark checkpoint, repeated under the names sglang gives to the MTP layer.
+`mtp-exclude`: the exclude list and the schemes of layers of a Quark checkpoint, under the names sglang gives to the
+MTP layer; patterns of the shell and `re:` among them.
 
 The checkpoint calls its MTP layer `model.layers.<num_hidden_layers>`; sglang builds it as `model` and `model.decoder`
 and asks the exclude list under those names. The mapping is the one sglang does itself from 0.5.16 on
@@ -9,8 +10,10 @@ experts of that layer are left unquantised is read from the checkpoint's tensors
 `model.decoder.` alone does not load: `eh_proj` is asked for as `model.eh_proj`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from typing import Final, TypeAlias, cast
 
 _OWN_NAMES: Final = ("shared_head.norm", "eh_proj", "enorm", "hnorm")  # held by the draft model, not by its decoder
@@ -27,37 +30,65 @@ class Transformed:
 
 
 def expand_exclude(config: Mapping[str, object], dtypes: Mapping[str, str]) -> Transformed:
-    """A copy of `config` (a parsed config.json) whose exclude list also has the runtime names; idempotent.
+    """A copy of `config` (a parsed config.json) whose exclude list and schemes also have the runtime names; idempotent.
 
     `dtypes` maps tensor names to dtypes as the safetensors headers give them; those of the MTP layer are enough.
     """
     quantisation = cast("Mapping[str, object]", config.get("quantization_config") or {})
     if quantisation.get("quant_method") != "quark":
         return Transformed(config=config, reason="the checkpoint is not quantised by Quark")
-    layer = f"model.layers.{config['num_hidden_layers']}"
+    number = cast("int", config["num_hidden_layers"])
+    layer = f"model.layers.{number}"
     exclude = [str(entry) for entry in cast("Iterable[object]", quantisation.get("exclude") or ())]
-    own = [entry for entry in exclude if entry.startswith(f"{layer}.")]
-    if not own:
+    schemes = cast("Mapping[str, object]", quantisation.get("layer_quant_config") or {})
+    own = [entry for entry in exclude if _of_layer(number).search(entry)]
+    named = [key for key in schemes if _of_layer(number).search(key)]
+    if not own and not named:
         return Transformed(config=config, reason=f"the exclude list has no entry of `{layer}`")
-    wanted = [_runtime_name(entry, layer) for entry in own]
-    if _experts_unquantised(dtypes, layer):
+    wanted = [name for entry in own for name in _runtime_names(entry, number)]
+    if own and _experts_unquantised(dtypes, layer):
         wanted.append(_EXPERTS)
-    schemes = _expand_schemes(quantisation.get("layer_quant_config"), layer)
     new = [name for name in dict.fromkeys(wanted) if name not in set(exclude)]
-    if not new and not schemes:
+    renamed = _expand_schemes(schemes, number)
+    if not new and len(renamed) == len(schemes):
         return Transformed(config=config, reason="the exclude list has the runtime names already")
     changed = {**quantisation, "exclude": [*exclude, *new]}
-    if schemes:
-        changed["layer_quant_config"] = schemes
+    if len(renamed) > len(schemes):
+        changed["layer_quant_config"] = renamed
     return Transformed(
         config={**config, "quantization_config": changed},
-        reason=f"{len(own)} entries of `{layer}` repeated under the names sglang builds that layer with",
+        reason=f"{len(own) + len(named)} entries of `{layer}` repeated under the names sglang builds that layer with",
     )
 
 
-def _runtime_name(name: str, layer: str) -> str:
-    own = any(part in name for part in _OWN_NAMES)
-    return name.replace(layer, "model" if own else "model.decoder", 1)
+def _of_layer(number: int) -> re.Pattern[str]:
+    """What names that layer in an entry: exact, in a pattern of the shell, or in one that begins with `re:`."""
+    return re.compile(rf"(?:model(?:\\?\.))?\blayers\\?\.{number}(?!\d)")
+
+
+def _runtime_names(entry: str, number: int) -> Iterator[str]:
+    """An entry under the names of the draft model: of its decoder, and of the modules that are its own."""
+    layer, of_layer = f"model.layers.{number}", _of_layer(number)
+    matching = [name for name in _OWN_NAMES if _matches(entry, f"{layer}.{name}")]
+    exact = entry.startswith(f"{layer}.") and not _is_pattern(entry)
+    own = [f"model.{name}" for name in matching]
+    if exact:
+        own = [entry.replace(layer, "model", 1)] if any(name in entry for name in _OWN_NAMES) else []
+    yield from own
+    if not exact or not own:
+        decoder = r"model\.decoder" if entry.startswith("re:") else "model.decoder"
+        whole = of_layer.search(entry)
+        yield of_layer.sub(lambda _: decoder if whole and whole[0].startswith("model") else "decoder", entry, count=1)
+
+
+def _is_pattern(entry: str) -> bool:
+    return entry.startswith("re:") or any(sign in entry for sign in "*?[")
+
+
+def _matches(entry: str, module: str) -> bool:
+    if entry.startswith("re:"):
+        return re.match(entry[3:], module) is not None
+    return fnmatch(module, entry)
 
 
 def _experts_unquantised(dtypes: Mapping[str, str], layer: str) -> bool:
@@ -65,15 +96,16 @@ def _experts_unquantised(dtypes: Mapping[str, str], layer: str) -> bool:
     return bool(experts) and all(dtype in _UNQUANTISED for dtype in experts)
 
 
-def _expand_schemes(schemes: object, layer: str) -> dict[str, object] | None:
-    """`layer_quant_config` (pattern -> scheme) with the same renaming; None where there is nothing to add."""
-    known = dict(cast("Mapping[str, object]", schemes or {}))
-    renamed = {_runtime_name(key, layer): value for key, value in known.items() if key.startswith(f"{layer}.")}
-    return (
-        {**known, **{key: value for key, value in renamed.items() if key not in known}}
-        if renamed.keys() - known.keys()
-        else None
-    )
+def _expand_schemes(schemes: Mapping[str, object], number: int) -> dict[str, object]:
+    """`layer_quant_config` (pattern -> scheme) with the same renaming; of keys that match a module the first counts.
+
+    So each new key stands where the one that it repeats does.
+    """
+    expanded: dict[str, object] = {}
+    for key, scheme in schemes.items():
+        names = _runtime_names(key, number) if _of_layer(number).search(key) else ()
+        expanded |= {name: scheme for name in (key, *names) if name == key or name not in schemes}
+    return expanded
 
 
 # A config.json as parsed, and the dtypes of its tensors as the safetensors headers give them, by name.

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from orchestrator.core.errors import NoWeightsError, WeightsError
 from orchestrator.core.shell import ProgramResult
-from orchestrator.weights.overlay import draft_shards
+from orchestrator.weights.overlay import telling_shards
 
 Ask: TypeAlias = Callable[[Sequence[str]], ProgramResult]  # runs a program on that machine
 
@@ -24,7 +24,7 @@ _HEADERS: Final = (
 
 
 def copy_headers(ask: Ask, place: str, folder: Path) -> Path:
-    """Copy config, index and the headers of the shards with the MTP layer from `place` over there into `folder`.
+    """Copy config, index and the headers of the shards that tell how it is stored from `place` into `folder`.
 
     Raises NoWeightsError where there is no checkpoint, WeightsError for one that cannot be read.
     """
@@ -38,7 +38,7 @@ def copy_headers(ask: Ask, place: str, folder: Path) -> Path:
             _write(folder / name, line, place)
     for name in shards:
         (folder / name).touch()
-    wanted = [path.name for path in draft_shards(folder)]
+    wanted = [path.name for path in telling_shards(folder)]
     if missing := sorted(set(wanted) - set(shards)):
         raise WeightsError(
             f"`{missing[0]}` is missing on that machine", where=place, hint="`deploy stage PROFILE` stages it"

@@ -13,6 +13,7 @@ from orchestrator.patches import TRANSFORMS
 from orchestrator.plan import Plan
 from orchestrator.weights.safetensors import BadShardError, tensor_dtypes
 
+_TELLING: Final = (".mlp.shared_experts.gate_proj.weight", ".mlp.experts.0.gate_proj.weight")
 _UNCHANGED: Final = "the engine's sources do it themselves; the config is left as it is"
 
 
@@ -61,9 +62,13 @@ def layer_dtypes(checkpoint: Path, prefix: str) -> dict[str, str]:
     }
 
 
-def draft_shards(checkpoint: Path) -> list[Path]:
-    """The files whose headers a transform is told of: those with tensors of the MTP layer."""
-    return _shards(checkpoint, _draft_layer(_read_json(checkpoint / "config.json")))
+def telling_shards(checkpoint: Path) -> list[Path]:
+    """The files whose headers are asked for: those of the MTP layer, and one of each layer's shared and routed experts.
+
+    A transform of the config is told of the first, what decides whether experts are fused of the others.
+    """
+    drafts = _shards(checkpoint, _draft_layer(_read_json(checkpoint / "config.json")))
+    return sorted({*drafts, *_shards(checkpoint, "model.layers.", _TELLING)})
 
 
 def _draft_layer(config: Mapping[str, object]) -> str:
@@ -71,7 +76,7 @@ def _draft_layer(config: Mapping[str, object]) -> str:
     return f"model.layers.{config.get('num_hidden_layers')}."
 
 
-def _shards(checkpoint: Path, prefix: str) -> list[Path]:
+def _shards(checkpoint: Path, prefix: str, endings: tuple[str, ...] = ("",)) -> list[Path]:
     """The files that hold such tensors, by the index; without one, every shard."""
     index = checkpoint / "model.safetensors.index.json"
     if not index.is_file():
@@ -79,7 +84,9 @@ def _shards(checkpoint: Path, prefix: str) -> list[Path]:
     places = _read_json(index).get("weight_map")
     if not isinstance(places, Mapping):
         raise WeightsError("the index has no `weight_map`", where=str(index))
-    return sorted({checkpoint / str(file) for name, file in places.items() if name.startswith(prefix)})
+    return sorted(
+        {checkpoint / str(file) for name, file in places.items() if name.startswith(prefix) and name.endswith(endings)}
+    )
 
 
 def _dtypes(shard: Path) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""What the fusion rule needs of a checkpoint on disk: config.json, and the dtype of one shared expert."""
+"""What the fusion rule needs of a checkpoint on disk: config.json, and the dtypes of shared and routed experts."""
 
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +21,7 @@ def read_checkpoint(folder: Path) -> MoeCheckpoint:
     if missing:
         raise WeightsError(f"no routed experts: {', '.join(f'`{name}`' for name in missing)} missing", where=str(path))
     size = {name: cast("int", config[name]) for name in _FIELDS}
+    shared, routed = _expert_dtypes(folder, size["num_hidden_layers"])
     quantisation = cast("dict[str, object]", config.get("quantization_config") or {})
     return MoeCheckpoint(
         moe=Moe(
@@ -33,22 +34,46 @@ def read_checkpoint(folder: Path) -> MoeCheckpoint:
         layers=size["num_hidden_layers"],
         draft_layers=cast("int", config.get("num_nextn_predict_layers") or 0),
         exclude=tuple(str(entry) for entry in cast("list[object]", quantisation.get("exclude") or [])),
-        shared_dtype=_shared_dtype(folder, size["num_hidden_layers"]),
+        shared_dtype=shared,
+        routed_dtype=routed,
     )
 
 
-def _shared_dtype(folder: Path, layers: int) -> str | None:
-    """The dtype of a shared expert of the target model as its safetensors header gives it; None without weights."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return None
-    files = cast("dict[str, str]", _json(index).get("weight_map") or {})
+def _expert_dtypes(folder: Path, layers: int) -> tuple[str | None, str | None]:
+    """The dtypes of a shared and of a routed expert of one layer of the target model: one where they differ, if any.
+
+    Nothing of a checkpoint whose headers are not here.
+    """
+    pairs = list(_pairs(folder, layers))
+    return next((pair for pair in pairs if None not in pair and pair[0] != pair[1]), (pairs or [(None, None)])[0])
+
+
+def _pairs(folder: Path, layers: int) -> Iterator[tuple[str | None, str | None]]:
+    """The two of each layer that has routed experts. Each header is read once."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    places = cast("dict[str, str]", _json(index).get("weight_map") or {}) if index.is_file() else None
+    headers: dict[str, dict[str, str]] = {}
+
+    def dtype(name: str) -> str | None:
+        file = single.name if places is None else places.get(name)
+        if file is None:
+            return None
+        if file not in headers:
+            headers[file] = _dtypes(folder / file)
+        return headers[file].get(name)
+
     for layer in range(layers):
-        name = f"model.layers.{layer}.mlp.shared_experts.gate_proj.weight"
-        if name in files:
-            with suppress(OSError, BadShardError):
-                return tensor_dtypes(folder / files[name]).get(name)
-    return None
+        at = f"model.layers.{layer}.mlp"
+        pair = (dtype(f"{at}.shared_experts.gate_proj.weight"), dtype(f"{at}.experts.0.gate_proj.weight"))
+        if any(pair):
+            yield pair
+
+
+def _dtypes(file: Path) -> dict[str, str]:
+    try:
+        return tensor_dtypes(file)
+    except (OSError, BadShardError):
+        return {}
 
 
 def _json(path: Path) -> dict[str, object]:

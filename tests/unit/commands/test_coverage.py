@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from kernel_samples import FUSED_TP8, UNFUSED_TP8, every_bucket, glm_plan
+from quark_samples import Tiny, write_tiny
 
 from orchestrator.cli.kernels import tune
 from orchestrator.cli.reproduce import reproduce
@@ -19,6 +20,7 @@ from orchestrator.commands.coverage import (
     note_coverage,
     require_covered,
     require_fusion_told,
+    with_fusion_told,
 )
 from orchestrator.commands.kernels import make_table
 from orchestrator.commands.planning import load, planned
@@ -27,7 +29,7 @@ from orchestrator.core.paths import Home
 from orchestrator.kernels.coverage import load_buckets
 from orchestrator.kernels.disk import Store
 from orchestrator.kernels.keys import buckets
-from orchestrator.plan import Plan
+from orchestrator.plan import Origin, Plan
 from orchestrator.runtimes import Place
 from orchestrator.weights import checkpoint_directory
 
@@ -231,6 +233,27 @@ def test_shared_experts_that_the_checkpoint_keeps_apart_have_to_be_told_to_the_e
 
     override = caught.value.hint.partition("`--set ")[2].partition("`")[0]
     require_fusion_told(plan_of("mi355x-tp8-july", override), Home(tmp_path))
+
+    told = with_fusion_told(plan, Home(tmp_path))
+    (added,) = set(told.flags) - set(plan.flags)
+    assert (added.name, added.values, added.origin) == ("disable-shared-experts-fusion", (), Origin.INFERRED)
+    assert f"exclude entry `{BF16_SHARED}`" in added.source
+    assert [flag.name for flag in told.flags] == sorted(flag.name for flag in told.flags)
+    assert with_fusion_told(told, Home(tmp_path)) is told
+
+
+@pytest.mark.parametrize("profile", ["mi355x-tp8-july", "mi355x-tp8", "b200-tp8"])
+@pytest.mark.parametrize(("recipe", "shared"), [("sharedfp8", "F8_E4M3"), ("wafer", "BF16"), ("amd52", "")])
+def test_what_the_headers_of_a_real_recipe_say_is_told_to_every_engine(
+    recipe: str, shared: str, profile: str, tmp_path: Path
+) -> None:
+    plan, home = plan_of(profile), Home(tmp_path)
+    write_tiny(checkpoint_directory(plan.model, home), *Tiny(experts=256).quantised(recipe))
+    told = with_fusion_told(plan, home)
+    assert (told.flag("disable-shared-experts-fusion") is not None) == bool(shared)
+    if shared:
+        added = next(flag for flag in told.flags if flag.name == "disable-shared-experts-fusion")
+        assert added.source == f"dtype: the checkpoint stores its shared experts as {shared}, its routed ones as U8"
 
 
 def test_a_checkpoint_that_fuses_or_is_not_here_and_an_engine_that_looks_ask_for_nothing(

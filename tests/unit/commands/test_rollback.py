@@ -171,8 +171,9 @@ def test_a_table_is_not_made_and_nothing_is_decided_anew(home: Home, monkeypatch
     run, plan = with_table(home, b"x")
     for name in ("planned", "make_table"):
         monkeypatch.setattr(up_command, name, refuse)
-    for name in ("note_coverage", "require_covered", "bring_checkpoint", "far_headers", "require_fusion_told"):
+    for name in ("note_coverage", "require_covered", "bring_checkpoint", "far_headers"):
         monkeypatch.setattr(up_command, name, lambda *_, **__: None)
+    monkeypatch.setattr(up_command, "require_fusion_told", lambda *_: None)
     place = up_command.place_of(plan, home, None)
     request = request_of(run=str(run.path))
     made = up_command._artifacts(request, plan, {MOE_TABLE: b"x"}, NOTHING_GIVEN, place)

@@ -1,5 +1,6 @@
 """Which key counts, what decides it, and how each bucket fares."""
 
+import dataclasses
 import re
 
 import pytest
@@ -15,6 +16,7 @@ from kernel_samples import (
     of,
     rows,
 )
+from plan_samples import plan_of
 
 from orchestrator.kernels.coverage import BucketState, coverage_of, to_dict
 from orchestrator.kernels.fusion import MoeCheckpoint, decide_fusion
@@ -36,8 +38,8 @@ BF16_SHARED = "model.layers.40.mlp.shared_experts.gate_proj"
 BF16_DRAFT = "model.layers.78.mlp.shared_experts.gate_proj"
 
 
-def checkpoint(*exclude: str, dtype: str | None = None) -> MoeCheckpoint:
-    return MoeCheckpoint(moe=GLM, layers=78, draft_layers=1, exclude=exclude, shared_dtype=dtype)
+def checkpoint(*exclude: str, shared: str | None = None, routed: str | None = None) -> MoeCheckpoint:
+    return MoeCheckpoint(moe=GLM, layers=78, draft_layers=1, exclude=exclude, shared_dtype=shared, routed_dtype=routed)
 
 
 @pytest.mark.parametrize(
@@ -69,10 +71,35 @@ def test_the_vetoing_entry_is_named_and_an_old_sglang_must_be_told() -> None:
     assert not decide_fusion(glm_plan(version="0.5.19"), checkpoint(BF16_SHARED)).hint
 
 
-def test_the_dtype_of_the_weights_decides_where_the_exclude_list_is_silent() -> None:
-    decision = decide_fusion(glm_plan(), checkpoint(dtype="BF16"))
-    assert (decision.fused, "BF16" in decision.because) == (False, True)
-    assert decide_fusion(glm_plan(), checkpoint(dtype="U8")).fused is True
+@pytest.mark.parametrize("version", ["0.5.14", "0.5.16", "0.5.18", "0.5.23"])
+@pytest.mark.parametrize(
+    ("shared", "routed", "fused"),
+    [
+        ("BF16", "U8", False), ("F8_E4M3", "U8", False), ("U8", "F8_E4M3", False), ("BF16", "F8_E4M3", False),
+        ("U8", "U8", True), ("BF16", "BF16", True), ("F8_E4M3", "F8_E4M3", True),
+    ],
+)  # fmt: skip
+def test_another_dtype_is_not_fused_and_no_version_sees_it_where_the_exclude_list_is_silent(
+    shared: str, routed: str, fused: bool, version: str
+) -> None:
+    decision = decide_fusion(glm_plan(version=version), checkpoint(shared=shared, routed=routed))
+    assert decision.fused is fused
+    assert decision.demanded == ("" if fused else "disable-shared-experts-fusion")
+    assert fused or (shared in decision.because and routed in decision.because)
+
+
+def test_what_does_not_fuse_by_itself_need_not_be_told() -> None:
+    apart = checkpoint(shared="BF16", routed="U8")
+    assert not decide_fusion(glm_plan(enable_two_batch_overlap=None), apart).demanded
+    assert not decide_fusion(plan_of("cpu-tiny"), apart).demanded
+    assert decide_fusion(glm_plan(enable_two_batch_overlap=None, enforce_shared_experts_fusion=None), apart).demanded
+    kimi = MoeCheckpoint(
+        moe=dataclasses.replace(GLM, routed_experts=384), layers=61, draft_layers=0, exclude=(), shared_dtype="BF16",
+        routed_dtype="F8_E4M3",
+    )  # fmt: skip
+    fp8 = glm_plan()
+    fp8 = dataclasses.replace(fp8, model=dataclasses.replace(fp8.model, quantisation="fp8"))
+    assert (decide_fusion(glm_plan(), kimi).demanded != "", decide_fusion(fp8, kimi).demanded) == (True, "")
 
 
 def test_flags_decide() -> None:

@@ -152,14 +152,18 @@ def test_the_shipped_profiles_show_both_layouts_and_both_keys(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("dtype", "read"), [("BF16", "BF16"), ("U8", "U8")])
 def test_a_checkpoint_gives_its_shape_its_excludes_and_a_dtype(tmp_path: Path, dtype: str, read: str) -> None:
-    tensor = "model.layers.1.mlp.shared_experts.gate_proj.weight"
-    header = json.dumps({tensor: {"dtype": dtype, "shape": [1], "data_offsets": [0, 2]}}).encode()
+    at = "model.layers.{}.mlp.{}.gate_proj.weight"
+    dtypes = {at.format(layer, part): "U8" for layer in (0, 1) for part in ("shared_experts", "experts.0")}
+    dtypes[at.format(1, "shared_experts")] = dtype
+    entries = {name: {"dtype": kind, "shape": [1], "data_offsets": [0, 2]} for name, kind in dtypes.items()}
+    header = json.dumps(entries).encode()
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {tensor: "one.safetensors"}}))
+    places = dict.fromkeys(dtypes, "one.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     (tmp_path / "one.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     checkpoint = read_checkpoint(tmp_path)
     assert (checkpoint.moe.routed_experts, checkpoint.draft_layers, checkpoint.exclude) == (256, 1, ("lm_head",))
-    assert checkpoint.shared_dtype == read
+    assert (checkpoint.shared_dtype, checkpoint.routed_dtype) == (read, "U8")
 
 
 def test_a_config_without_routed_experts_is_told(tmp_path: Path) -> None:

@@ -95,3 +95,30 @@ def test_nothing_to_do_is_said(given: dict[str, Any], reason: str) -> None:
 
     assert expanded.config is given
     assert reason in expanded.reason
+
+
+@pytest.mark.parametrize(
+    ("entry", "names"),
+    [
+        ("*layers.78.*", ["model.shared_head.norm", "model.eh_proj", "model.enorm", "model.hnorm", "*decoder.*"]),
+        ("model.layers.78.self_attn.*", ["model.decoder.self_attn.*"]),
+        ("*.layers.78.eh_proj", ["model.eh_proj", "*.decoder.eh_proj"]),
+        (r"re:.*layers\.78\.self_attn", [r"re:.*decoder\.self_attn"]),
+        (r"re:model\.layers\.78\..*_proj", ["model.eh_proj", r"re:model\.decoder\..*_proj"]),
+        ("model.layers.78.mlp.experts.0.up_proj", ["model.decoder.mlp.experts.0.up_proj"]),
+        ("*layers.7.*", []),
+        ("*layers.780.*", []),
+    ],
+)
+def test_patterns_are_repeated_as_they_are(entry: str, names: list[str]) -> None:
+    given = config("model.layers.78.input_layernorm", entry)
+    first = "model.decoder.input_layernorm"
+    assert added(given, expand_exclude(given, {})) == [first, *names]
+
+    scheme = {"weight": {"dtype": "fp8_e4m3"}}
+    given = config(layer_quant_config={"*first*": {}, entry: scheme, "*": {}})
+    expanded: Any = expand_exclude(given, {})
+    schemes = expanded.config["quantization_config"]["layer_quant_config"]
+    assert list(schemes) == ["*first*", entry, *names, "*"], "of keys that match the first counts"
+    assert all(schemes[name] is scheme for name in names)
+    assert expand_exclude(expanded.config, {}).config is expanded.config
