@@ -32,6 +32,7 @@ class When(StrictModel):
     platforms: tuple[str, ...] = ()
     archs: tuple[str, ...] = Field(default=(), description="gfx950, sm100")
     models: tuple[str, ...] = Field(default=(), description="shell patterns of model names")
+    checkpoints: tuple[str, ...] = Field(default=(), description="shell patterns of where the model comes from")
     quantisations: tuple[str, ...] = Field(default=(), description="shell patterns")
     image_before: int | None = Field(default=None, description="YYYYMMDD at the end of the image's tag, exclusive")
     dp_attention: bool | None = None
@@ -46,6 +47,8 @@ class When(StrictModel):
     @property
     def key(self) -> KeyPath:
         """The key of a profile that most narrowly says what is broken."""
+        if self.checkpoints:
+            return "model", "origin"
         if self.flags:
             return "flags", next(iter(self.flags))
         return ("engine",) if self.dp_attention is None else ("layout", "dp_attention")
@@ -110,6 +113,7 @@ def matches(when: When, plan: Plan) -> bool:
         and (not when.platforms or engine.platform in when.platforms)
         and (not when.archs or plan.hardware.arch in when.archs)
         and _any(when.models, plan.model.name)
+        and _any(when.checkpoints, plan.model.source.location)
         and _any(when.quantisations, plan.model.quantisation)
         and (when.image_before is None or 0 < image_date(engine.image) < when.image_before)
         and (when.dp_attention is None or when.dp_attention == plan.layout.dp_attention)

@@ -33,6 +33,7 @@ _LINEAR: Final = frozenset(
 _NEVER_ASKED: Final = frozenset({"gate", "router", "shared_expert_gate", "weights_proj"})
 _OWN: Final = ("eh_proj", "enorm", "hnorm", "shared_head.norm")  # of the layer that drafts (deepseek_nextn.py)
 _RENAMED_FROM: Final = ">=0.5.16"  # sglang renames a scheme of the MTP layer by its beginning (glm4_moe.py)
+_BLOCKS_ASKED: Final = "<0.5.17"  # sglang 0.5.14, deepseek_v2.py:767, `QuarkLinearMethod` without `quant_config`
 _FLAT_SCALES: Final = "<0.5.18"  # sglang 0.5.14 to 0.5.17, fp8_utils.py, channel_quant_to_tensor_quant
 
 
@@ -95,6 +96,7 @@ def differences(outline: Outline, *, drafts: bool) -> tuple[Mismatch, ...]:
         *_draft_layer(checkpoint),
         *_draft_schemes(checkpoint),
         *_flat_scales(checkpoint),
+        *_shared_of_fp8(checkpoint),
         *_kept_apart(checkpoint),
     ]
     return tuple(sorted(found, key=lambda difference: not difference.fatal))
@@ -357,6 +359,26 @@ def _draft_schemes(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
             hint="before sglang 0.5.16 the overlay of `up` mends it; else name its modules, or serve without drafts",
             fatal=checkpoint.drafts,
             sglang=_RENAMED_FROM,
+        )
+
+
+def _shared_of_fp8(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
+    """Quark's FP8 for shared experts: built by themselves, they are asked for blocks that this method does not know."""
+    names = [
+        name
+        for name, tensor in checkpoint.outline.tensors.items()
+        if tensor.dtype == "F8_E4M3"
+        and (match := LAYER.fullmatch(name))
+        and checkpoint.loads(int(match[1]))
+        and match[2].startswith("mlp.shared_experts.")
+    ]
+    if names and checkpoint.schemes.method == "quark" and checkpoint.kind and checkpoint.kind.attention == "latent":
+        yield Mismatch(
+            message=f"{_count(names)} of shared experts that Quark made FP8, for which sglang before 0.5.17 builds no "
+            f"model: {_named(names)}",
+            hint="use sglang 0.5.17 or newer",
+            fatal=True,
+            sglang=_BLOCKS_ASKED,
         )
 
 

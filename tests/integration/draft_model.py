@@ -2,8 +2,11 @@
 
     make DIR bf16|mxfp4   78 layers in name, the MTP layer's tensors with shrunken dimensions, its experts in that dtype
     load DIR...           config -> QuarkConfig -> sglang's draft class -> its load_weights, on CPU
+    target on|off DIR...  the same for the target's class, which is let believe that a gfx950 is there: with the fusion of
+                          the shared experts as the class decides it, or switched off
 
-`load` prints one JSON line a checkpoint: the class that was loaded, or sglang's own exception.
+`load` and `target` print one JSON line a checkpoint: the class that was loaded, or sglang's own exception, and the
+parameters that nothing was written to.
 """
 
 import importlib.util
@@ -32,6 +35,7 @@ from draft_model_config import (
 )  # fmt: skip
 from safetensors.torch import load_file, save_file
 
+_UNTOUCHED = -77  # what no checkpoint of zeros holds
 # The modules that a wrong name in the exclude list gets built wrongly.
 ASKED = ("eh_proj", "decoder.mlp.experts", "decoder.mlp.shared_experts.gate_up_proj")
 
@@ -101,8 +105,8 @@ def stub(*names: str) -> None:
     sys.modules.update({name: _Stub(name) for name in names if importlib.util.find_spec(name) is None})
 
 
-def load(folders: list[Path]) -> None:
-    """Load the MTP layer of each checkpoint as a server's draft worker does, up to the weights; one JSON line each."""
+def load(folders: list[Path], *, drafts: bool = True, fuse: bool = True) -> None:
+    """Load each checkpoint as a server does, or its MTP layer as its draft worker, up to the weights; a line each."""
     stub("xgrammar", "sgl_kernel")
     from sglang.srt.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
     from sglang.srt.layers.quantization.quark import quark
@@ -110,41 +114,66 @@ def load(folders: list[Path]) -> None:
 
     # What the classes ask of the machine is answered as on a gfx950; "cuda" is what torch calls such a GPU.
     quark.get_device_capability = lambda: (9, 5)
-    set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", device="cuda"))
+    if not drafts:
+        from sglang.srt.models import deepseek_v2
+
+        deepseek_v2._is_hip = True
+        torch.cuda.get_device_capability = lambda *_: (9, 5)
+    arguments = ServerArgs(model_path="dummy", device="cuda", disable_shared_experts_fusion=not fuse)
+    set_global_server_args_for_scheduler(arguments)
     with tempfile.TemporaryDirectory() as rendezvous:
         init_distributed_environment(
             world_size=1, rank=0, local_rank=0, backend="gloo", distributed_init_method=f"file://{rendezvous}/store"
         )
         initialize_model_parallel()
         for folder in folders:
-            print(json.dumps({"checkpoint": folder.name, **_load_one(folder)}), flush=True)
+            print(json.dumps({"checkpoint": folder.name, **_load_one(folder, drafts=drafts)}), flush=True)
 
 
-def _load_one(folder: Path) -> dict[str, object]:
+def _load_one(folder: Path, *, drafts: bool) -> dict[str, object]:
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.layers.dp_attention import initialize_dp_attention
     from sglang.srt.model_loader import loader
     from sglang.srt.server_args import get_global_server_args
 
-    model_config = ModelConfig(str(folder), is_draft_model=True, dtype="bfloat16")
+    model_config = ModelConfig(str(folder), is_draft_model=drafts, dtype="bfloat16")
     initialize_dp_attention(get_global_server_args(), model_config)
     quantisation = loader._get_quantization_config(model_config, LoadConfig())
-    model = loader._initialize_model(model_config, LoadConfig(), quantisation)
-    built = {
-        "methods": {name: type(model.get_submodule(f"model.{name}").quant_method).__name__ for name in ASKED},
-        "exclude": sorted(model.model.quant_config.exclude_layers),
-    }
     try:
-        model.load_weights(load_file(folder / "model.safetensors").items())
-    except (AssertionError, RuntimeError) as error:  # weights are loaded in threads: which one fails first varies
+        model = loader._initialize_model(model_config, LoadConfig(), quantisation)
+    except AttributeError as error:
+        return {"loaded": None, "error": f"{type(error).__name__}: {error}"}
+    built: dict[str, object] = {"fused": model.num_fused_shared_experts}
+    if drafts:
+        built["methods"] = {name: type(model.get_submodule(f"model.{name}").quant_method).__name__ for name in ASKED}
+        built["exclude"] = sorted(model.model.quant_config.exclude_layers)
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.element_size() > 1}
+    with torch.no_grad():
+        for parameter in parameters.values():
+            parameter.fill_(_UNTOUCHED)
+    try:
+        model.load_weights(_weights(folder))
+    except (
+        AssertionError,
+        IndexError,
+        RuntimeError,
+    ) as error:  # weights are loaded in threads: which one fails first varies
         return {**built, "loaded": None, "error": f"{type(error).__name__}: {error}"}
-    return {**built, "loaded": type(model).__name__}
+    untouched = [name for name, parameter in parameters.items() if bool((parameter == _UNTOUCHED).all())]
+    return {**built, "loaded": type(model).__name__, "untouched": untouched}
+
+
+def _weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    for shard in sorted(folder.glob("*.safetensors")):
+        yield from load_file(shard).items()
 
 
 if __name__ == "__main__":
     verb, places = sys.argv[1], sys.argv[2:]
     if verb == "make":
         make(Path(places[0]), places[1])
-    else:
+    elif verb == "load":
         load([Path(place) for place in places])
+    else:
+        load([Path(place) for place in places[1:]], drafts=False, fuse=places[0] == "on")

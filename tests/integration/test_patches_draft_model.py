@@ -110,7 +110,12 @@ def copy_literally(checkpoint: Path, copy: Path) -> None:
 
 
 def load(environment: Environment, folders: list[Path], *, sources: Path | None = None) -> dict[str, dict[str, Any]]:
-    lines = run(environment, "load", *map(str, folders), sources=sources).splitlines()
+    return run_lines(environment, "load", *map(str, folders), sources=sources)
+
+
+def run_lines(environment: Environment, *arguments: str, sources: Path | None = None) -> dict[str, dict[str, Any]]:
+    """What `draft_model.py` says of each checkpoint, by its folder's name."""
+    lines = run(environment, *arguments, sources=sources).splitlines()
     results = [json.loads(line) for line in lines if line.startswith('{"checkpoint"')]
     return {result["checkpoint"]: result for result in results}
 

@@ -1,0 +1,112 @@
+"""What sglang's own classes make of what Quark writes, recipe by recipe, beside what this tool says of it beforehand.
+
+Checkpoints are those of `quark_samples`, of 4 layers and, so that sglang would fuse them, 256 experts. Draft and target
+are built and loaded, up to the weights, on a CPU.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan_samples import plan_of
+from quark_samples import RECIPES, Tiny, write_tiny
+from test_patches_draft_model import run_lines
+from wheels import unpacked
+
+from orchestrator.environments import Environment
+from orchestrator.kernels import decide_fusion
+from orchestrator.kernels.disk import read_checkpoint
+from orchestrator.plan import Plan
+from orchestrator.weights import compared, is_fatal, local_outline, write_overlay
+
+pytestmark = [pytest.mark.engine, pytest.mark.wheels]
+
+# Whether it loads: the draft as it is, the draft with our overlay, the target by sglang's own decision, the target
+# without fusion. By sglang 0.5.14.
+TABLE: Mapping[str, tuple[bool, bool, bool, bool]] = {
+    "default": (False, True, True, True),
+    "amd52": (False, True, True, True),
+    "glm5": (False, True, False, True),
+    "wafer": (False, True, False, True),
+    "wafer-mx": (False, True, False, True),
+    "sharedfp8": (False, True, False, False),
+    "mtpfp8": (False, False, True, True),
+    "attnfp8": (False, False, False, False),
+}
+Loaded = Mapping[str, Mapping[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One by each recipe, and its overlay beside it."""
+    folder = tmp_path_factory.mktemp("recipes")
+    for recipe in RECIPES:
+        write_tiny(folder / recipe, *Tiny(experts=256).quantised(recipe))
+        write_overlay(folder / recipe, folder / f"{recipe}-ours", ["mtp-exclude"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def drafts(checkpoints: Path, cpu_environment: Environment) -> Loaded:
+    """The draft of all of them, by sglang 0.5.14."""
+    return run_lines(cpu_environment, "load", *map(str, sorted(checkpoints.iterdir())))
+
+
+@pytest.fixture(scope="module", params=["0.5.14", "0.5.16"])
+def targets(request: pytest.FixtureRequest, checkpoints: Path, cpu_environment: Environment) -> dict[str, Any]:
+    """The target of each recipe, fused by sglang's own decision and unfused, by two versions."""
+    folders = [str(checkpoints / recipe) for recipe in RECIPES]
+    sources = None if request.param == "0.5.14" else unpacked(request.param)
+    return {
+        "version": request.param,
+        **{kind: run_lines(cpu_environment, "target", kind, *folders, sources=sources) for kind in ("on", "off")},
+    }
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_draft(recipe: str, drafts: Loaded) -> None:
+    loads = tuple(drafts[name]["loaded"] is not None for name in (recipe, f"{recipe}-ours"))
+    assert loads == TABLE[recipe][:2], drafts
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_target_and_what_is_said_of_it_beforehand(recipe: str, targets: dict[str, Any], checkpoints: Path) -> None:
+    fused, apart = (targets[kind][recipe] for kind in ("on", "off"))
+    assert (fused["loaded"] is not None, apart["loaded"] is not None) == TABLE[recipe][2:], (fused, apart)
+    fatal = any(
+        is_fatal(each, targets["version"]) for each in compared(local_outline(checkpoints / recipe), drafts=False)
+    )
+    assert fatal == (not TABLE[recipe][3]), "what does not load even unfused is refused"
+    fusion = decide_fusion(glm(targets["version"]), read_checkpoint(checkpoints / recipe))
+    if not fatal:
+        assert bool(fusion.demanded) == (not TABLE[recipe][2]), "what does not load fused is told not to fuse"
+
+
+def glm(version: str) -> Plan:
+    """A plan of GLM-5.2 on that version."""
+    return plan_of("mi355x-tp8-july" if version == "0.5.14" else "mi355x-tp8")
+
+
+def test_nothing_of_what_loads_is_left_unwritten(targets: dict[str, Any], drafts: Loaded) -> None:
+    for loaded in (*targets["on"].values(), *targets["off"].values(), *drafts.values()):
+        if loaded["loaded"]:
+            left = [name for name in loaded["untouched"] if not name.endswith((".k_scale", ".v_scale"))]
+            given_later = {"model.embed_tokens.weight", "lm_head.weight"}  # to a draft, from its target
+            unused = {name for name in left if name.startswith("model.layers.3.self_attn.indexer.")}  # it takes 2's
+            assert {*left} <= given_later | unused
+
+
+def test_what_the_ordinary_way_writes_unprepared_is_loaded_without_a_word_and_refused_here(
+    tmp_path: Path, cpu_environment: Environment
+) -> None:
+    """Quark 0.13 through transformers: one tensor in bf16 for all experts of a layer, and a config that says MXFP4."""
+    config, header = Tiny().quantised("amd52")
+    header = {name: kind for name, kind in header.items() if ".mlp.experts." not in name and ".layers.4." not in name}
+    for layer in (1, 2, 3):
+        at = f"model.layers.{layer}.mlp.experts"
+        header |= {f"{at}.gate_up_proj": ("BF16", (8, 256, 256)), f"{at}.down_proj": ("BF16", (8, 256, 128))}
+    folder = write_tiny(tmp_path / "ordinary", config, header)
+    loaded = run_lines(cpu_environment, "target", "off", str(folder))["ordinary"]
+    assert loaded["loaded"] == "GlmMoeDsaForCausalLM"
+    assert any(each.fatal for each in compared(local_outline(folder), drafts=False))
