@@ -54,7 +54,7 @@ def coverage(
     """Show whether a tuned kernel answers each bucket of tokens. Exit code 9 if the server would miss one."""
     from os import environ
 
-    from orchestrator.commands.coverage import RowSources, cover
+    from orchestrator.commands.coverage import RowSources, cover, note_mismatches
     from orchestrator.core.paths import Home
     from orchestrator.host import far_machine
 
@@ -62,7 +62,9 @@ def coverage(
         raise UsageError("`--host` is for `--image`", hint="tables and checkpoints are read on this machine")
     home, far = Home.from_environment(), far_machine(host, environ)
     given = RowSources(tables=tuple(tables or ()), image=image, model=model, far=far)
-    covered = [cover(plan, given, home) for plan in _plans(profile, set_ or ())]
+    plans = _plans(profile, set_ or ())
+    note_mismatches(plans, given, home)
+    covered = [cover(plan, given, home) for plan in plans]
     if json:
         out_json([one.to_dict() for one in covered])
     else:

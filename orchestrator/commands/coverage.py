@@ -1,6 +1,6 @@
 """Is every batch that a plan's server meets answered by a tuned kernel? Asked before the node is paid for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -30,7 +30,7 @@ from orchestrator.kernels import (
 from orchestrator.kernels.disk import ImageTables, Pins, Store, read_checkpoint, read_image, read_pins, read_tables
 from orchestrator.plan import Flag, Moe, Origin, Plan
 from orchestrator.render import base_reference
-from orchestrator.weights import checkpoint_directory
+from orchestrator.weights import checkpoint_directory, known_mismatches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +239,14 @@ def _covering_engines(plan: Plan) -> Iterator[str]:
 
 def _aiter(plan: Plan) -> str:
     return f"aiter {plan.engine.aiter_commit[:12]}" if plan.engine.aiter_commit else "the aiter of its image"
+
+
+def note_mismatches(plans: Sequence[Plan], given: RowSources, home: Home) -> None:
+    """Say in what the checkpoint that is given, or staged for a plan, differs from its own config."""
+    staged = (checkpoint_directory(plan.model, home) for plan in plans)
+    for folder in [given.model] if given.model else dict.fromkeys(staged):
+        for mismatch in known_mismatches(folder) if folder.is_dir() else ():
+            warn(f"{folder.name}: {mismatch.message}", hint=mismatch.hint)
 
 
 def staged_moe(plan: Plan, given: RowSources, home: Home) -> MoeCheckpoint | None:

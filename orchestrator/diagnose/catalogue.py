@@ -48,12 +48,16 @@ class Clause(StrictModel):
 
 
 class Signature(StrictModel):
-    """One failure that is known: any of `lines`, and where given any of `near` at most `within` lines before it."""
+    """One failure that is known: any of `lines`, and where given any of `near` at most `within` lines before it.
+
+    Not where any of `unless_near` stands there.
+    """
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     effect: Effect
     lines: tuple[Clause, ...] = Field(min_length=1)
     near: tuple[Clause, ...] = Field(default=())
+    unless_near: tuple[Clause, ...] = Field(default=())
     within: int = Field(default=80, gt=0)
     cause: str
     hint: str

@@ -29,16 +29,21 @@ class _Watch:
         self.count = 0
         self.evidence: list[Evidence] = []
         self._context: tuple[int, str] | None = None
+        self._against: int | None = None  # the last line that speaks against it
 
-    def says(self, line: str) -> tuple[bool, bool]:
-        """Whether it is one of the lines that stand before a proof, and whether it is one that proves."""
-        near, lines = self.signature.near, self.signature.lines
-        return any(clause.matches(line) for clause in near), any(clause.matches(line) for clause in lines)
+    def says(self, line: str) -> tuple[bool, bool, bool]:
+        """Whether it is a line that stands before a proof, one that proves, one that speaks against it."""
+        kinds = (self.signature.near, self.signature.lines, self.signature.unless_near)
+        near, proof, against = (any(clause.matches(line) for clause in clauses) for clauses in kinds)
+        return near, proof, against
 
-    def see(self, number: int, line: str, *, near: bool, proof: bool) -> None:
+    def see(self, number: int, line: str, said: tuple[bool, bool, bool]) -> None:
+        near, proof, against = said
         if near:
             self._context = (number, line[:_KEPT_CHARACTERS])
-        if not proof:
+        if against:
+            self._against = number
+        if not proof or (self._against is not None and number - self._against <= self.signature.within):
             return
         context = self._context
         if self.signature.near and (context is None or number - context[0] > self.signature.within):
@@ -71,18 +76,17 @@ class _Search:
         """Show each line to the signatures it may be a line of; `before` lines were shown already."""
         kinds = alike("\n".join(lines)).split("\n")
         concerned = self._concerned("\n".join(dict.fromkeys(kinds)))
-        judged: dict[str, list[tuple[_Watch, bool, bool]]] = {}
+        judged: dict[str, list[tuple[_Watch, tuple[bool, bool, bool]]]] = {}
         for index, kind in enumerate(kinds):
             if kind not in concerned:
                 continue
             line = lines[index]
             if kind not in judged:
-                judged[kind] = [] if quotes_a_user(line) else [(each, *each.says(line)) for each in concerned[kind]]
-            for watch, near, proof in judged[kind]:
-                if watch.numbered:
-                    near, proof = watch.says(line)  # noqa: PLW2901 - of this line, not of its kind
-                if near or proof:
-                    watch.see(before + index + 1, line, near=near, proof=proof)
+                judged[kind] = [] if quotes_a_user(line) else [(each, each.says(line)) for each in concerned[kind]]
+            for watch, of_kind in judged[kind]:
+                said = watch.says(line) if watch.numbered else of_kind
+                if any(said):
+                    watch.see(before + index + 1, line, said)
 
     def _concerned(self, kinds: str) -> dict[str, list[_Watch]]:
         """Those kinds of lines with a literal in them, to the signatures."""
@@ -155,7 +159,7 @@ def _letters(text: str) -> str:
 
 
 def _clauses(signature: Signature) -> tuple[Clause, ...]:
-    return (*signature.lines, *signature.near)
+    return (*signature.lines, *signature.near, *signature.unless_near)
 
 
 def _evidence(number: int, line: str) -> Evidence:

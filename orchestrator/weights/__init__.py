@@ -19,6 +19,7 @@ from orchestrator.weights.verify import (
     checkpoint_directory,
     compared,
     is_fatal,
+    known_mismatches,
     needs_mtp,
     verify_checkpoint,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "hub_outline",
     "is_fatal",
     "is_made",
+    "known_mismatches",
     "list_files",
     "local_outline",
     "needs_mtp",

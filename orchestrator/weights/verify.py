@@ -1,6 +1,7 @@
 """Is this checkpoint whole? Asked by `stage` after a download and by `up` before every start."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ from orchestrator.weights.describe import contradictions
 from orchestrator.weights.differences import Mismatch, differences
 from orchestrator.weights.facts import require_facts
 from orchestrator.weights.inspect import Wanted, inspect
-from orchestrator.weights.outline import Outline, outline_of
+from orchestrator.weights.outline import Outline, local_outline, outline_of
 from orchestrator.weights.receipt import CheckpointReceipt, Stamps, read_receipt, stamps, write_receipt
 
 FROM_RECEIPT: Final = ", as in its receipt"  # what is said of a checkpoint that was not read again
@@ -129,6 +130,19 @@ def compared(outline: Outline, *, drafts: bool) -> tuple[Mismatch, ...]:
     sure = any(name in ARCHITECTURES for name in outline.config.architectures)
     against = (Mismatch(message=problem.message, fatal=sure) for problem in contradictions(outline))
     return (*against, *differences(outline, drafts=drafts))
+
+
+def known_mismatches(directory: Path) -> tuple[Mismatch, ...]:
+    """What is known of a checkpoint by its receipt, else by its headers; nothing where its weights are not all here."""
+    receipt = read_receipt(directory)
+    with suppress(OSError):
+        if receipt is not None and stamps(directory) == receipt.files:
+            return receipt.differences
+    try:
+        outline = local_outline(directory)
+    except WeightsError:
+        return ()
+    return compared(outline, drafts=bool(outline.config.drafts))
 
 
 def _refuse(directory: Path, model: Model, receipt: CheckpointReceipt, sglang: str) -> None:

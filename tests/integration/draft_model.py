@@ -2,8 +2,8 @@
 
     make DIR bf16|mxfp4   78 layers in name, the MTP layer's tensors with shrunken dimensions, its experts in that dtype
     load DIR...           config -> QuarkConfig -> sglang's draft class -> its load_weights, on CPU
-    target on|off DIR...  the same for the target's class, which is let believe that a gfx950 is there: with the fusion of
-                          the shared experts as the class decides it, or switched off
+    target on|off DIR...  the same for the target's class, which is let believe that a gfx950 is there: the shared
+                          experts fused as the class decides it, or not
 
 `load` and `target` print one JSON line a checkpoint: the class that was loaded, or sglang's own exception, and the
 parameters that nothing was written to.

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from kernel_samples import FUSED_TP8, UNFUSED_TP8, every_bucket, glm_plan
 from quark_samples import Tiny, write_tiny
+from typer.testing import CliRunner
 
 from orchestrator.cli.kernels import tune
+from orchestrator.cli.main import app
 from orchestrator.cli.reproduce import reproduce
 from orchestrator.cli.serve import up
 from orchestrator.commands.coverage import (
@@ -240,6 +242,20 @@ def test_shared_experts_that_the_checkpoint_keeps_apart_have_to_be_told_to_the_e
     assert f"exclude entry `{BF16_SHARED}`" in added.source
     assert [flag.name for flag in told.flags] == sorted(flag.name for flag in told.flags)
     assert with_fusion_told(told, Home(tmp_path)) is told
+
+
+def test_coverage_says_what_is_wrong_with_the_checkpoint_it_is_shown(tmp_path: Path) -> None:
+    config, header = Tiny(experts=256).quantised("glm5")
+    lost = {name: kind for name, kind in header.items() if ".layers.2.mlp.experts.7." not in name}
+    folder = write_tiny(tmp_path / "lacking", config, lost)
+    shown = CliRunner().invoke(app, ["kernels", "coverage", "mi355x-tp8", "--model", str(folder)])
+    assert "lacking: layer 2 has not the 256 experts" in shown.stderr
+    assert "routed ones as U8" in shown.stderr
+    assert "shared expert: not fused: dtype" in shown.stdout
+    bare = tmp_path / "config-alone"
+    bare.mkdir()
+    (bare / "config.json").write_text((folder / "config.json").read_text())
+    assert "warning" not in CliRunner().invoke(app, ["kernels", "coverage", "mi355x-tp8", "--model", str(bare)]).stderr
 
 
 @pytest.mark.parametrize("profile", ["mi355x-tp8-july", "mi355x-tp8", "b200-tp8"])

@@ -77,6 +77,21 @@ def test_a_refusal_names_its_source_and_the_way_around() -> None:
     assert problem.where == "--set layout.dp_attention"
 
 
+@pytest.mark.parametrize(
+    ("location", "version", "bad"),
+    [
+        ("amd/GLM-5.2-Quark-MXFP4-AttnFP8", "0.5.16", True),
+        ("amd/GLM-5.2-Quark-MXFP4-AttnFP8", "0.5.18", False),
+        ("amd/GLM-5.2-MXFP4", "0.5.16", False),
+        ("/data/glm-5.2-attnfp8", "0.5.14", True),
+    ],
+)
+def test_a_checkpoint_is_told_by_where_it_comes_from(location: str, version: str, bad: bool) -> None:
+    plan = on(plan_of("mi355x-tp8"), version)
+    source = replace(plan.model.source, location=location)
+    assert ("attention-fp8-by-rows" in ids(replace(plan, model=replace(plan.model, source=source)))) is bad
+
+
 def test_a_refusal_names_the_key_that_is_known_bad() -> None:
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp8", overrides=["flags.chunked-prefill-size=131072", "flags.mem-fraction-static=0.85"])
