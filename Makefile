@@ -5,7 +5,7 @@ DEPLOY := $(VENV)/bin/deploy
 WORKERS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE # container images set it: each `deploy` would compile all of the tool anew, 0.3 s
 
-.PHONY: demo test check unit integration golden attack gpu down clean
+.PHONY: demo test check unit integration golden attack gpu kubernetes down clean
 
 demo: $(VENV)/ready ## a real sglang server on this machine's CPU: up, proven, one streamed answer, down
 	$(DEPLOY) up --profile cpu-tiny
@@ -28,6 +28,9 @@ gpu: $(VENV)/ready ## the whole line on this machine's NVIDIA GPUs; skipped, wit
 
 attack: $(VENV)/ready ## ten times the rounds of random faults that the tests hold; ATTACK_SEED=… repeats them
 	ATTACK=$${ATTACK:-10} $(VENV)/bin/python -m pytest tests/attack --timeout 0
+
+kubernetes: ## a real Kubernetes for the tests, built once from Debian's sources: as root, ten minutes and more
+	.ci/kubernetes
 
 down: ## stop every server of this checkout
 	$(DEPLOY) down --all

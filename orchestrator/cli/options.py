@@ -93,6 +93,10 @@ OnOption: TypeAlias = Annotated[
         "--on", metavar="RUNTIME", help="run it there, such as docker or process", autocompletion=runtime_names
     ),
 ]
+ImageOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="IMAGE", help="start this image, as `build --push` made it: NAME@sha256:… or NAME:TAG"),
+]
 RevisionOption: TypeAlias = Annotated[
     str | None,
     typer.Option("--revision", metavar="REV", help="revision of the checkpoint: a commit, its first digits, or main"),

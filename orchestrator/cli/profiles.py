@@ -8,6 +8,7 @@ import typer
 from orchestrator.cli.grammar import LOOK_UP, PREPARE, add
 from orchestrator.cli.options import (
     GiveOption,
+    ImageOption,
     Json,
     OnOption,
     ProfileArgument,
@@ -161,6 +162,7 @@ def render(
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="write the files there instead of printing them")
     ] = None,
+    image: ImageOption = None,
     on: Annotated[
         str | None,
         typer.Option(
@@ -179,11 +181,13 @@ def render(
 ) -> None:
     """Render what would be started; needs no GPU, Docker or network.
 
-    That is the plan, the server's command and, for Docker, the image's build context and the `docker run` line. They
-    follow from the profile and the options alone: a table that this machine holds is named with `--give`.
+    That is the plan, the server's command and, for Docker, the image's build context and the `docker run` line, for
+    Kubernetes the manifests. They follow from the profile and the options alone: a table that this machine holds is
+    named with `--give`, and an `--image` is taken at its word.
     """
     from orchestrator.commands.coverage import note_coverage
     from orchestrator.commands.planning import plan_given, render_artifacts, rendered_files
+    from orchestrator.commands.ready import on_image
     from orchestrator.commands.rental import rental_files
     from orchestrator.commands.runs import write_files
     from orchestrator.core.errors import UsageError
@@ -195,11 +199,13 @@ def render(
         raise UsageError("`--tool` is for a rented machine", hint=f"`--on {'`, `--on '.join(BROKERS)}`")
     if on is not None and on in BROKERS:
         note_asked(profile, set_ or (), None)
-        if given:
-            raise UsageError("`--give` is not for a rented machine: `up` makes its tables there")
+        if given or image:
+            what = "`--give`" if given else "`--image`"
+            raise UsageError(f"{what} is not for a rented machine: `up` makes its image and tables there")
         plan, files = rental_files(on, profile, set_ or (), home, tool=tool)
     else:
         plan, inputs = plan_given(profile, overridden(set_, on=on), given)
+        plan = on_image(plan, image)
         files = rendered_files(render_artifacts(plan, inputs))
     note_coverage(plan, home)
     if output is not None:

@@ -11,6 +11,7 @@ from orchestrator.cli.options import (
     AcceptUntuned,
     AtOnceOption,
     HostOption,
+    ImageOption,
     Json,
     NameArgument,
     OnOption,
@@ -63,10 +64,7 @@ def up(
     strict_kernels: StrictKernels = False,
     timeout: TimeoutOption = None,
     revision: RevisionOption = None,
-    image: Annotated[
-        str | None,
-        typer.Option(metavar="IMAGE", help="start this image, as `build --push` made it: NAME@sha256:… or NAME:TAG"),
-    ] = None,
+    image: ImageOption = None,
     host: HostOption = None,
     at_once: AtOnceOption = 2,  # noqa: ARG001 - read where a command is run on each of several hosts
     on: OnOption = None,

@@ -55,6 +55,8 @@ def runner_for(place: Place) -> Runner:
 def inspect_host(plan: Plan, place: Place, environ: Mapping[str, str] = os.environ) -> PreflightReport:
     """Run every preflight check of a plan, here or on a far machine (whose checkpoint is not looked at)."""
     runner, kind = runner_for(place), runtime_kind(plan.runtime)
+    if kind.elsewhere is not None:
+        return PreflightReport(profile=plan.profile, findings=tuple(kind.elsewhere(plan)))
     access = Access(
         runner=runner,
         environ=environ,

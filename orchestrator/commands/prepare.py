@@ -34,6 +34,9 @@ def bring_checkpoint(plan: Plan, place: Place, *, stage: bool) -> None:
 
     Raises WeightsError, HostError.
     """
+    if runtime_kind(plan.runtime).elsewhere is not None:
+        note(f"checkpoint of `{plan.model.name}`: not looked at from here, it is where the server runs")
+        return
     if place.far is not None:
         _bring_far(plan, place.far, stage=stage)
         return

@@ -51,11 +51,24 @@ def require_contained(plan: Plan) -> None:
         raise UsageError(f"the {plan.runtime} runtime starts no image", hint="`--set runtime=docker`, or no `--image`")
 
 
+def on_image(plan: Plan, image: str | None) -> Plan:
+    """A plan that starts the image, taken at its word; the plan itself without one. Raises as `require_contained`."""
+    if image is None:
+        return plan
+    require_contained(plan)
+    return replace(plan, ready_image=image)
+
+
 def ready_plan(request: ReadyRequest, place: Place) -> tuple[Plan, RowSources]:
     """The plan on an image that is fetched and looked into, and where the rows of its table are read from.
 
+    Where others fetch it, its receipt is asked of its registry, and nothing is pulled here.
+
     Raises BuildError for an image that is not the plan's, KernelsError for one without the table that its server needs.
     """
+    asked = plan_with(request.profile, request.overrides, place.home, {})
+    if runtime_kind(asked.runtime).elsewhere is not None:
+        return ready_preview(request, asked, place), RowSources()
     docker, home = find_docker(place.far), place.home
     reference = fetch_ready(docker, request.image)
     image = read_ready(docker, reference)
@@ -69,6 +82,8 @@ def ready_rows(plan: Plan, place: Place, *, accept_untuned: bool) -> RowSources:
 
     Raises BuildError for an image that is gone, or is another one by now.
     """
+    if runtime_kind(plan.runtime).elsewhere is not None:
+        return RowSources()
     docker, reference = find_docker(place.far), plan.ready_image or ""
     image = read_ready(docker, fetch_ready(docker, reference))
     require_ready(plan, image)
@@ -81,7 +96,9 @@ def ready_preview(request: ReadyRequest, plan: Plan, place: Place, registry: Reg
 
     Where neither can tell, that is said, and the plan is the profile's own.
     """
-    image = (None if place.far else _here(request.image)) or _told(request.image, registry)
+    pulled_here = runtime_kind(plan.runtime).elsewhere is None
+    later = "held against the plan once it is pulled" if pulled_here else "not held against the plan: nodes pull it"
+    image = (None if place.far else _here(request.image)) or _told(request.image, registry, later)
     if image is None:
         return replace(plan, ready_image=request.image)
     plan = request.decide(image, place.home)
@@ -97,12 +114,12 @@ def _here(image: str) -> ReadyImage | None:
         return None
 
 
-def _told(image: str, registry: Registry) -> ReadyImage | None:
-    """As the registry's labels have it, a few kilobytes; None, aloud, where it does not tell."""
+def _told(image: str, registry: Registry, later: str) -> ReadyImage | None:
+    """As the registry's labels have it, a few kilobytes; None, aloud, with what comes of it `later`, else."""
     try:
         config = registry.config(image)
     except BuildError as error:
-        note(f"{error.message}; its receipt is held against the plan once it is pulled")
+        note(f"{error.message}; its receipt is {later}")
         return None
     receipt = require_receipt(config.labels, image)
     reference = f"{repository(image.partition('@')[0])}@{config.digest}"

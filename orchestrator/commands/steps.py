@@ -13,7 +13,7 @@ from orchestrator.images import IMAGE_BYTES, image_tag, local_config
 from orchestrator.kernels.disk import Store
 from orchestrator.plan import Plan
 from orchestrator.render import Artifacts, base_reference
-from orchestrator.runtimes import Place
+from orchestrator.runtimes import Place, runtime_kind
 from orchestrator.weights import bytes_here, checkpoint_directory, is_made
 
 # How many seconds a step takes: estimates for a node of eight GPUs, said before anything is begun, without what is
@@ -52,6 +52,8 @@ class UpStep:
 def steps_of(artifacts: Artifacts, place: Place) -> tuple[UpStep, ...]:
     """The steps of an `up`, in their order."""
     plan = artifacts.plan
+    if runtime_kind(plan.runtime).elsewhere is not None:
+        return (_start(plan),)
     if plan.ready_image:
         return (_checkpoint(plan, place), _ready_image(plan.ready_image), _start(plan))
     return (_checkpoint(plan, place), *_table(plan, place.home), *_image(artifacts, place), _start(plan))

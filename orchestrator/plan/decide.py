@@ -106,7 +106,8 @@ def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowled
         inexact=(),
         waiting=Waiting(**profile.waiting.model_dump()),
         healing=Healing(**profile.healing.model_dump()),
-        slurm=None,  # its runtime settles it
+        kubernetes=None,  # its runtime settles it, as the next
+        slurm=None,
         ready_image=None,  # the user names one, not the profile
     )
 

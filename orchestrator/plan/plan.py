@@ -253,6 +253,30 @@ class SlurmJob:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Kubernetes:
+    """How a cluster runs the server. Labels are `key=value`, taints `key=value:Effect` or `key:Effect`."""
+
+    context: str | None  # of the kubeconfig; None: its current one
+    namespace: str
+    image_on_node: bool  # never pulled
+    image_pull_secrets: tuple[str, ...]
+    node_selector: tuple[str, ...]
+    tolerations: tuple[str, ...]
+    groups: tuple[int, ...]
+    cpu: int | None  # cores
+    memory: int | None  # bytes
+    runtime_class: str | None
+    service: str  # ClusterIP | NodePort | LoadBalancer
+    clients: tuple[str, ...]  # labels of pods
+    patience: int  # seconds for what is not to be had
+    secret: str | None  # the one with the API key; None: one of the server's own
+    claim: str | None  # either of these two holds checkpoints by name
+    host_path: str | None
+    stage_image: str | None  # by which a Job stages the checkpoint
+    token_secret: str | None  # for the hub
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Everything decided."""
 
@@ -272,6 +296,7 @@ class Plan:
     inexact: tuple[Hazard, ...]  # why two greedy answers may rightly differ
     waiting: Waiting
     healing: Healing
+    kubernetes: Kubernetes | None  # None for other runtimes
     slurm: SlurmJob | None  # None for other runtimes
     ready_image: str | None  # that is started as it is, `name@sha256:…`; None: one is built
 

@@ -5,22 +5,16 @@ value comes from: `published`, somebody's `recipe`, `measured`, or our `inferred
 value is the author's own, with the origin `user`. Texts are one line each: they end up in scripts, labels and comments.
 """
 
-import re
-from decimal import Decimal
 from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from orchestrator.core.origin import Origin
 from orchestrator.core.validation import InnerPath, StrictModel, Text, VariableName, Word
+from orchestrator.profile.kubernetes import KubernetesSection
+from orchestrator.profile.sizes import Size
 from orchestrator.profile.slurm import SlurmSection
 
-_SIZE: Final = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(?P<unit>B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)?\Z")
-_UNITS: Final = {
-    "B": 1,
-    **{f"{prefix}B": 1000**power for power, prefix in enumerate(("k", "M", "G", "T"), 1)},
-    **{f"{prefix}iB": 1024**power for power, prefix in enumerate(("K", "M", "G", "T"), 1)},
-}
 # As docker reads it: [host[:port]/]path[:tag]. Nothing else may stand in a Dockerfile's FROM.
 _IMAGE: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+/)?[A-Za-z0-9._/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*)?$"
 _DIGEST: Final = r"sha256:[0-9a-f]{64}"
@@ -29,15 +23,6 @@ _ENV: Final = "the server's environment"
 FILLER: Final = "{filler}"  # stands in a question where its filler goes
 MOST_FILLER: Final = 1 << 17  # words; sglang's largest prefill chunk that a recipe names has as many tokens
 _WEEK: Final = 7 * 86_400  # seconds
-
-
-def _bytes(value: object) -> object:
-    if isinstance(value, int):
-        return value
-    match = _SIZE.match(value) if isinstance(value, str) else None
-    if not match:
-        raise ValueError("expected a size such as `288GiB`, `1.5TB` or a number of bytes")
-    return int(Decimal(match["number"]) * _UNITS[match["unit"] or "B"])
 
 
 def _scalar_or_list(value: object) -> object:
@@ -60,7 +45,6 @@ def _setting(value: object) -> object:
     return {"value": value, "origin": "user", "source": "the profile's author"}
 
 
-Size: TypeAlias = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str), Field(ge=0)]
 Scalar: TypeAlias = bool | int | float | Text
 
 
@@ -366,5 +350,6 @@ class Profile(StrictModel):
     )
     waiting: WaitingSection = Field(default=WaitingSection(), description="when to give up")
     healing: HealingSection = Field(default=HealingSection(), description="what `deploy watch` does")
+    kubernetes: KubernetesSection = Field(default=KubernetesSection(), description="how a cluster runs it")
     slurm: SlurmSection = Field(default=SlurmSection(), description="the job, for `runtime: slurm`")
     accept_known_bad: list[Text] = Field(default=[], description="known-bad layouts to run in spite of the reports")

@@ -86,6 +86,7 @@ class _Wait:
         self._start = self._moved = clock()
         self._late = ""  # what it was doing when it had taken much longer than was estimated
         self._answer = ""  # what the server said last of its health
+        self._pending = ""  # what it waits for before it is started
         self._restarts = server.state().restarts
 
     @property
@@ -99,6 +100,7 @@ class _Wait:
     def serves(self) -> bool:
         """Look once at the process, the log and the port."""
         state = self._server.state()  # before the log: what it wrote before it exited is then read as well
+        self._await_place(state)
         self._read_log()
         self._refuse_dead(state)
         if not (self.reader.says_ready and self._is_healthy()):
@@ -108,6 +110,8 @@ class _Wait:
 
     def doing(self, about: float) -> str:
         """What the server does, and once that the start takes much longer than was estimated."""
+        if self._pending:
+            return self._pending
         if self.elapsed > 2 * about:
             self._late = self._late or self.reader.text
         late = f", longer than the {minutes(about)} estimated" if self.reader.text == self._late else ""
@@ -134,13 +138,23 @@ class _Wait:
             if alive and not was_ready:  # later lines may be the echo of our own health requests
                 self._moved = self._clock()
 
+    def _await_place(self, state: ServerState) -> None:
+        """One that others have not started yet: they know how long that may take, and whether it never will."""
+        self._pending = state.detail if state.status is Status.PENDING else ""
+        if not self._pending:
+            return
+        if state.stuck:
+            hint = "mend that, and run the same again; with `--keep` it stays, and starts once it can"
+            raise self._error(f"the server cannot start: {self._pending}", hint=hint)
+        self._moved = self._clock()
+
     def _refuse_dead(self, state: ServerState) -> None:
         doing = self.reader.text
         if state.restarts > self._restarts:
             raise self._error(f"the server died while {doing} and was started again")
         if state.status is Status.ABSENT:
             raise self._error(f"the server is gone: something else removed it while {doing}")
-        if state.status is not Status.RUNNING:
+        if state.status not in {Status.RUNNING, Status.PENDING}:
             code = "" if state.exit_code is None else f" with code {state.exit_code}"
             reason = f" ({state.detail})" if state.detail else ""
             raise self._error(f"the server exited{code} while {doing}, after {self.elapsed:.0f} s{reason}")

@@ -23,6 +23,12 @@ def _docker() -> RuntimeKind:
     return DOCKER
 
 
+def _kubernetes() -> RuntimeKind:
+    from orchestrator.runtimes.kubernetes.kind import KUBERNETES  # noqa: PLC0415
+
+    return KUBERNETES
+
+
 def _process() -> RuntimeKind:
     from orchestrator.runtimes.process.kind import PROCESS  # noqa: PLC0415
 
@@ -35,7 +41,12 @@ def _slurm() -> RuntimeKind:
     return SLURM
 
 
-REGISTRY: Final[Mapping[str, Callable[[], RuntimeKind]]] = {"docker": _docker, "process": _process, "slurm": _slurm}
+REGISTRY: Final[Mapping[str, Callable[[], RuntimeKind]]] = {
+    "docker": _docker,
+    "kubernetes": _kubernetes,
+    "process": _process,
+    "slurm": _slurm,
+}
 
 
 def runtime_kind(name: str) -> RuntimeKind:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this module
     from orchestrator.core.paths import Home
     from orchestrator.core.secret import Secret
-    from orchestrator.host import Check, Runner, Space
+    from orchestrator.host import Check, Finding, Runner, Space
     from orchestrator.images import ImageConfig
     from orchestrator.plan import Plan
     from orchestrator.plan.rules import Rule
@@ -60,6 +60,7 @@ class ServerState:
     started_at: str | None  # ISO 8601, UTC
     detail: str  # what else the runtime knows: a reason, a signal
     ended_at: str | None = None  # ISO 8601, UTC
+    stuck: bool = False  # it is pending, and nothing that comes by itself would start it
 
     @property
     def ending(self) -> str:
@@ -175,6 +176,8 @@ class RuntimeKind:
     tables: Callable[[Plan, Home], tuple[Path, ...]]  # that the server's aiter reads by itself; an image keeps its own
     caches: Callable[[Home, str | None], tuple[Cache, ...]]  # what its starts have made, here or on a far machine
     open: Callable[[Home, str | None], Runtime]
+    # What preflight asks where others choose the machine and bring image and checkpoint there; None: it is known here.
+    elsewhere: Callable[[Plan], Iterator[Finding]] | None = None
     kept: Callable[[Path], ServerState | None] = lambda _: None  # by its record in a run directory
     here: bool = True  # a server runs on the machine that preflight looks at
     settle: Callable[[Plan, Profile], Plan] = lambda plan, _: plan  # what the profile's section for it says, decided

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import own_cluster
+import own_node
 import pytest
+from cluster_server import ClusterEngine
 from cpu_server import CpuEngine, CpuServer
 from docker_server import DockerEngine
 from left_running import MARK, end_containers, end_marked
@@ -139,6 +142,24 @@ def slurm_cluster(slurm_daemons: SlurmCluster, monkeypatch: pytest.MonkeyPatch) 
 def slurm_engine(cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) -> SlurmEngine:
     """Start servers as jobs."""
     return SlurmEngine(engine=cpu_engine, cluster=slurm_cluster)
+
+
+@pytest.fixture(scope="session")
+def cluster_of_tests(engine_home: Home) -> Iterator[ClusterEngine]:
+    """A real Kubernetes with this machine as its node, for all tests that start something in one."""
+    if why := own_cluster.unavailable() or own_node.unavailable():
+        pytest.skip(f"a real Kubernetes {why}")
+    with own_cluster.own_cluster() as cluster, own_node.own_node(cluster) as node:
+        yield ClusterEngine(home=engine_home, cluster=cluster, node=node)
+
+
+@pytest.fixture
+def cluster_engine(cluster_of_tests: ClusterEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterEngine]:
+    """The same, as what kubectl asks; what is held open to it ends with the test."""
+    monkeypatch.setenv("KUBECONFIG", str(cluster_of_tests.cluster.config))
+    yield cluster_of_tests
+    while cluster_of_tests.runtimes:
+        cluster_of_tests.runtimes.pop().close()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ PACKAGE = "/sgl-workspace/sglang/python/sglang"
 AITER = "/sgl-workspace/aiter/aiter"
 COMMIT = "5ca1ab1e" * 5
 
-_SEED = (
+SEED = (
     "python3",
     "git",
     "bash",
@@ -51,11 +51,11 @@ def base_image(wheel: Path, *, replaced: Mapping[str, bytes] | None = None, dock
 
     Made once (4 s, 200 MB) and found again by its contents.
     """
-    packages = _closure(_SEED)
+    packages = closure(SEED)
     changes = (f"{name}={hashlib.sha256(data).hexdigest()}" for name, data in (replaced or {}).items())
 
     def fill(tar: tarfile.TarFile) -> None:
-        _add_system(tar, packages)
+        add_system(tar, packages)
         _add_wheel(tar, wheel, replaced or {})
         _add_paths(tar)
 
@@ -67,10 +67,10 @@ def engine_image(packages: Path, *, docker: str = "docker") -> str:
 
     Its sglang stands in the image's own place. Made once a requirement digest (1.6 GB) and found again.
     """
-    system, environment = _closure(_SEED), packages.resolve().parents[2].name
+    system, environment = closure(SEED), packages.resolve().parents[2].name
 
     def fill(tar: tarfile.TarFile) -> None:
-        _add_system(tar, system)
+        add_system(tar, system)
         tar.add(packages / "sglang", arcname=PACKAGE.lstrip("/"))
         tar.add(packages, arcname=ENGINE_PACKAGES.lstrip("/"), filter=_is_used)
         _add_paths(tar)
@@ -80,13 +80,13 @@ def engine_image(packages: Path, *, docker: str = "docker") -> str:
 
 def packages_of(python: Path) -> Path:
     """The site-packages of an engine environment, which the stand-in's Python has to be able to import."""
-    folder = python.parent.parent / "lib" / _debian_python() / "site-packages"
+    folder = python.parent.parent / "lib" / debian_python() / "site-packages"
     if not folder.is_dir():
-        pytest.skip(f"the engine's Python is not this machine's own, {_debian_python()}, which the stand-in has")
+        pytest.skip(f"the engine's Python is not this machine's own, {debian_python()}, which the stand-in has")
     return folder
 
 
-def _debian_python() -> str:
+def debian_python() -> str:
     """Such as `python3.11`."""
     return Path("/usr/bin/python3").resolve().name
 
@@ -113,7 +113,7 @@ def _imported(repository: str, told: list[str], fill: Callable[[tarfile.TarFile]
     return tag
 
 
-def _add_system(tar: tarfile.TarFile, packages: list[str]) -> None:
+def add_system(tar: tarfile.TarFile, packages: list[str]) -> None:
     for name in ("bin", "sbin", "lib", "lib64"):
         entry = tarfile.TarInfo(name)
         entry.type, entry.linkname = tarfile.SYMTYPE, f"usr/{name}"
@@ -122,8 +122,8 @@ def _add_system(tar: tarfile.TarFile, packages: list[str]) -> None:
         entry = tarfile.TarInfo(name)
         entry.type, entry.mode = tarfile.DIRTYPE, mode
         tar.addfile(entry)
-    _add(tar, "/etc/passwd", b"root:x:0:0:root:/root:/bin/sh\n")
-    _add(tar, "/etc/group", b"root:x:0:\n")
+    add_file(tar, "/etc/passwd", b"root:x:0:0:root:/root:/bin/sh\n")
+    add_file(tar, "/etc/group", b"root:x:0:\n")
     for path in _files_of(packages):
         tar.add(path, arcname=path.lstrip("/"), recursive=False)
 
@@ -132,16 +132,16 @@ def _add_wheel(tar: tarfile.TarFile, wheel: Path, replaced: Mapping[str, bytes])
     with zipfile.ZipFile(wheel) as archive:
         held = [name for name in archive.namelist() if name.startswith("sglang/") and not name.endswith("/")]
         for inner in dict.fromkeys([*(name.removeprefix("sglang/") for name in held), *replaced]):
-            _add(tar, f"{PACKAGE}/{inner}", replaced.get(inner) or archive.read(f"sglang/{inner}"))
+            add_file(tar, f"{PACKAGE}/{inner}", replaced.get(inner) or archive.read(f"sglang/{inner}"))
 
 
 def _add_paths(tar: tarfile.TarFile) -> None:
     """What stands beside sglang's sources, and where Python finds them."""
     for name, content in _AITER.items():
-        _add(tar, f"{AITER}/{name}", content)
-    _add(tar, f"/usr/local/lib/{_debian_python()}/dist-packages/standin.pth", _PATHS.encode())
+        add_file(tar, f"{AITER}/{name}", content)
+    add_file(tar, f"/usr/local/lib/{debian_python()}/dist-packages/standin.pth", _PATHS.encode())
     for name, content in _repository():
-        _add(tar, f"/sgl-workspace/sglang/.git/{name}", content)
+        add_file(tar, f"/sgl-workspace/sglang/.git/{name}", content)
 
 
 def _repository() -> Iterator[tuple[str, bytes]]:
@@ -152,13 +152,13 @@ def _repository() -> Iterator[tuple[str, bytes]]:
     yield "config", b"[core]\n\trepositoryformatversion = 0\n"
 
 
-def _add(tar: tarfile.TarFile, path: str, content: bytes) -> None:
+def add_file(tar: tarfile.TarFile, path: str, content: bytes) -> None:
     entry = tarfile.TarInfo(path.lstrip("/"))
     entry.size, entry.mode = len(content), 0o644
     tar.addfile(entry, io.BytesIO(content))
 
 
-def _closure(seed: tuple[str, ...]) -> list[str]:
+def closure(seed: tuple[str, ...]) -> list[str]:
     """Installed packages that `seed` needs, itself included, as `name=version`."""
     listed = subprocess.run(
         ["dpkg-query", "-W", "-f", "${Package}\t${Version}\t${Pre-Depends}, ${Depends}\n"],

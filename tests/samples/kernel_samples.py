@@ -114,6 +114,7 @@ def glm_plan(
         inexact=(),
         waiting=Waiting(silence=60, grace=5),
         healing=Healing(unhealthy_after=60, restarts=3, window=600),
+        kubernetes=None,
         slurm=None,
         ready_image=None,
     )

@@ -1,27 +1,20 @@
 """The docker runtime, put together."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core.console import note, warn
-from orchestrator.core.errors import Problem
 from orchestrator.core.paths import Home
 from orchestrator.host import far_machine
-from orchestrator.images import as_found, build_image, differences, find_docker, found_image, image_sources, image_tag
+from orchestrator.images import as_found, build_image, differences, find_docker, found_image
 from orchestrator.plan import Plan
-from orchestrator.plan.rules import Case
-from orchestrator.render import Artifacts, ContextFile, build_context
+from orchestrator.render import Artifacts, ContextFile
 from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind
 from orchestrator.runtimes.docker.checks import daemon, image, image_space
 from orchestrator.runtimes.docker.container import docker_run_file, render
-
-
-def has_image(case: Case) -> Iterator[Problem]:
-    """There is an image to build on."""
-    if case.profile.engine.image is None:
-        yield Problem("the docker runtime needs `engine.image`", case.place("engine"), "`--set runtime=process`")
+from orchestrator.runtimes.image import has_image, image_of
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
@@ -29,10 +22,7 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
 
     An image that is there already has no context.
     """
-    if plan.ready_image is not None:
-        return render(plan, None, plan.ready_image)
-    build = build_context(plan, image_sources(plan, inputs=inputs))
-    return render(plan, build, image_tag(plan, build))
+    return render(plan, *image_of(plan, inputs))
 
 
 def prepare(artifacts: Artifacts, place: Place) -> Prepared:

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2-current \
   --label deploy.name=mi355x-tp4dp2-current \
-  --label deploy.plan=c00ee2c170da04cd1f02d539ed23fc8ebed401763ed6a294141cfa49a6f0462d \
+  --label deploy.plan=bdcc3a6f8d90810c9d535de0e7b500f737d998ed6e49e4ce0397a6af2e340521 \
   --label deploy.profile=mi355x-tp4dp2-current \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2-july \
   --label deploy.name=mi355x-tp4dp2-july \
-  --label deploy.plan=7d487c7def545d2b64b9390f01fd9df74f086acd07552d45b9fa8f809291cea3 \
+  --label deploy.plan=e276c7694f71084bb9a3704df108c395af96537f961a1892130c6921d7022c8a \
   --label deploy.profile=mi355x-tp4dp2-july \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8-current \
   --label deploy.name=mi355x-tp8-current \
-  --label deploy.plan=d8d4f520795d4b162aa7b829a6dbcc372dd8fdcb4bfb3696bd963ef5736b75e4 \
+  --label deploy.plan=aed5191d1f440f97caf4c2ae3e7607bb3cbd699e450d081a397359dbcc946a29 \
   --label deploy.profile=mi355x-tp8-current \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

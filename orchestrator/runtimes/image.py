@@ -1,0 +1,24 @@
+"""The image of a plan, for every runtime that starts a server in one."""
+
+from collections.abc import Iterator, Mapping
+
+from orchestrator.core.errors import Problem
+from orchestrator.images import image_sources, image_tag
+from orchestrator.plan import Plan
+from orchestrator.plan.rules import Case
+from orchestrator.render import BuildContext, build_context
+
+
+def has_image(case: Case) -> Iterator[Problem]:
+    """There is an image to build on."""
+    if case.profile.engine.image is None:
+        what = f"the {case.profile.runtime} runtime needs `engine.image`"
+        yield Problem(what, case.place("engine"), "`--set runtime=process`")
+
+
+def image_of(plan: Plan, inputs: Mapping[str, bytes]) -> tuple[BuildContext | None, str]:
+    """The image's build context with the files that patches are given, and its name; a ready one has no context."""
+    if plan.ready_image is not None:
+        return None, plan.ready_image
+    build = build_context(plan, image_sources(plan, inputs=inputs))
+    return build, image_tag(plan, build)

@@ -1,0 +1,63 @@
+"""What preflight asks of a cluster, which nobody here can look into: kubectl, rights, nodes, claims, Secrets."""
+
+from collections.abc import Iterator
+
+from orchestrator.core.errors import HostError
+from orchestrator.host import Finding, fail, info, warn
+from orchestrator.plan import Plan
+from orchestrator.runtimes.kubernetes.kubectl import Cluster
+from orchestrator.runtimes.kubernetes.manifests import cluster_of, gpus_asked
+
+
+def cluster_findings(plan: Plan) -> Iterator[Finding]:
+    """Every check; where the cluster does not answer, that alone."""
+    settings = cluster_of(plan)
+    cluster = Cluster(settings.context or "", settings.namespace)
+    try:
+        version = cluster.json("get", "--raw", "/version").get("gitVersion", "")
+        yield info("cluster", str(version), "a cluster that answers")
+        yield from _rights(cluster)
+        yield from _nodes(cluster, plan)
+        for kind, name in (("persistentvolumeclaim", settings.claim), ("secret", settings.secret)):
+            if name is not None:
+                yield _there(cluster, kind, name)
+    except HostError as error:
+        yield fail("cluster", error.message, "a cluster that answers", error.hint)
+
+
+def _rights(cluster: Cluster) -> Iterator[Finding]:
+    if not cluster.ask("get", "namespace", cluster.namespace).ok:
+        create = Cluster(cluster.context, "default").shown("create", "namespace", cluster.namespace)
+        yield fail("namespace", f"no `{cluster.namespace}` that you may look at", cluster.namespace, create)
+    elif not cluster.ask("auth", "can-i", "create", "deployments").ok:
+        yield fail("rights", "you may not create deployments", "create, patch, delete", "ask who runs the cluster")
+    else:
+        yield info("namespace", cluster.namespace, "you may create deployments in it")
+
+
+def _nodes(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
+    """Nodes that could take it if they were empty; one that grows when it has to may have none yet."""
+    selector = ",".join(cluster_of(plan).node_selector)
+    try:
+        nodes = cluster.json("get", "nodes", *(["--selector", selector] if selector else []))["items"]
+    except HostError:  # whoever may only use a namespace
+        return
+    resource, count = gpus_asked(plan)
+    fitting = [node for node in nodes if int(node["status"].get("allocatable", {}).get(resource, 0)) >= count]
+    needed = f"{count} {resource} on one node" if count else "a node"
+    found = f"{len(fitting)} of {len(nodes)} nodes" + (f" with `{selector}`" if selector else "")
+    if fitting:
+        yield info("nodes", found, needed)
+    else:
+        shown = cluster.shown("describe", "nodes")
+        yield warn("nodes", found, needed, f"{shown} shows what they have: device plugin, labels, taints")
+
+
+def _there(cluster: Cluster, kind: str, name: str) -> Finding:
+    found = cluster.json("get", kind, name, "--ignore-not-found")
+    if not found:
+        return fail(kind, "not there", name, f"create it in namespace `{cluster.namespace}`")
+    phase = str(found.get("status", {}).get("phase", "there"))
+    if phase == "Pending":
+        return warn(kind, "not bound", name, f"{cluster.shown('describe', kind, name)} says what it waits for")
+    return info(kind, phase.lower(), name)

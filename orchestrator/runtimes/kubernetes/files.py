@@ -1,0 +1,88 @@
+"""`kubernetes.yaml` and `weights.yaml`: what `kubectl apply` takes."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import yaml
+
+from orchestrator.core.errors import Problem, ProfileError
+from orchestrator.core.shell import quote
+from orchestrator.core.text import printable
+from orchestrator.plan import Plan
+from orchestrator.render import Artifacts, ContextFile
+from orchestrator.runtimes.kubernetes.manifests import CONFIG, Manifest, cluster_of, secret_name, server_objects
+from orchestrator.runtimes.kubernetes.staging import staging_job
+from orchestrator.weights import overlay_path
+
+
+class _Plain(yaml.SafeDumper):
+    """YAML without anchors: each object is read by itself."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML's own name
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodImage:
+    """What the pods of a plan start from."""
+
+    reference: str
+    built_here: bool  # and known to no registry
+
+
+def manifest_files(artifacts: Artifacts, name: str) -> tuple[ContextFile, ...]:
+    """The server's objects, and the Job that stages its checkpoint, where there is one.
+
+    Raises ProfileError for a plan that no cluster can start: an image in no registry, a config.json that has to be
+    patched.
+    """
+    plan, image = artifacts.plan, image_of_pods(artifacts)
+    written = [_file("kubernetes.yaml", _head(plan, name), server_objects(artifacts, image.reference, name))]
+    if (job := staging_job(plan, name)) is not None:
+        written.append(_file("weights.yaml", [f"{plan.profile}: stages {plan.model.source.location}"], [job]))
+    return tuple(written)
+
+
+def image_of_pods(artifacts: Artifacts) -> PodImage:
+    """The image of artifacts that were rendered for a cluster. Raises ProfileError for one that no cluster has."""
+    plan, image = artifacts.plan, artifacts.spec
+    assert isinstance(image, PodImage)  # noqa: S101 - for the type: `render` puts it there
+    if problems := tuple(_problems(plan, image)):
+        raise ProfileError(f"profile `{plan.profile}` cannot be rendered for a cluster", problems=problems)
+    return image
+
+
+def _problems(plan: Plan, image: PodImage) -> Iterator[Problem]:
+    pushed = "`deploy build PROFILE --tag registry.example/served:1 --push` prints its name: give it with `--image`"
+    on_node = "`--set kubernetes.image_on_node=true` where the nodes hold it"
+    if not cluster_of(plan).image_on_node:
+        if image.built_here:
+            yield Problem(f"its image `{image.reference}` is in no registry", "kubernetes", f"{pushed}; or {on_node}")
+        elif "@sha256:" not in image.reference:
+            what = f"`{image.reference}` may be another image tomorrow: a cluster is given one by its digest"
+            yield Problem(what, "--image", f"{pushed}; or {on_node}")
+    if overlay_path(plan) is not None:
+        patches = ", ".join(patch.id for patch in plan.patches if patch.kind == "config" and patch.expected)
+        hint = "an engine whose sources do it themselves, such as sglang 0.5.16; or `runtime: docker`"
+        yield Problem(
+            f"patch `{patches}` changes the checkpoint's config.json, which is in the cluster", "patches", hint
+        )
+
+
+def _head(plan: Plan, name: str) -> Iterator[str]:
+    yield f"{plan.profile}: {plan.description}"
+    yield "`kubectl apply --server-side -f kubernetes.yaml` starts it"
+    if limits := ", ".join(limit.name for limit in plan.hardware.container.ulimits):
+        yield f"limits ({limits}): a pod has those of its node's container runtime, and can ask for no others"
+    if variable := plan.server.api_key_env:
+        cluster = cluster_of(plan)
+        argv = ["kubectl", "create", "secret", "generic", secret_name(plan, name), "--namespace", cluster.namespace]
+        argv += [f"--from-file={CONFIG}=/dev/stdin", *(["--context", cluster.context] if cluster.context else [])]
+        yield f"before that, once: the API key of ${variable}, by way of no file and no command line"
+        yield f"""  printf '{{"api-key": "%s"}}\\n' "${variable}" | {quote(argv)}"""
+
+
+def _file(path: str, head: Iterable[str], objects: Iterable[Manifest]) -> ContextFile:
+    comments = "".join(f"# {' '.join(printable(line).splitlines())}".rstrip() + "\n" for line in head)
+    documents = (yaml.dump(each, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=1000) for each in objects)
+    return ContextFile(path=path, content=(comments + "---\n" + "---\n".join(documents)).encode(), executable=False)

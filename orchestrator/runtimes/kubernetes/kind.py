@@ -1,0 +1,105 @@
+"""Kubernetes, put together."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from orchestrator.core.errors import Problem
+from orchestrator.core.paths import Home
+from orchestrator.host import Runner, Space
+from orchestrator.plan import Kubernetes, Plan
+from orchestrator.plan.rules import Case
+from orchestrator.profile import Profile
+from orchestrator.render import Artifacts, server_command
+from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind
+from orchestrator.runtimes.image import has_image, image_of
+from orchestrator.runtimes.kubernetes.checks import cluster_findings
+from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, manifest_files
+from orchestrator.runtimes.kubernetes.manifests import model_path
+
+
+def weights_have_a_place(case: Case) -> Iterator[Problem]:
+    """The pods find the checkpoint: in a claim, or on their node."""
+    weights, origin = case.profile.kubernetes.weights, case.profile.model.origin.kind
+    if origin != "directory" and not weights.claim and not weights.host_path:
+        yield Problem(
+            "nothing says where the pods find the checkpoint",
+            case.place("kubernetes", "weights") or case.place("runtime"),
+            "`--set kubernetes.weights.claim=CLAIM`, or `--set kubernetes.weights.host_path=/DIR` of the nodes",
+        )
+    if origin != "hub" and weights.stage_image:
+        yield Problem(
+            f"a checkpoint that is {origin} is not staged by a Job",
+            case.place("kubernetes", "weights", "stage_image"),
+            "leave it out, and put the checkpoint there yourself",
+        )
+
+
+def asks_for_a_key(case: Case) -> Iterator[Problem]:
+    """A Service that is reached from beyond the cluster takes an API key, or an explicit word."""
+    server, service = case.profile.server, case.profile.kubernetes.service
+    if service != "ClusterIP" and server.api_key_env is None and not server.allow_public:
+        yield Problem(
+            f"a Service of type {service} is reached from beyond the cluster and the server has no API key",
+            case.place("kubernetes", "service"),
+            "name the variable that holds one (`--set server.api_key_env=SGLANG_KEY`), "
+            "or say that you mean it: `--set server.allow_public=true`",
+        )
+
+
+def settle(plan: Plan, profile: Profile) -> Plan:
+    """The plan with what the profile's section says of the cluster."""
+    said = profile.kubernetes.model_dump()
+    return replace(plan, kubernetes=Kubernetes(**said.pop("weights"), **said))
+
+
+def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
+    """The command, which listens on all addresses of its pod, and the image with its build context."""
+    build, image = image_of(plan, inputs)
+    command = server_command(plan, model_path=model_path(plan), host="0.0.0.0")  # noqa: S104
+    spec = PodImage(reference=image, built_here=build is not None)
+    return Artifacts(plan=plan, command=command, build=build, spec=spec)
+
+
+def _prepare(artifacts: Artifacts, _: Place) -> Prepared:
+    """The nodes pull the image. Raises ProfileError for one that they cannot have."""
+    return Prepared(artifacts=artifacts, records={"image.json": {"tag": image_of_pods(artifacts).reference}})
+
+
+def _no_space(_: Plan, __: Runner) -> Iterator[Space]:
+    return iter(())
+
+
+def _no_tables(_: Plan, __: Home) -> tuple[Path, ...]:
+    return ()
+
+
+def _no_caches(_: Home, __: str | None) -> tuple[Cache, ...]:
+    return ()
+
+
+def _open(home: Home, _: str | None) -> Runtime:
+    from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime  # noqa: PLC0415
+
+    return KubernetesRuntime(home)
+
+
+KUBERNETES: Final = RuntimeKind(
+    name="kubernetes",
+    contained=True,
+    rules=(has_image, weights_have_a_place, asks_for_a_key),
+    checks=(),
+    spaces=_no_space,
+    far=None,
+    render=rendered,
+    files=manifest_files,
+    prepare=_prepare,
+    tables=_no_tables,
+    caches=_no_caches,
+    open=_open,
+    here=False,
+    elsewhere=cluster_findings,
+    settle=settle,
+    leaves=frozenset({"kubernetes.yaml", "weights.yaml"}),
+)

@@ -1,0 +1,284 @@
+"""The objects of one server, as the API server takes them. Equal plans give equal objects.
+
+A Deployment rather than a StatefulSet: a server keeps nothing of its own, and one whose node is gone has to come back
+on another, which a StatefulSet leaves to a person. `Recreate`, since the nodes of a cluster with GPUs are full: a
+rolling update would wait for a second set of them.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
+
+from orchestrator.engine import endpoints
+from orchestrator.plan import ContainerNeeds, Kubernetes, Plan
+from orchestrator.render import Artifacts
+from orchestrator.runtimes.kubernetes.record import NAME, annotations, labels, object_name, pairs
+
+Manifest: TypeAlias = dict[str, Any]  # Any: JSON of the API's own shape
+
+MODELS: Final = "/models"  # in a pod: checkpoints by name
+CONTAINER: Final = "server"
+CONFIG: Final = "config.yaml"  # the key of a Secret that is sglang's `--config` file
+_SECRETS: Final = "/run/secrets/deploy"
+_RESOURCES: Final = {"amd": "amd.com/gpu", "nvidia": "nvidia.com/gpu"}  # of the device plugins of both
+# Bytes a second of the slowest load that was told: 438 GB of GLM-5.2 took 13 minutes to an hour over NFS.
+_SLOWEST: Final = 438e9 / 3600
+_PERIOD: Final = 10  # seconds between two looks
+_ANSWER: Final = (
+    25  # seconds a look waits: behind a long prefill health answers after 20 (sglang, SGLANG_HEALTH_CHECK_TIMEOUT)
+)
+_AFTER_DRAIN: Final = 30  # seconds more than the drain takes: as long as Kubernetes gives what has nothing to drain
+
+
+def server_objects(artifacts: Artifacts, image: str, name: str) -> Iterator[Manifest]:
+    """Everything that one server is, in the order in which it is applied."""
+    plan, cluster = artifacts.plan, cluster_of(artifacts.plan)
+    yield _network_policy(plan, cluster, name)
+    yield _disruption_budget(plan, name)
+    yield _service(plan, cluster, name)
+    yield _deployment(artifacts, cluster, image=image, name=name)
+
+
+def cluster_of(plan: Plan) -> Kubernetes:
+    """How a cluster runs a plan that was made for one."""
+    assert plan.kubernetes is not None  # noqa: S101 - for the type: the section is called as the runtime is
+    return plan.kubernetes
+
+
+def secret_name(plan: Plan, name: str) -> str:
+    """The Secret with the API key of a server."""
+    return cluster_of(plan).secret or f"{object_name(name)}-key"
+
+
+def gpus_asked(plan: Plan) -> tuple[str, int]:
+    """The device plugin's resource, and how many: up to the last one that the ranks take, whichever the first is."""
+    return _RESOURCES.get(plan.hardware.vendor, ""), plan.gpus[-1] + 1 if plan.gpus else 0
+
+
+def startup_seconds(plan: Plan) -> int:
+    """How long a start may take: its weights over the slowest share, and then as long as `up` waits for a sign."""
+    return math.ceil(plan.model.weight_bytes / _SLOWEST) + plan.waiting.silence
+
+
+def metadata(plan: Plan, name: str, called: str) -> Manifest:
+    """Of one object of a server."""
+    namespace = cluster_of(plan).namespace
+    return {
+        "name": called,
+        "namespace": namespace,
+        "labels": labels(name),
+        "annotations": annotations(plan, name, namespace),
+    }
+
+
+def placement(cluster: Kubernetes) -> Manifest:
+    """On which nodes a pod runs, and how it gets its image."""
+    found: Manifest = {"automountServiceAccountToken": False, "enableServiceLinks": False}
+    if cluster.image_pull_secrets:
+        found["imagePullSecrets"] = [{"name": name} for name in cluster.image_pull_secrets]
+    if cluster.runtime_class:
+        found["runtimeClassName"] = cluster.runtime_class
+    if cluster.node_selector:
+        found["nodeSelector"] = dict(pairs(cluster.node_selector))
+    if cluster.tolerations:
+        found["tolerations"] = [_toleration(taint) for taint in cluster.tolerations]
+    return found
+
+
+def models_volume(plan: Plan) -> tuple[Manifest, str]:
+    """The volume with the checkpoint, and where a pod has it. A host's directory has to be there already."""
+    cluster, source = cluster_of(plan), plan.model.source
+    if source.kind == "directory":
+        volume: Manifest = {"hostPath": {"path": source.location, "type": "Directory"}}
+        return {"name": "models", **volume}, model_path(plan)
+    if cluster.claim:
+        volume = {"persistentVolumeClaim": {"claimName": cluster.claim}}
+    else:
+        volume = {"hostPath": {"path": cluster.host_path, "type": "Directory"}}
+    return {"name": "models", **volume}, MODELS
+
+
+def model_path(plan: Plan) -> str:
+    """Where a pod finds the checkpoint."""
+    return f"{MODELS}/{plan.model.name}"
+
+
+def receipt_path(plan: Plan) -> str:
+    """Where the receipt of a staged checkpoint is (weights/receipt.py)."""
+    return f"{model_path(plan)}.receipt.json"
+
+
+def as_written(text: str) -> str:
+    """A word of a command or a variable of which the kubelet expands nothing: `$$` is its `$`."""
+    return text.replace("$", "$$")
+
+
+def _network_policy(plan: Plan, cluster: Kubernetes, name: str) -> Manifest:
+    """Who may reach the server; the node itself always may, for probes and port-forward."""
+    ingress: Manifest = {"ports": [{"protocol": "TCP", "port": plan.server.port}]}
+    if cluster.service == "ClusterIP":  # clients beyond the cluster have no labels
+        ingress = {"from": [{"podSelector": {"matchLabels": dict(pairs(cluster.clients))}}], **ingress}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(plan, name, object_name(name)),
+        "spec": {"podSelector": _selected(name), "policyTypes": ["Ingress"], "ingress": [ingress]},
+    }
+
+
+def _disruption_budget(plan: Plan, name: str) -> Manifest:
+    """Who drains a node is told that a server is on it, which takes up to an hour to come back: nobody evicts it."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(plan, name, object_name(name)),
+        "spec": {"maxUnavailable": 0, "selector": _selected(name)},
+    }
+
+
+def _service(plan: Plan, cluster: Kubernetes, name: str) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(plan, name, object_name(name)),
+        "spec": {
+            "type": cluster.service,
+            "selector": {NAME: name},
+            "ports": [{"name": "http", "protocol": "TCP", "port": plan.server.port, "targetPort": "http"}],
+        },
+    }
+
+
+def _deployment(artifacts: Artifacts, cluster: Kubernetes, *, image: str, name: str) -> Manifest:
+    plan = artifacts.plan
+    about = metadata(plan, name, object_name(name))
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": about,
+        "spec": {
+            "replicas": 1,
+            "selector": _selected(name),
+            "strategy": {"type": "Recreate"},
+            "progressDeadlineSeconds": startup_seconds(plan) + plan.waiting.silence,  # 600 is less than a start takes
+            "template": {
+                "metadata": {"labels": about["labels"], "annotations": about["annotations"]},
+                "spec": _pod(artifacts, cluster, image=image, name=name),
+            },
+        },
+    }
+
+
+def _pod(artifacts: Artifacts, cluster: Kubernetes, *, image: str, name: str) -> Manifest:
+    """`shareProcessNamespace`: sglang as process 1 exits with 0 when its scheduler is killed, and reaps no zombies."""
+    plan = artifacts.plan
+    volumes = list(_volumes(plan, name))
+    pod: Manifest = {
+        **placement(cluster),
+        "shareProcessNamespace": True,
+        "terminationGracePeriodSeconds": plan.waiting.grace + _AFTER_DRAIN,
+    }
+    if security := _pod_security(plan.hardware.container, cluster):
+        pod["securityContext"] = security
+    if cluster.stage_image:
+        pod["initContainers"] = [_await_checkpoint(plan, cluster, image)]
+    pod["containers"] = [_server(artifacts, cluster, image=image, mounts=[mount for _, mount in volumes])]
+    pod["volumes"] = [volume for volume, _ in volumes]
+    return pod
+
+
+def _server(artifacts: Artifacts, cluster: Kubernetes, *, image: str, mounts: list[Manifest]) -> Manifest:
+    """`args`: the image's entry point stays, as docker leaves it."""
+    plan = artifacts.plan
+    argv = [*artifacts.command.argv, *(["--config", f"{_SECRETS}/{CONFIG}"] if plan.server.api_key_env else [])]
+    env = {"PYTHONUNBUFFERED": "1", **dict(artifacts.command.env)}  # else the log comes in blocks
+    health = {"httpGet": {"path": endpoints.HEALTH, "port": "http"}, "timeoutSeconds": _ANSWER}
+    container: Manifest = {
+        "name": CONTAINER,
+        "image": image,
+        "imagePullPolicy": _pull(cluster),
+        "args": [as_written(word) for word in argv],
+        "env": [{"name": variable, "value": as_written(env[variable])} for variable in sorted(env)],
+        "ports": [{"name": "http", "containerPort": plan.server.port}],
+        "resources": _resources(plan, cluster),
+        "startupProbe": {
+            **health,
+            "periodSeconds": _PERIOD,
+            "failureThreshold": math.ceil(startup_seconds(plan) / _PERIOD),
+        },
+        "readinessProbe": {**health, "periodSeconds": _PERIOD, "failureThreshold": 3},
+        "volumeMounts": mounts,
+    }
+    if plan.hardware.container.cap_add:
+        container["securityContext"] = {"capabilities": {"add": list(plan.hardware.container.cap_add)}}
+    return container
+
+
+def _volumes(plan: Plan, name: str) -> Iterator[tuple[Manifest, Manifest]]:
+    """Each volume with its mount."""
+    models, at = models_volume(plan)
+    yield models, {"name": "models", "mountPath": at, "readOnly": True}
+    needs = plan.hardware.container
+    if needs.shm_bytes is not None or needs.ipc is not None:  # a pod's own has 64 MiB
+        memory = {"medium": "Memory"} | ({"sizeLimit": str(needs.shm_bytes)} if needs.shm_bytes else {})
+        yield {"name": "shm", "emptyDir": memory}, {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108 - the pod's
+    if plan.server.api_key_env:
+        secret = {
+            "secretName": secret_name(plan, name),
+            "defaultMode": 0o400,
+            "items": [{"key": CONFIG, "path": CONFIG}],
+        }
+        yield {"name": "key", "secret": secret}, {"name": "key", "mountPath": _SECRETS, "readOnly": True}
+
+
+def _await_checkpoint(plan: Plan, cluster: Kubernetes, image: str) -> Manifest:
+    """The server waits until the Job has verified the whole checkpoint; what is half there is not served."""
+    waits = f'until [ -f "$0" ]; do echo "waiting for $0"; sleep {_PERIOD}; done'
+    models, at = models_volume(plan)
+    return {
+        "name": "checkpoint",
+        "image": image,
+        "imagePullPolicy": _pull(cluster),
+        "command": ["sh", "-c", as_written(waits), receipt_path(plan)],
+        "volumeMounts": [{"name": models["name"], "mountPath": at, "readOnly": True}],
+    }
+
+
+def _resources(plan: Plan, cluster: Kubernetes) -> Manifest:
+    """GPUs are a limit, which is then asked for as well; memory is held to what was asked for."""
+    asked: dict[str, str] = {}
+    if cluster.cpu is not None:
+        asked["cpu"] = str(cluster.cpu)
+    if cluster.memory is not None:
+        asked["memory"] = str(cluster.memory)
+    limits = {key: value for key, value in asked.items() if key != "cpu"}
+    resource, count = gpus_asked(plan)
+    if count:
+        limits[resource] = str(count)
+    return {kind: amounts for kind, amounts in (("requests", asked), ("limits", limits)) if amounts}
+
+
+def _pod_security(needs: ContainerNeeds, cluster: Kubernetes) -> Manifest:
+    """Groups by their ids: a name means nothing to a node. The device plugin gives the devices themselves."""
+    found: Manifest = {}
+    if "seccomp=unconfined" in needs.security_opt:
+        found["seccompProfile"] = {"type": "Unconfined"}
+    groups = sorted({*cluster.groups, *(int(group) for group in needs.groups if group.isdigit())})
+    if groups:
+        found["supplementalGroups"] = groups
+    return found
+
+
+def _toleration(taint: str) -> Manifest:
+    said, _, effect = taint.rpartition(":")
+    key, equals, value = said.partition("=")
+    matched = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
+    return {"key": key, **matched, "effect": effect}
+
+
+def _pull(cluster: Kubernetes) -> str:
+    return "Never" if cluster.image_on_node else "IfNotPresent"
+
+
+def _selected(name: str) -> Manifest:
+    return {"matchLabels": {NAME: name}}

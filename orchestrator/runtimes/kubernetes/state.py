@@ -1,0 +1,209 @@
+"""What the API server says of a server's objects, as the state of a server. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes.kubernetes.manifests import CONTAINER
+
+Seen: TypeAlias = Mapping[str, Any]  # Any: JSON of the API's own shape
+
+ABSENT: Final = ServerState(status=Status.ABSENT, exit_code=None, restarts=0, started_at=None, detail="")
+# Why a container has not started, as the kubelet says it, that only a person can change (kubelet, images/types.go,
+# kuberuntime_container.go); what it tries again, it tries with the same words.
+_HELD: Final[Mapping[str, str]] = {
+    "ErrImagePull": "its image cannot be pulled",
+    "ImagePullBackOff": "its image cannot be pulled",
+    "RegistryUnavailable": "its image cannot be pulled",
+    "InvalidImageName": "its image has no valid name",
+    "ErrImageNeverPull": "the node does not hold its image, and is told not to pull it",
+    "CreateContainerConfigError": "its container cannot be made",
+    "CreateContainerError": "its container cannot be made",
+    "RunContainerError": "its container cannot be started",
+    "StartError": "its container cannot be started",
+}
+_AGAIN: Final = "CrashLoopBackOff"
+_MOUNTS: Final = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+_SANDBOX: Final = ("FailedCreatePodSandBox",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodView:
+    """The pod of a server, the newest where one takes the place of another, and the warnings about it."""
+
+    pod: Seen
+    events: Sequence[Seen] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.pod["metadata"]["name"])
+
+    @property
+    def container(self) -> Seen:
+        """The status of the server's container; empty before a node has taken the pod."""
+        statuses = self.pod.get("status", {}).get("containerStatuses", ())
+        return next((each for each in statuses if each["name"] == CONTAINER), {})
+
+    @property
+    def runs_since(self) -> str | None:
+        """When the server's process was started, None where it does not run."""
+        started = self.container.get("state", {}).get("running", {}).get("startedAt")
+        return str(started) if started else None
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return int(self.container.get("restartCount", 0))
+
+    @property
+    def placed(self) -> bool:
+        """Whether a node has taken it, and its containers are still to come."""
+        return bool(self.pod.get("spec", {}).get("nodeName")) and self.runs_since is None
+
+
+def is_over(pod: Seen) -> bool:
+    """Whether a deleted pod runs nothing any more: its kubelet takes up to 10 s more to let go of the object."""
+    statuses = pod.get("status", {}).get("containerStatuses", ())
+    ended = [each for each in statuses if "running" not in each["state"] and _last_end(each) is not None]
+    return bool(pod["metadata"].get("deletionTimestamp") and statuses and len(ended) == len(statuses))
+
+
+def has_started(pod: Seen) -> bool:
+    """Whether any of its containers was ever started."""
+    statuses = pod.get("status", {}).get("containerStatuses", ())
+    return any("running" in each["state"] or _last_end(each) is not None for each in statuses)
+
+
+def newest(pods: Sequence[Seen]) -> Seen | None:
+    """The pod that counts: one that is being ended only where there is no other."""
+    pods = [pod for pod in pods if not is_over(pod)]
+    stays = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+    return max(stays or pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
+
+
+def server_state(deployment: Seen | None, view: PodView | None) -> ServerState:
+    """The state of a server from its Deployment and its pod.
+
+    PENDING is one that has never run in this pod; its detail says what it waits for.
+    """
+    if deployment is None:
+        return ABSENT if view is None else _ending(view)
+    if view is None:
+        scaled = deployment["spec"].get("replicas") == 0
+        return (
+            _exited("somebody has scaled it to 0")
+            if scaled
+            else _pending(_refused(deployment) or "waiting for its pod")
+        )
+    return _ending(view) if view.pod["metadata"].get("deletionTimestamp") else _of_pod(view)
+
+
+def _of_pod(view: PodView) -> ServerState:
+    if (since := view.runs_since) is not None:
+        return _running(view, since)
+    if view.restarts or _last_end(view.container) is not None:
+        return _between(view)
+    return _pending(trouble(None, view) or _waits_for(view))
+
+
+def trouble(deployment: Seen | None, view: PodView | None) -> str:
+    """Why no pod starts, where none will by itself; "" where nothing is known to be wrong."""
+    if view is None:
+        return _refused(deployment) if deployment is not None else ""
+    return next(_troubles(view), "")
+
+
+def _troubles(view: PodView) -> Iterator[str]:
+    status = view.pod.get("status", {})
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            yield f"no node takes it: {condition.get('message', condition.get('reason', ''))}"
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        waiting = container.get("state", {}).get("waiting", {})
+        if what := _HELD.get(waiting.get("reason", "")):
+            yield f"{what}: {waiting.get('message') or waiting['reason']}"
+    for reasons, what in ((_MOUNTS, "a volume cannot be mounted"), (_SANDBOX, "the node cannot make its pod")):
+        said = [str(event.get("message", "")) for event in view.events if event.get("reason") in reasons]
+        if said and view.placed:
+            yield f"{what}: {said[-1]}"
+
+
+def _refused(deployment: Seen) -> str:
+    """Why no pod was made at all: a quota, a policy, a limit of the namespace."""
+    for condition in deployment.get("status", {}).get("conditions", ()):
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            return f"the cluster makes no pod: {condition.get('message', '')}"
+    return ""
+
+
+def _waits_for(view: PodView) -> str:
+    if not view.placed:
+        return "waiting for a node"
+    node = view.pod["spec"]["nodeName"]
+    for container in view.pod.get("status", {}).get("initContainerStatuses", ()):
+        if "running" in container.get("state", {}):
+            return f"waiting on {node} until the checkpoint is staged"
+    return f"waiting on {node} for its image and its volumes"
+
+
+def _pending(detail: str) -> ServerState:
+    return ServerState(status=Status.PENDING, exit_code=None, restarts=0, started_at=None, detail=_one_line(detail))
+
+
+def _running(view: PodView, since: str) -> ServerState:
+    last = view.container.get("lastState", {}).get("terminated")
+    detail = f"restarted {view.restarts} times, the last time after it {_ended(last)}" if last else ""
+    return ServerState(
+        status=Status.RUNNING, exit_code=None, restarts=view.restarts, started_at=_utc(since), detail=detail
+    )
+
+
+def _between(view: PodView) -> ServerState:
+    """Between two runs: Kubernetes starts it again, later each time."""
+    last = _last_end(view.container) or {}
+    again = "is to start again"
+    if view.container.get("state", {}).get("waiting", {}).get("reason") == _AGAIN:
+        again = "is started again later each time (CrashLoopBackOff)"
+    return ServerState(
+        status=Status.EXITED,
+        exit_code=last.get("exitCode"),
+        restarts=view.restarts,
+        started_at=_utc(last["startedAt"]) if last.get("startedAt") else None,
+        ended_at=_utc(last["finishedAt"]) if last.get("finishedAt") else None,
+        detail=f"it {_ended(last)}, {again}",
+    )
+
+
+def _ending(view: PodView) -> ServerState:
+    return _exited(f"its pod is being ended on {view.pod.get('spec', {}).get('nodeName', 'no node')}")
+
+
+def _exited(detail: str) -> ServerState:
+    return ServerState(status=Status.EXITED, exit_code=None, restarts=0, started_at=None, detail=detail)
+
+
+def _last_end(container: Seen) -> Seen | None:
+    """How the container ended last, None where it never did."""
+    for state in (container.get("state", {}), container.get("lastState", {})):
+        if (ended := state.get("terminated")) is not None:
+            return dict(ended)
+    return None
+
+
+def _ended(last: Seen) -> str:
+    """How a run of the container ended (core/v1 ContainerStateTerminated)."""
+    reason, code = last.get("reason", ""), last.get("exitCode")
+    if reason == "OOMKilled":
+        return "was killed: out of the memory that its pod may have"
+    return f"ended with exit code {code}" if code is not None else "ended"
+
+
+def _utc(moment: str) -> str:
+    """A time of the API, RFC 3339 in UTC, as ISO 8601 with its zone."""
+    return moment.removesuffix("Z") + "+00:00" if moment.endswith("Z") else moment
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

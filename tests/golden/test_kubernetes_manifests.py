@@ -1,0 +1,81 @@
+"""Whole manifests of three profiles, one of each vendor, and what Kubernetes' own schemas say of them.
+
+`UPDATE_GOLDEN=1 pytest tests/golden` writes them anew.
+"""
+
+import os
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from cluster_samples import CASES, cluster_plan, manifest_texts, objects
+
+from orchestrator.commands.planning import load, profile_names
+from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.errors import ProfileError
+from orchestrator.weights import overlay_path
+
+FOLDER = Path(__file__).parent / "kubernetes"
+VERSIONS = ("1.28", "1.32", "1.36")
+# Not those that run where no image is, nor those whose checkpoint has to be patched.
+SHIPPED = tuple(
+    name
+    for name in profile_names(Catalogue.shipped())
+    if load(name).plan.engine.image and overlay_path(load(name).plan) is None
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_manifests(case: str) -> None:
+    folder = FOLDER / case
+    found = manifest_texts(cluster_plan(case, *CASES[case]))
+    if os.environ.get("UPDATE_GOLDEN"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in found.items():
+            (folder / path).write_text(text)
+    expected = {path.name: path.read_text() for path in folder.iterdir()}
+    assert found == expected, "UPDATE_GOLDEN=1 pytest tests/golden writes them anew: review the change"
+
+
+def test_no_manifests_are_left_of_a_case_that_is_gone() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == set(CASES)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_every_object_is_what_that_kubernetes_takes(case: str, version: str) -> None:
+    """Strict: a field that the API server would drop without a word is a fault."""
+    found = objects(cluster_plan(case, *CASES[case]))
+    assert {"Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget"} <= set(found)
+    for each in found.values():
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_a_field_that_no_kubernetes_knows_is_found() -> None:
+    """The schemas are strict: the test above can fail."""
+    deployment = objects(cluster_plan("cpu-tiny", *CASES["cpu-tiny"]))["Deployment"]
+    deployment["spec"]["replica"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(deployment, VERSIONS[0], strict=True)
+
+
+@pytest.mark.parametrize("profile", SHIPPED)
+def test_a_shipped_profile_can_be_rendered(profile: str) -> None:
+    plan = cluster_plan(profile, *CASES["cpu-tiny"])
+    for each in objects(plan).values():
+        kubernetes_validate.validate(each, VERSIONS[-1], strict=True)
+
+
+def test_one_that_patches_the_checkpoint_is_refused() -> None:
+    with pytest.raises(ProfileError, match="cannot be rendered") as caught:
+        manifest_texts(cluster_plan("mi355x-tp4dp2-july", *CASES["cpu-tiny"]))
+    assert "config.json" in caught.value.problems[0].message
+
+
+def test_no_document_refers_to_a_part_of_itself() -> None:
+    """kubectl expands anchors, and people who read a manifest do not."""
+    for case, overrides in CASES.items():
+        for text in manifest_texts(cluster_plan(case, *overrides)).values():
+            tokens = yaml.scan(text)
+            assert not [token for token in tokens if isinstance(token, yaml.AliasToken | yaml.AnchorToken)]

@@ -1,0 +1,173 @@
+"""A Kubernetes of the test's own: a real API server, scheduler and controllers, and nodes that are only said to be.
+
+`make kubernetes` builds the programs from Debian's sources, once. What a kubelet would do, a test does: it says of a
+pod what has become of it.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from left_running import MARK
+from patience import wait_for
+from ports import free_port
+
+PROGRAMS = Path.home() / ".cache/deploy-tests/kubernetes"
+_SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+_TOKEN = "of-the-tests"
+
+
+def unmarked() -> dict[str, str]:
+    """The environment of what more than one test uses: the first of them does not end it."""
+    return {name: value for name, value in os.environ.items() if name != MARK}
+
+
+def unavailable() -> str:
+    """Why there can be none on this machine, empty where there can."""
+    missing = [program for program in ("etcd", "kubectl", "openssl") if shutil.which(program) is None]
+    missing += [program for program in _SERVERS if not (PROGRAMS / program).is_file()]
+    return f"needs {', '.join(missing)}: `make kubernetes` builds them" if missing else ""
+
+
+@dataclass
+class OwnCluster:
+    """Everything it has is below `folder`."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    etcd: tuple[int, int] = field(default_factory=lambda: (free_port(), free_port()))
+    programs: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "kubeconfig"
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        """What kubectl says; fails where it does."""
+        argv = ["kubectl", "--kubeconfig", str(self.config), *words]
+        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def get(self, *words: str) -> list[Mapping[str, Any]]:
+        """The objects that it lists."""
+        found: list[Mapping[str, Any]] = json.loads(self.kubectl("get", *words, "--output", "json"))["items"]
+        return found
+
+    def start(self) -> None:
+        """Start all of it; returns when it schedules."""
+        key = self.folder / "accounts.key"
+        subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
+        (self.folder / "tokens").write_text(f'{_TOKEN},tests,tests,"system:masters"\n')
+        self._write_config()
+        here = "http://127.0.0.1"
+        client, peer = (f"{here}:{port}" for port in self.etcd)
+        self._run(
+            "etcd", "--data-dir", str(self.folder / "etcd"), "--listen-client-urls", client,
+            "--advertise-client-urls", client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+            "--initial-cluster", f"default={peer}", "--unsafe-no-fsync",
+        )  # fmt: skip
+        self.start_api(key, client)
+        wait_for(self.answers)
+        common = ("--kubeconfig", str(self.config), "--leader-elect=false", "--port=0")
+        self._run(
+            "kube-controller-manager", *common, f"--secure-port={free_port()}", "--bind-address=127.0.0.1",
+            "--service-account-private-key-file", str(key), "--cert-dir", str(self.folder / "controllers"),
+            "--node-monitor-grace-period=24h",
+        )  # fmt: skip
+        self._run(
+            "kube-scheduler", *common, f"--secure-port={free_port()}", "--bind-address=127.0.0.1",
+            "--cert-dir", str(self.folder / "scheduler"),
+        )  # fmt: skip
+        wait_for(lambda: bool(self.get("serviceaccounts", "--namespace", "default")))
+
+    def start_api(self, key: Path, etcd: str) -> None:
+        """Start the API server."""
+        self._run(
+            "kube-apiserver", "--etcd-servers", etcd, "--secure-port", str(self.port), "--bind-address", "127.0.0.1",
+            "--advertise-address", "127.0.0.1", "--cert-dir", str(self.folder / "api"), "--token-auth-file",
+            str(self.folder / "tokens"), "--service-account-key-file", str(key), "--service-account-signing-key-file",
+            str(key), "--service-account-issuer", "tests", "--service-cluster-ip-range", "10.199.0.0/24",
+            "--authorization-mode", "RBAC",
+        )  # fmt: skip
+
+    def answers(self) -> bool:
+        dead = [name for name, program in self.programs.items() if program.poll() is not None]
+        assert not dead, [(self.folder / f"{name}.log").read_text()[-2000:] for name in dead]
+        argv = ["kubectl", "--kubeconfig", str(self.config), "get", "--raw", "/readyz"]
+        return subprocess.run(argv, capture_output=True, check=False).stdout == b"ok"
+
+    def end(self) -> None:
+        """End all of it at once: there is nothing to be kept."""
+        for program in self.programs.values():
+            program.kill()
+            program.wait()
+
+    def node(self, name: str, **capacity: str) -> None:
+        """A node that is ready, and that no kubelet stands behind; `__` in a resource's name is its `/`."""
+        more = {key.replace("__", "/").replace("_", "."): amount for key, amount in capacity.items()}
+        room = {"cpu": "64", "memory": "512Gi", "pods": "110", **more}
+        ready = {"type": "Ready", "status": "True", "reason": "Said", "message": "by the tests"}
+        about = {"name": name, "labels": {"kubernetes.io/hostname": name}}
+        self.kubectl(
+            "apply", "--filename", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "Node", "metadata": about})
+        )
+        said = {"capacity": room, "allocatable": room, "conditions": [ready]}
+        self._patch(f"/api/v1/nodes/{name}/status", {"status": said})
+        wait_for(lambda: not self._taints(name))  # the controllers take theirs away
+
+    def say(self, pod: str, namespace: str = "default", **status: object) -> None:
+        """Say what has become of a pod, as its kubelet would."""
+        self._patch(f"/api/v1/namespaces/{namespace}/pods/{pod}/status", {"status": status})
+
+    def _taints(self, name: str) -> object:
+        return json.loads(self.kubectl("get", "node", name, "--output", "json"))["spec"].get("taints")
+
+    def _patch(self, path: str, body: object) -> None:
+        """kubectl patches a status from 1.24 on, and Debian's is older."""
+        headers = {"Authorization": f"Bearer {_TOKEN}", "Content-Type": "application/strategic-merge-patch+json"}
+        url = f"https://127.0.0.1:{self.port}{path}"
+        answer = httpx.patch(url, content=json.dumps(body), headers=headers, verify=False, trust_env=False)  # noqa: S501
+        assert answer.is_success, answer.text
+
+    def _write_config(self) -> None:
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "tests",
+            "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "tests"}}],
+            "users": [{"name": "tests", "user": {"token": _TOKEN}}],
+            "clusters": [
+                {
+                    "name": "tests",
+                    "cluster": {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True},
+                }
+            ],
+        }
+        self.config.write_text(json.dumps(config))  # JSON is YAML
+        self.config.chmod(0o600)
+
+    def _run(self, name: str, *options: str) -> None:
+        program = str(PROGRAMS / name) if name in _SERVERS else name
+        with (self.folder / f"{name}.log").open("a") as log:
+            self.programs[name] = subprocess.Popen([program, *options], stdout=log, stderr=log, env=unmarked())
+
+
+@contextmanager
+def own_cluster() -> Iterator[OwnCluster]:
+    """A cluster that schedules, without a node."""
+    folder = Path(tempfile.mkdtemp(prefix="deploy-kubernetes-"))
+    cluster = OwnCluster(folder)
+    with ExitStack() as last:
+        last.callback(shutil.rmtree, folder, ignore_errors=True)
+        last.callback(cluster.end)
+        cluster.start()
+        yield cluster

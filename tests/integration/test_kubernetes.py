@@ -1,0 +1,273 @@
+"""`deploy up` and the rest against a real API server, scheduler and controllers; what a kubelet says, the tests say."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from own_cluster import OwnCluster, own_cluster, unavailable
+from patience import wait_for
+
+from orchestrator.core.paths import Home
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=f"a real Kubernetes {unavailable()}")
+
+IMAGE: Final = f"registry.invalid/sglang@sha256:{'0123456789abcdef' * 4}"
+KEY: Final = "sk-0f-the-tests-0f-the-tests"
+CLAIM: Final = ("--set", "kubernetes.weights.claim=models")
+HOST_PATH: Final = ("--set", "kubernetes.weights.host_path=/srv/models")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[OwnCluster]:
+    """One cluster with one node of eight GPUs."""
+    with own_cluster() as made:
+        made.node("node-a", amd_com__gpu="8")
+        yield made
+
+
+@pytest.fixture
+def namespace(cluster: OwnCluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of the test's own; nothing may be left in it."""
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:60].strip("-")
+    cluster.kubectl("create", "namespace", name)
+    yield name
+    left = cluster.get("all,secrets,networkpolicies", "--namespace", name, "--selector", "deploy.name")
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+    assert not left, [f"{each['kind']} {each['metadata']['name']}" for each in left]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def command(cluster: OwnCluster, home: Home, *words: str) -> "subprocess.Popen[str]":
+    """A `deploy` of its own."""
+    environ = {**os.environ, "DEPLOY_HOME": str(home.root), "KUBECONFIG": str(cluster.config), "SGLANG_KEY": KEY}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "orchestrator", *words],
+        env=environ,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def ended(program: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    """Its exit code and what it wrote."""
+    out, errors = program.communicate(timeout=120)
+    return program.returncode, out, errors
+
+
+def deploy(cluster: OwnCluster, home: Home, *words: str) -> tuple[int, str, str]:
+    return ended(command(cluster, home, *words))
+
+
+def up_words(namespace: str, *more: str, profile: str = "cpu-tiny", patience: int = 1) -> tuple[str, ...]:
+    settings = (f"kubernetes.namespace={namespace}", f"kubernetes.patience={patience}", "server.api_key_env=SGLANG_KEY")
+    sets = [word for setting in settings for word in ("--set", setting)]
+    return ("up", profile, "--name", "boxed", "--on", "kubernetes", "--image", IMAGE, "--accept-untuned", *sets, *more)
+
+
+def the_pod(cluster: OwnCluster, namespace: str) -> dict[str, Any]:
+    """The pod of the server, once a node has taken it."""
+
+    def placed() -> list[Any]:
+        found = cluster.get("pods", "--namespace", namespace, "--selector", "deploy.name=boxed")
+        return [pod for pod in found if pod["spec"].get("nodeName")]
+
+    wait_for(lambda: bool(placed()))
+    found: dict[str, Any] = placed()[0]
+    return found
+
+
+def container_says(cluster: OwnCluster, namespace: str, state: dict[str, object], **more: object) -> None:
+    """Say of the server's container what a kubelet would."""
+    pod = the_pod(cluster, namespace)["metadata"]["name"]
+    status = {
+        "name": "server",
+        "image": IMAGE,
+        "imageID": "",
+        "ready": False,
+        "restartCount": 0,
+        "state": state,
+        **more,
+    }
+    cluster.say(pod, namespace, phase="Pending", containerStatuses=[status])
+
+
+def test_what_no_node_takes_is_said_and_leaves_nothing(cluster: OwnCluster, home: Home, namespace: str) -> None:
+    begun = time.monotonic()
+    code, _, errors = deploy(
+        cluster, home, *up_words(namespace, *HOST_PATH, "--set", "kubernetes.node_selector=[gpu=none]")
+    )
+    assert code == 7
+    assert "warning: nodes: 0 of 0 nodes with `gpu=none`" in errors
+    assert "the server cannot start: no node takes it: 0/1 nodes are available" in errors
+    assert "kubectl --namespace" in errors
+    assert time.monotonic() - begun < 30
+    wait_for(lambda: not cluster.get("pods", "--namespace", namespace))
+
+
+def test_a_full_node_takes_no_second_server(cluster: OwnCluster, home: Home, namespace: str) -> None:
+    """Of eight GPUs none are left."""
+    claimed = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "other", "namespace": namespace},
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "other", "image": "x", "resources": {"limits": {"amd.com/gpu": "1"}}}],
+        },
+    }
+    cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(claimed))
+    code, _, errors = deploy(cluster, home, *up_words(namespace, *HOST_PATH, profile="mi355x-tp8"))
+    cluster.kubectl("delete", "pod", "other", "--namespace", namespace)
+    assert code == 7
+    assert "1 Insufficient amd.com/gpu" in errors
+
+
+def test_a_claim_that_is_not_there_is_said_before_anything_is_made(
+    cluster: OwnCluster, home: Home, namespace: str
+) -> None:
+    code, _, errors = deploy(cluster, home, *up_words(namespace, *CLAIM))
+    assert code == 4
+    assert "persistentvolumeclaim: not there (needed: models)" in errors
+
+
+def test_a_namespace_that_is_not_there_is_said(cluster: OwnCluster, home: Home) -> None:
+    code, _, errors = deploy(cluster, home, *up_words("nowhere", *HOST_PATH))
+    assert code == 4
+    assert "kubectl --namespace default create namespace nowhere" in errors
+
+
+def test_a_claim_that_does_not_bind_is_said(cluster: OwnCluster, home: Home, namespace: str) -> None:
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "models", "namespace": namespace},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(claim))
+    code, _, errors = deploy(cluster, home, *up_words(namespace, *CLAIM))
+    assert code == 7
+    assert "persistentvolumeclaim: not bound" in errors
+    assert "unbound immediate PersistentVolumeClaims" in errors
+
+
+def test_an_image_that_cannot_be_pulled_is_said(cluster: OwnCluster, home: Home, namespace: str) -> None:
+    starting = command(cluster, home, *up_words(namespace, *HOST_PATH))
+    waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{IMAGE}"'}
+    container_says(cluster, namespace, {"waiting": waiting})
+    wait_for(lambda: ends_pods(cluster, namespace) and starting.poll() is not None)
+    code, _, errors = ended(starting)
+    assert code == 7
+    assert f'its image cannot be pulled: Back-off pulling image "{IMAGE}"' in errors
+
+
+def test_a_volume_that_cannot_be_mounted_is_said(cluster: OwnCluster, home: Home, namespace: str) -> None:
+    """As kubelet 1.20 says it of a directory that is not there."""
+    starting = command(cluster, home, *up_words(namespace, *HOST_PATH))
+    pod = the_pod(cluster, namespace)["metadata"]
+    about = {"kind": "Pod", "namespace": namespace, "name": pod["name"], "uid": pod["uid"]}
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": "boxed.1", "namespace": namespace},
+        "involvedObject": about,
+        "type": "Warning",
+        "reason": "FailedMount",
+        "message": "MountVolume.SetUp failed for volume models: hostPath: /srv/models is not a directory",
+    }
+    cluster.kubectl("create", "--filename", "-", stdin=json.dumps(event))
+    wait_for(lambda: ends_pods(cluster, namespace) and starting.poll() is not None)
+    code, _, errors = ended(starting)
+    assert code == 7
+    assert "a volume cannot be mounted" in errors
+    assert "/srv/models is not a directory" in errors
+
+
+def test_a_crash_loop_is_a_server_that_died(cluster: OwnCluster, home: Home, namespace: str) -> None:
+    starting = command(cluster, home, *up_words(namespace, *HOST_PATH))
+    the_pod(cluster, namespace)
+    last = {"exitCode": 1, "reason": "Error", "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+    container_says(cluster, namespace, waiting, restartCount=1, lastState={"terminated": last})
+    wait_for(lambda: ends_pods(cluster, namespace) and starting.poll() is not None)
+    code, _, errors = ended(starting)
+    assert code == 7
+    assert "died while" in errors
+
+
+def test_the_life_of_a_server_that_waits(cluster: OwnCluster, home: Home, namespace: str) -> None:
+    """Found, told, refused a second time, and gone; the key is in its Secret and nowhere else."""
+    starting = command(cluster, home, *up_words(namespace, *HOST_PATH, "--keep", patience=0))
+    container_says(cluster, namespace, {"waiting": {"reason": "ErrImagePull", "message": "not found"}})
+    code, _, errors = ended(starting)
+    assert code == 7
+    assert "`boxed` is kept" in errors
+
+    code, out, _ = deploy(cluster, home, "status", "--json")
+    (told,) = json.loads(out)
+    assert (told["name"], told["runtime"], told["status"]) == ("boxed", "kubernetes", "pending")
+    assert "its image cannot be pulled: not found" in told["detail"]
+    assert told["url"] == f"http://deploy-boxed.{namespace}.svc:30010"
+    assert deploy(cluster, home, "status", "boxed")[0] == 6
+
+    elsewhere = Home(home.root.parent / "elsewhere")
+    code, _, errors = deploy(cluster, elsewhere, *up_words(namespace, *HOST_PATH))
+    assert code == 6
+    assert f"`boxed` exists in namespace `{namespace}`" in errors
+
+    shown = cluster.kubectl("get", "all,networkpolicies,events", "--namespace", namespace, "--output", "yaml")
+    assert KEY not in shown
+    (secret,) = cluster.get("secrets", "--namespace", namespace, "--selector", "deploy.name=boxed")
+    assert list(secret["data"]) == ["config.yaml"]
+    written = [path for path in home.root.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    assert not written
+
+    stopping = command(cluster, home, "down", "boxed")
+    wait_for(lambda: ends_pods(cluster, namespace) and stopping.poll() is not None)
+    assert ended(stopping)[0] == 0
+    assert json.loads(deploy(cluster, home, "status", "--json")[1]) == []
+
+
+@pytest.mark.parametrize("after", ["started", "placed"])
+def test_an_interrupted_start_leaves_nothing(cluster: OwnCluster, home: Home, namespace: str, after: str) -> None:
+    starting = command(cluster, home, *up_words(namespace, *HOST_PATH, patience=600))
+    if after == "placed":
+        the_pod(cluster, namespace)
+    else:
+        wait_for(
+            lambda: bool(cluster.get("deployments,secrets", "--namespace", namespace, "--selector", "deploy.name"))
+        )
+    starting.send_signal(signal.SIGINT)
+    wait_for(lambda: ends_pods(cluster, namespace) and starting.poll() is not None)
+    assert ended(starting)[0] == 130
+
+
+def test_a_cluster_that_does_not_answer_is_said(cluster: OwnCluster, home: Home, tmp_path: Path) -> None:
+    nobody = tmp_path / "kubeconfig"
+    nobody.write_text(cluster.config.read_text().replace(f":{cluster.port}", ":1"))
+    dead = OwnCluster(folder=tmp_path)
+    code, _, errors = deploy(dead, home, *up_words("default", *HOST_PATH))
+    assert code == 4
+    assert "the cluster of the kubeconfig's current context does not answer" in errors
+
+
+def ends_pods(cluster: OwnCluster, namespace: str) -> bool:
+    """End the pods that are to end, as their kubelet would; always true."""
+    for pod in cluster.get("pods", "--namespace", namespace):
+        if pod["metadata"].get("deletionTimestamp"):
+            name = pod["metadata"]["name"]
+            cluster.kubectl(
+                "delete", "pod", name, "--namespace", namespace, "--force", "--grace-period=0", "--ignore-not-found"
+            )
+    return True

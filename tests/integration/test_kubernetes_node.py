@@ -1,0 +1,87 @@
+"""Real sglang in a pod of a real node: up, proven, asked, measured, followed, broken and down."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster_server import ClusterEngine
+from command_line import CommandLine
+from cpu_server import CpuEngine
+from own_node import ENGINE_IMAGE, load_engine, models_with
+from patience import wait_for
+from standin import packages_of
+
+from orchestrator.core.paths import Home
+
+pytestmark = pytest.mark.engine
+NAME = "podded"
+
+
+@pytest.fixture(scope="module")
+def models(cluster_of_tests: ClusterEngine, cpu_engine: CpuEngine) -> Iterator[Path]:
+    """What a pod has at /models, on a node that has an image for it."""
+    load_engine(cluster_of_tests.node)
+    with models_with(packages_of(cpu_engine.python), cpu_engine.home.models / "tiny") as folder:
+        yield folder
+
+
+@pytest.fixture
+def deploy(cluster_engine: ClusterEngine, engine_home: Home) -> Iterator[CommandLine]:
+    """The command line; what it started is gone after the test."""
+    line = CommandLine(engine_home)
+    yield line
+    line.run("down", NAME)
+    kinds = "deployments,replicasets,services,secrets,networkpolicies"
+    assert not cluster_engine.cluster.get(kinds, "--selector", f"deploy.name={NAME}")
+
+
+def up_words(models: Path) -> tuple[str, ...]:
+    settings = (
+        "kubernetes.image_on_node=true",
+        f"kubernetes.weights.host_path={models}",
+        "server.api_key_env=SGLANG_KEY",
+        "waiting.grace=2",
+    )
+    sets = [word for setting in settings for word in ("--set", setting)]
+    return ("up", "cpu-tiny", "--name", NAME, "--on", "kubernetes", "--image", ENGINE_IMAGE, *sets)
+
+
+def test_the_life_of_real_sglang_in_a_pod(
+    deploy: CommandLine, models: Path, cluster_engine: ClusterEngine, tmp_path: Path
+) -> None:
+    key = {"SGLANG_KEY": "sk-0f-the-tests-0f-the-tests"}
+    done = deploy.run(*up_words(models), **key)
+    assert done.returncode == 0, done.stderr
+    assert "answers right" in done.stderr
+    assert "key required" in done.stderr
+
+    again = deploy.run(*up_words(models), **key)
+    assert "is already up" in again.stderr, again.stderr
+
+    status = deploy.run("status", NAME, "--json", **key)
+    (told,) = json.loads(status.stdout)
+    assert (told["status"], told["health"], told["restarts"]) == ("running", "healthy", 0)
+    assert deploy.run("ask", NAME, "Once", "--tokens", "4", **key).returncode == 0
+    assert deploy.run("smoke", NAME, **key).returncode == 0
+    output = tmp_path / "results"
+    words = ("bench", NAME, "--workload", "smoke-tiny", "--rates", "1", "--output", str(output))
+    done = deploy.run(*words, **key)
+    assert done.returncode == 0, done.stderr
+
+    cluster, pods = cluster_engine.cluster, ("pods", "--selector", f"deploy.name={NAME}")
+    with deploy.running("logs", NAME, "--follow", **key) as following:
+        (pod,) = cluster.get(*pods)
+        kill = "kill -9 $(grep -l launch_serve[r] /proc/[0-9]*/cmdline | head -n 1 | cut -d/ -f3)"
+        cluster.kubectl("exec", pod["metadata"]["name"], "--", "sh", "-c", kill)
+        wait_for(lambda: cluster.get(*pods)[0]["status"]["containerStatuses"][0]["restartCount"] == 1)
+        wait_for(lambda: json.loads(deploy.run("status", NAME, "--json", **key).stdout)[0]["health"] == "healthy")
+        assert json.loads(deploy.run("status", NAME, "--json", **key).stdout)[0]["restarts"] == 1
+        done = deploy.run("down", NAME)
+        assert done.returncode == 0, done.stderr
+        out, _ = following.process.communicate(timeout=60)
+    assert following.process.returncode == 0
+    assert out.count("fired up and ready") == 2
+    assert key["SGLANG_KEY"] not in out
+    logs = deploy.run("logs", NAME)
+    assert "fired up and ready" in logs.stdout

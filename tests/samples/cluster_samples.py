@@ -1,0 +1,58 @@
+"""Plans for a Kubernetes cluster, each on an image that a registry has."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import yaml
+
+from orchestrator.commands.planning import load, render_artifacts, rendered_files
+from orchestrator.plan import Plan
+
+IMAGE: Final = f"registry.example/sglang@sha256:{'0123456789abcdef' * 4}"
+HOST_PATH: Final = "kubernetes.weights.host_path=/srv/models"
+CASES: Final[Mapping[str, tuple[str, ...]]] = {  # one of each vendor; between them everything that can be said
+    "mi355x-tp4dp2": (
+        "kubernetes.namespace=serving",
+        "kubernetes.node_selector=[amd.com/gpu.device-id=75a3]",
+        "kubernetes.tolerations=[amd.com/gpu:NoSchedule]",
+        "kubernetes.weights.claim=models",
+        "kubernetes.weights.stage_image=registry.example/deploy:0.1.0",
+        "kubernetes.weights.token_secret=hub",
+        "server.api_key_env=SGLANG_KEY",
+    ),
+    "b200-tp8": (
+        "kubernetes.runtime_class=nvidia",
+        "kubernetes.image_pull_secrets=[registry]",
+        "kubernetes.groups=[44,109]",
+        "kubernetes.cpu=16",
+        "kubernetes.memory=64GiB",
+        "kubernetes.tolerations=[team=ours:NoExecute]",
+        "kubernetes.service=NodePort",
+        "server.api_key_env=SGLANG_KEY",
+        HOST_PATH,
+    ),
+    "cpu-tiny": (HOST_PATH, "kubernetes.image_on_node=true"),
+}
+
+
+def cluster_plan(profile: str, *overrides: str, image: str | None = IMAGE) -> Plan:
+    """The plan of a profile on a cluster."""
+    return replace(load(profile, overrides=("runtime=kubernetes", *overrides)).plan, ready_image=image)
+
+
+def manifest_texts(plan: Plan, name: str | None = None) -> dict[str, str]:
+    """The rendered manifests by file name."""
+    files = rendered_files(render_artifacts(plan), name)
+    return {file.path: file.content.decode() for file in files if file.path.endswith(".yaml")}
+
+
+def objects(plan: Plan, name: str | None = None) -> dict[str, Any]:
+    """The rendered objects by kind."""
+    texts = manifest_texts(plan, name).values()
+    return {each["kind"]: each for text in texts for each in yaml.safe_load_all(text) if each}
+
+
+def pod(plan: Plan, name: str | None = None) -> Any:  # noqa: ANN401 - JSON of the API's shape
+    """What the pod of its server is."""
+    return objects(plan, name)["Deployment"]["spec"]["template"]["spec"]

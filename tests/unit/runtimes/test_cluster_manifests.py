@@ -1,0 +1,201 @@
+"""What the objects of a server in a cluster say. Whole files stand in tests/golden/kubernetes."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cluster_samples import HOST_PATH, IMAGE, cluster_plan, manifest_texts, objects, pod
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.commands.planning import load, render_artifacts
+from orchestrator.core.errors import ProfileError
+from orchestrator.plan import NAME, EnvVar, Origin
+from orchestrator.runtimes.kubernetes.manifests import startup_seconds
+from orchestrator.runtimes.kubernetes.record import object_name
+
+DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+GLM = "mi355x-tp4dp2"
+
+
+def container(profile: str, *overrides: str) -> dict[str, object]:
+    (found,) = pod(cluster_plan(profile, HOST_PATH, *overrides))["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+@given(st.from_regex(NAME, fullmatch=True))
+def test_whatever_a_server_is_called_its_objects_have_a_name_that_is_taken(name: str) -> None:
+    found = object_name(name)
+    assert DNS_LABEL.fullmatch(found)
+    assert len(f"{found}-stage-01234567") <= 63
+
+
+def test_names_that_differ_in_what_kubernetes_does_not_take_stay_apart() -> None:
+    alike = ("glm-5-2", "glm-5.2", "glm_5.2", "glm-5_2", f"glm-{'5' * 59}", f"glm-{'5' * 58}2")
+    assert len({object_name(name) for name in alike}) == len(alike)
+
+
+def test_the_record_stands_on_every_object_and_on_the_pod() -> None:
+    plan = cluster_plan("cpu-tiny", HOST_PATH)
+    found = objects(plan, "boxed")
+    for about in [each["metadata"] for each in (*found.values(), found["Deployment"]["spec"]["template"])]:
+        assert about["labels"]["deploy.name"] == "boxed"
+        assert about["annotations"]["deploy.plan"] == plan.digest
+        assert about["annotations"]["deploy.profile"] == "cpu-tiny"
+
+
+def test_a_full_node_is_not_asked_for_a_second_set_of_gpus() -> None:
+    spec = objects(cluster_plan(GLM, HOST_PATH))["Deployment"]["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    assert container(GLM)["resources"] == {"limits": {"amd.com/gpu": "8"}}
+
+
+def test_gpus_are_counted_up_to_the_last_one_that_the_ranks_take() -> None:
+    found = container("mi355x-tp4dp2", "layout.dp=1", "flags.base-gpu-id=2")
+    assert found["resources"] == {"limits": {"amd.com/gpu": "6"}}
+    assert container("cpu-tiny")["resources"] == {}
+
+
+def test_a_start_may_take_as_long_as_its_weights_over_a_slow_share() -> None:
+    plan = cluster_plan(GLM, HOST_PATH)
+    assert startup_seconds(plan) == 3601 + plan.waiting.silence  # 438 GB in an hour
+    found = container(GLM)["startupProbe"]
+    assert isinstance(found, dict)
+    assert found["periodSeconds"] * found["failureThreshold"] >= startup_seconds(plan)
+    deadline = objects(plan)["Deployment"]["spec"]["progressDeadlineSeconds"]
+    assert deadline > found["periodSeconds"] * found["failureThreshold"]
+
+
+def test_nothing_restarts_a_server_behind_a_long_prefill() -> None:
+    found = container(GLM)
+    assert "livenessProbe" not in found
+    ready = found["readinessProbe"]
+    assert isinstance(ready, dict)
+    assert ready["timeoutSeconds"] > 20
+
+
+def test_a_stop_waits_for_the_drain_and_a_bit() -> None:
+    plan = cluster_plan(GLM, HOST_PATH)
+    assert pod(plan)["terminationGracePeriodSeconds"] > plan.waiting.grace
+
+
+def test_the_hardware_says_what_its_pod_is_given() -> None:
+    found = pod(cluster_plan(GLM, HOST_PATH, "kubernetes.groups=[109,44]"))
+    assert found["securityContext"] == {"seccompProfile": {"type": "Unconfined"}, "supplementalGroups": [44, 109]}
+    assert container(GLM)["securityContext"] == {"capabilities": {"add": ["SYS_PTRACE"]}}
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(16 << 30)}} in found["volumes"]
+    assert "privileged" not in str(found)
+    assert "securityContext" not in pod(cluster_plan("cpu-tiny", HOST_PATH))
+
+
+def test_an_api_key_is_a_file_of_a_secret_that_only_its_owner_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_KEY", "sk-5ecret-5ecret-5ecret")
+    plan = cluster_plan("cpu-tiny", HOST_PATH, "server.api_key_env=SGLANG_KEY")
+    found = pod(plan)
+    (volume,) = [each for each in found["volumes"] if "secret" in each]
+    assert volume["secret"]["secretName"] == "deploy-cpu-tiny-key"
+    assert volume["secret"]["defaultMode"] == 0o400
+    assert found["containers"][0]["args"][-2:] == ["--config", "/run/secrets/deploy/config.yaml"]
+    text = manifest_texts(plan)["kubernetes.yaml"]
+    assert "secretKeyRef" not in text
+    assert "5ecret" not in text
+    line = """printf '{"api-key": "%s"}\\n' "$SGLANG_KEY" | kubectl create secret generic deploy-cpu-tiny-key"""
+    assert f"#   {line} --namespace default --from-file=config.yaml=/dev/stdin\n" in text
+
+
+def test_only_labelled_clients_reach_a_server_that_the_cluster_alone_reaches() -> None:
+    plan = cluster_plan("cpu-tiny", HOST_PATH, "kubernetes.clients=[team=ours]")
+    (rule,) = objects(plan)["NetworkPolicy"]["spec"]["ingress"]
+    assert rule["from"] == [{"podSelector": {"matchLabels": {"team": "ours"}}}]
+    assert rule["ports"] == [{"protocol": "TCP", "port": plan.server.port}]
+
+
+def test_kubernetes_expands_nothing_of_what_a_plan_says() -> None:
+    plan = cluster_plan("cpu-tiny", HOST_PATH)
+    variable = EnvVar(name="A", value="$(PATH) $$ $x", origin=Origin.USER, source="")
+    env = pod(replace(plan, env=(variable,)))["containers"][0]["env"]
+    assert {"name": "A", "value": "$$(PATH) $$$$ $$x"} in env
+
+
+def test_a_server_waits_for_the_receipt_of_what_a_job_stages() -> None:
+    staged = ("kubernetes.weights.claim=models", "kubernetes.weights.stage_image=registry.example/deploy:1")
+    plan = cluster_plan(GLM, *staged)
+    (waits,) = pod(plan)["initContainers"]
+    assert waits["command"][-1] == f"/models/{plan.model.name}.receipt.json"
+    (stages,) = objects(plan)["Job"]["spec"]["template"]["spec"]["containers"]
+    assert stages["args"][:4] == ["stage", GLM, "--dir", f"/models/{plan.model.name}"]
+    assert "labels" not in objects(plan)["Job"]["spec"]["template"].get("metadata", {})  # else the Service finds it
+    assert "initContainers" not in pod(cluster_plan(GLM, HOST_PATH))
+
+
+def test_another_checkpoint_is_another_job() -> None:
+    staged = ("kubernetes.weights.claim=models", "kubernetes.weights.stage_image=registry.example/deploy:1")
+    names = {
+        objects(cluster_plan(GLM, *staged, *more))["Job"]["metadata"]["name"]
+        for more in ((), ("waiting.grace=1",), ("model.origin.revision=main",))
+    }
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "image", "what"),
+    [
+        ((), None, "is in no registry"),
+        ((), "registry.example/sglang:latest", "another image tomorrow"),
+        ((), f"sha256:{'0' * 64}", "another image tomorrow"),
+    ],
+)
+def test_an_image_that_nodes_cannot_have_is_refused(overrides: tuple[str, ...], image: str | None, what: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        manifest_texts(cluster_plan("cpu-tiny", HOST_PATH, *overrides, image=image))
+    (problem,) = caught.value.problems
+    assert what in problem.message
+    assert "--push" in problem.hint
+    assert "image_on_node" in problem.hint
+
+
+def test_an_image_that_the_nodes_hold_is_never_pulled() -> None:
+    (found,) = pod(cluster_plan("cpu-tiny", HOST_PATH, "kubernetes.image_on_node=true", image=None))["containers"]
+    assert found["imagePullPolicy"] == "Never"
+    assert found["image"].startswith("deploy/cpu-tiny:")
+    assert container("cpu-tiny")["imagePullPolicy"] == "IfNotPresent"
+
+
+@pytest.mark.parametrize(
+    ("section", "line", "what"),
+    [
+        ("{}", 2, "nothing says where the pods find the checkpoint"),
+        ("\n  service: LoadBalancer\n  weights: {claim: models}", 3, "from beyond the cluster"),
+        ("\n  weights:\n    claim: models\n    stage_image: a/b:1", 5, "is not staged by a Job"),
+        ("\n  weights: {claim: models, host_path: /srv}", 3, "two places"),
+        ("\n  tolerations: [nonsense]", 3, "nonsense"),
+        ("\n  namespace: Not.One", 3, "Not.One"),
+    ],
+)
+def test_what_no_cluster_takes_is_refused_with_its_line(section: str, line: int, what: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"extends: cpu-tiny\nkubernetes: {section}\nruntime: kubernetes\n")
+    with pytest.raises(ProfileError) as caught:
+        load(str(file))
+    assert any(what in each.message and each.where.endswith(f"mine.yaml:{line}") for each in caught.value.problems)
+
+
+def test_another_runtime_carries_nothing_of_it() -> None:
+    assert load("cpu-tiny", overrides=(HOST_PATH,)).plan.kubernetes is None
+
+
+def test_a_build_needs_no_registry_yet() -> None:
+    """`deploy build --push` is what brings the image there."""
+    assert render_artifacts(cluster_plan("cpu-tiny", HOST_PATH, image=None)).build is not None
+
+
+def test_render_takes_an_image_at_its_word(tmp_path: Path) -> None:
+    asked = ["render", "cpu-tiny", "--on", "kubernetes", "--set", HOST_PATH, "--image", IMAGE, "--output"]
+    done = CliRunner().invoke(app, [*asked, str(tmp_path / "out")])
+    assert done.exit_code == 0
+    assert f"image: {IMAGE}" in (tmp_path / "out" / "kubernetes.yaml").read_text()
+    assert not (tmp_path / "out" / "image").exists()

@@ -1,0 +1,140 @@
+"""What the API server says of pods, as the state of a server. The shapes are those of Kubernetes 1.20."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator.runtimes import ServerState, Status
+from orchestrator.runtimes.kubernetes.runtime import is_record
+from orchestrator.runtimes.kubernetes.state import PodView, newest, server_state, trouble
+
+DEPLOYMENT: dict[str, Any] = {"kind": "Deployment", "spec": {"replicas": 1}, "status": {}}
+BEGAN, ENDED = "2026-11-22T10:00:00Z", "2026-11-22T10:05:00Z"
+
+
+def pod(name: str = "a", *, created: str = BEGAN, node: str = "node-a", **status: object) -> dict[str, Any]:
+    return {"metadata": {"name": name, "creationTimestamp": created}, "spec": {"nodeName": node}, "status": status}
+
+
+def server(**state: object) -> list[dict[str, object]]:
+    return [{"name": "sidecar", "state": {}}, {"name": "server", "restartCount": 0, **state}]
+
+
+def state_of(seen: dict[str, Any], *events: dict[str, str]) -> ServerState:
+    return server_state(DEPLOYMENT, PodView(pod=seen, events=events))
+
+
+def test_one_that_runs_says_since_when() -> None:
+    found = state_of(pod(containerStatuses=server(state={"running": {"startedAt": BEGAN}})))
+    assert (found.status, found.started_at, found.detail) == (Status.RUNNING, "2026-11-22T10:00:00+00:00", "")
+
+
+def test_one_that_runs_again_says_how_it_ended_before() -> None:
+    last = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    again = server(state={"running": {"startedAt": ENDED}}, lastState=last, restartCount=2)
+    found = state_of(pod(containerStatuses=again))
+    assert (found.status, found.restarts) == (Status.RUNNING, 2)
+    assert (
+        found.detail == "restarted 2 times, the last time after it was killed: out of the memory that its pod may have"
+    )
+
+
+def test_a_crash_loop_has_ended_until_it_starts_again() -> None:
+    last = {"terminated": {"exitCode": 3, "startedAt": BEGAN, "finishedAt": ENDED}}
+    waits = server(state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=last, restartCount=4)
+    found = state_of(pod(containerStatuses=waits))
+    assert (found.status, found.exit_code, found.restarts) == (Status.EXITED, 3, 4)
+    assert found.ended_at == "2026-11-22T10:05:00+00:00"
+    assert "ended with exit code 3" in found.detail
+    assert "CrashLoopBackOff" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("ErrImagePull", "its image cannot be pulled: why"),
+        ("ErrImageNeverPull", "the node does not hold its image"),
+        ("CreateContainerConfigError", "its container cannot be made: why"),
+    ],
+)
+@pytest.mark.parametrize("which", ["containerStatuses", "initContainerStatuses"])
+def test_a_container_that_is_held_says_why(reason: str, words: str, which: str) -> None:
+    held = server(state={"waiting": {"reason": reason, "message": "why"}})
+    found = state_of(pod(**{which: held}))
+    assert found.status is Status.PENDING
+    assert found.detail.startswith(words)
+
+
+def test_what_no_node_takes_says_why_on_one_line() -> None:
+    unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes:\n no GPUs"}
+    found = state_of(pod(node="", conditions=[unplaced]))
+    assert found.detail == "no node takes it: 0/3 nodes: no GPUs"
+
+
+def test_a_volume_is_in_trouble_until_the_server_runs() -> None:
+    event = {"reason": "FailedMount", "message": "not a directory"}
+    creating = pod(containerStatuses=server(state={"waiting": {"reason": "ContainerCreating"}}))
+    assert state_of(creating, event).detail == "a volume cannot be mounted: not a directory"
+    running = pod(containerStatuses=server(state={"running": {"startedAt": BEGAN}}))
+    assert state_of(running, event).status is Status.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (pod(node=""), "waiting for a node"),
+        (pod(), "waiting on node-a for its image and its volumes"),
+        (
+            pod(initContainerStatuses=[{"name": "checkpoint", "state": {"running": {}}}]),
+            "until the checkpoint is staged",
+        ),
+    ],
+)
+def test_what_comes_by_itself_is_no_trouble(seen: dict[str, Any], words: str) -> None:
+    found = state_of(seen)
+    assert found.status is Status.PENDING
+    assert words in found.detail
+    assert not trouble(DEPLOYMENT, PodView(pod=seen))
+
+
+def test_a_quota_that_makes_no_pod_is_said() -> None:
+    condition = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
+    found = server_state({**DEPLOYMENT, "status": {"conditions": [condition]}}, None)
+    assert (found.status, found.detail) == (Status.PENDING, "the cluster makes no pod: exceeded quota: gpus")
+    assert trouble({**DEPLOYMENT, "status": {"conditions": [condition]}}, None) == found.detail
+    assert "its pod" in server_state(DEPLOYMENT, None).detail
+    assert server_state({**DEPLOYMENT, "spec": {"replicas": 0}}, None).status is Status.EXITED
+
+
+def test_one_that_is_gone_is_absent_once_its_pod_is() -> None:
+    leaving = pod()
+    leaving["metadata"]["deletionTimestamp"] = ENDED
+    assert server_state(None, PodView(pod=leaving)).status is Status.EXITED
+    assert server_state(None, None).status is Status.ABSENT
+
+
+@pytest.mark.parametrize("state", ["running", "waiting", "terminated"])
+def test_a_deleted_pod_is_over_when_nothing_of_it_runs(state: str) -> None:
+    last = {"terminated": {"exitCode": 0}} if state == "waiting" else {}
+    leaving = pod(containerStatuses=[{"name": "server", "state": {state: {"exitCode": 0}}, "lastState": last}])
+    assert newest([leaving]) is leaving
+    leaving["metadata"]["deletionTimestamp"] = ENDED
+    assert newest([leaving]) is (leaving if state == "running" else None)
+
+
+def test_the_pod_that_comes_counts_and_not_the_one_that_goes() -> None:
+    leaving, old, new = pod("c", created=ENDED), pod("a"), pod("b", created=ENDED)
+    leaving["metadata"]["deletionTimestamp"] = ENDED
+    assert newest([leaving, new, old]) is new
+    assert newest([leaving]) is leaving
+    assert newest([]) is None
+
+
+@pytest.mark.parametrize("change", ["deploy.plan", "deploy.profile", "deploy.url"])
+def test_objects_of_others_are_no_servers(change: str) -> None:
+    said = {"deploy.plan": "0", "deploy.profile": "p", "deploy.url": "http://x:1"}
+    labels = {"deploy.name": "boxed"}
+    assert is_record({"labels": labels, "annotations": said})
+    assert not is_record({"labels": labels, "annotations": {**said, change: ""}})
+    assert not is_record({"labels": labels})
+    assert not is_record({"labels": {"deploy.name": "../x"}, "annotations": said})
