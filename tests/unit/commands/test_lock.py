@@ -180,7 +180,14 @@ def test_weights_that_are_not_the_locked_ones_end_with_the_code_of_weights(home:
     directory.mkdir(parents=True)
     (directory / "config.json").write_text("{ }")
     receipt = CheckpointReceipt(
-        location="amd/GLM-5.2-MXFP4", revision="1" * 40, mtp_layer=78, shards=1, tensors=1, files=stamps(directory)
+        location="amd/GLM-5.2-MXFP4",
+        revision="1" * 40,
+        mtp_layer=78,
+        shards=1,
+        tensors=1,
+        files=stamps(directory),
+        differences=(),
+        accepted=False,
     )
     write_receipt(directory, receipt)
     with pytest.raises(WeightsError) as caught:

@@ -23,7 +23,16 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     def stage(_: Plan, directory: Path) -> Verified:
         seen.append(directory)
-        return Verified(directory=directory, revision=None, files=0, size=0, shards=0, tensors=0, from_receipt=False)
+        return Verified(
+            directory=directory,
+            revision=None,
+            files=0,
+            size=0,
+            shards=0,
+            tensors=0,
+            from_receipt=False,
+            differences=(),
+        )
 
     monkeypatch.setattr(staging, "stage", stage)
     return seen
