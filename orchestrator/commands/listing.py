@@ -7,6 +7,7 @@ from orchestrator.commands.planning import load
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.validation import read_model
+from orchestrator.plan import Plan
 from orchestrator.profile import EngineFile, HardwareFile, ModelFile
 
 Entry: TypeAlias = dict[str, object]
@@ -55,10 +56,16 @@ def _profile(name: str, catalogue: Catalogue) -> Entry:
         "hardware": plan.hardware.name,
         "model": plan.model.name,
         "engine": plan.engine.name,
-        "layout": f"tp{plan.layout.tp}" + (f" dp{plan.layout.dp}" if plan.layout.dp > 1 else ""),
+        "layout": _layout(plan),
         "runtime": plan.runtime,
         "description": plan.description,
     }
+
+
+def _layout(plan: Plan) -> str:
+    """How the model is spread: `tp4 dp2`, `tp4 x2` for two servers."""
+    dp, replicas = plan.layout.dp, plan.replicas
+    return f"tp{plan.layout.tp}" + (f" dp{dp}" if dp > 1 else "") + (f" x{replicas}" if replicas > 1 else "")
 
 
 def _hardware(name: str, catalogue: Catalogue) -> Entry:

@@ -2,8 +2,8 @@
 
 The synchronous client is imported by name, `engine.client`: it brings httpx along, which takes 0.2 s to import and
 which few commands need; so are `engine.pulse`, which `deploy watch` asks without it, `engine.memory`, which planning
-alone asks, and `engine.architectures`, by which a new model is read. Everything here is pure but for reading a flag
-table.
+alone asks, `engine.architectures`, by which a new model is read, and `engine.gateway`, which stands before several
+servers. Everything here is pure but for reading a flag table.
 """
 
 from orchestrator.engine import endpoints

@@ -149,7 +149,11 @@ def flag_problems(name: str, value: FlagValue, table: FlagTable, where: str) -> 
     if spec is None:
         yield Problem(f"sglang {table.version} has no option `--{name}`", where, _near(name, table))
         return
-    option = f"`--{name}` of sglang {table.version}"
+    yield from value_problems(f"`--{name}` of sglang {table.version}", value, spec, where)
+
+
+def value_problems(option: str, value: FlagValue, spec: FlagSpec, where: str) -> Iterator[Problem]:
+    """What a parser would refuse of the value of an option that it knows; `option` is what it is called."""
     if expected := _expected(value, spec):
         shown = str(list(flag_words(value))) if isinstance(value, list | tuple) else str(value)
         yield Problem(f"{option} takes {expected}, found `{shown}`", where)

@@ -35,6 +35,9 @@ def _short(command: str) -> str:
 def plan_ports(plan: Plan) -> tuple[tuple[str, int], ...]:
     """Every port the plan fixes, by what it is for. (The others sglang picks among the free ones at start.)"""
     named = [("server", str(plan.server.port))]
+    if plan.gateway is not None:
+        named += [(f"replica {number}", str(port)) for number, port in enumerate(plan.gateway.ports, start=1)]
+        named += [("metrics of the gateway", str(plan.gateway.metrics_port))]
     named += [
         (flag.name, value.rpartition(":")[2])
         for flag in plan.flags

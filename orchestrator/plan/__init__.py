@@ -1,7 +1,7 @@
 """The plan: everything that has been decided about one server, and the rules it was decided by.
 
 What decides is imported by name: `plan.decide`, `plan.rules`, `plan.capacity`, `plan.propose`, `plan.known_bad`,
-`plan.patches`. It
+`plan.patches`, `plan.replicas`. It
 needs the schema of profiles, which takes long to import; a command over servers that run needs only the plan.
 `plan.lock` brings YAML along.
 """

@@ -29,7 +29,8 @@ from orchestrator.plan.plan import (
     Ulimit,
     Waiting,
 )
-from orchestrator.plan.rules import LOOPBACK, RULES, Case, Rule
+from orchestrator.plan.replicas import LOOPBACK, planned_gateway
+from orchestrator.plan.rules import RULES, Case, Rule
 from orchestrator.profile import Composed, ContainerSection, Profile
 
 _LARGEST_CHUNK: Final = (
@@ -97,6 +98,8 @@ def _plan(name: str, *, profile: Profile, composed: Composed, knowledge: Knowled
             ep=profile.layout.ep.value,
             dp_attention=profile.layout.dp_attention.value,
         ),
+        replicas=profile.replicas,
+        gateway=planned_gateway(profile),
         server=_server(profile),
         flags=_flags(profile),
         env=_env(profile, environment(knowledge.ledger, uses)),

@@ -192,6 +192,17 @@ class Server:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gateway:
+    """SGLang's gateway before several equal servers: it has the address of the plan's `server`, they have loopback."""
+
+    version: str  # of smg
+    requirements: str  # pinned requirement file under images/
+    options: tuple[Flag, ...]  # of `smg launch`
+    ports: tuple[int, ...]  # of the replicas, in their order
+    metrics_port: int  # of the gateway's own counters
+
+
+@dataclass(frozen=True, kw_only=True)
 class PatchUse:
     """One patch this plan carries; `kind` is how it acts (diff, config, environment, file).
 
@@ -286,7 +297,9 @@ class Plan:
     hardware: Hardware
     model: Model
     engine: Engine
-    layout: Layout
+    layout: Layout  # of each replica
+    replicas: int  # equal servers
+    gateway: Gateway | None  # before several replicas; None before one
     server: Server
     flags: tuple[Flag, ...]
     env: tuple[EnvVar, ...]
@@ -309,7 +322,7 @@ class Plan:
         """The GPUs it takes, by index: from the first on, or as sglang's own options say; none on a CPU."""
         first, step = int(self.flag("base-gpu-id") or 0), int(self.flag("gpu-id-step") or 1)
         count = 0 if self.hardware.vendor == "cpu" else self.layout.gpus * int(self.flag("pp-size") or 1)
-        return range(first, first + count * step, step)
+        return range(first, first + count * self.replicas * step, step)
 
     def to_dict(self) -> dict[str, object]:
         """The plan as plain JSON-able data."""

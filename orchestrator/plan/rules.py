@@ -21,9 +21,11 @@ from orchestrator.engine import (
     name_problem,
     port_problem,
 )
+from orchestrator.engine.gateway import gateway_problems
 from orchestrator.patches import Patch
 from orchestrator.plan.capacity import Capacity, Load, capacity_of
 from orchestrator.plan.known_bad import KnownBad
+from orchestrator.plan.replicas import LOOPBACK, gpus_of_a_replica, replica_ports
 from orchestrator.profile import Composed, Profile
 
 
@@ -73,7 +75,7 @@ def arguments(profile: Profile, table: FlagTable) -> Arguments:
 
 Rule = Callable[[Case], Iterator[Problem]]
 
-LOOPBACK: Final = "127.0.0.1"
+_LAST_PORT: Final = 65535
 VENDOR_OF: Final = {"rocm": "amd", "cuda": "nvidia", "cpu": "cpu"}
 # The suffix of a dated ROCm image names the GPU family it was compiled for (sglang docker/rocm.Dockerfile, GPU_ARCH).
 _ARCH_OF_IMAGE: Final = {"mi30x": "gfx942", "mi35x": "gfx950"}
@@ -115,6 +117,43 @@ def layout_fits(case: Case) -> Iterator[Problem]:
         yield Problem(f"ep {ep} does not divide tp {tp}", case.place("layout", "ep"))
     if layout.dp_attention.value and tp % dp:
         yield Problem(f"with dp-attention dp {dp} must divide tp {tp}", case.place("layout", "dp"))
+
+
+def replicas_share_the_node(case: Case) -> Iterator[Problem]:
+    """The GPUs of all replicas are the node's, for a runtime that starts all of them on one."""
+    profile, step = case.profile, max(case.count("gpu-id-step"), 1)
+    count, gpus = profile.replicas, gpus_of_a_replica(profile)
+    used = case.count("base-gpu-id") + (count * gpus - 1) * step + 1
+    if count > 1 and profile.hardware.vendor != "cpu" and used > profile.hardware.gpus:
+        yield Problem(
+            f"{count} replicas of {gpus} GPUs need {used} GPUs, the node has {profile.hardware.gpus}",
+            case.place("replicas"),
+            "lower `replicas`, or `layout.tp`",
+        )
+
+
+def gateway_is_known(case: Case) -> Iterator[Problem]:
+    """The gateway takes its options, also where one replica has none yet."""
+    for name, setting in case.profile.gateway.items():
+        yield from gateway_problems(name, setting.value, case.place("gateway", name))
+
+
+def replicas_have_ports(case: Case) -> Iterator[Problem]:
+    """Each replica has ports of its own; an option that fixes one would give it to all of them."""
+    profile = case.profile
+    if profile.replicas == 1:
+        return
+    for name in ("nccl-port", "dist-init-addr", "disaggregation-bootstrap-port"):
+        if name in profile.flags:
+            hint = "leave it out: sglang takes a free one"
+            yield Problem(f"`--{name}` gives one port to {profile.replicas} replicas", case.place("flags", name), hint)
+    last = replica_ports(profile)[-1]
+    if last > _LAST_PORT or port_problem(last, profile.engine.version):
+        yield Problem(
+            f"server.port {profile.server.port} leaves no ports for {profile.replicas} replicas: the last takes {last}",
+            case.place("server", "port"),
+            "set a lower one",
+        )
 
 
 def heads_divide(case: Case) -> Iterator[Problem]:
@@ -259,7 +298,8 @@ def places_are_its_own(case: Case) -> Iterator[Problem]:
         )
     told = len(flag_words(nodes.value)) if nodes else 0
     layout = case.profile.layout
-    gpus = case.count("base-gpu-id") + layout.tp.value * (1 if layout.dp_attention.value else layout.dp.value)
+    ranks = layout.tp.value * (1 if layout.dp_attention.value else layout.dp.value)
+    gpus = case.count("base-gpu-id") + ranks * case.profile.replicas
     if nodes and told < gpus:
         message = f"`--numa-node` tells the nodes of {told} GPUs, the server takes {gpus}"
         yield Problem(message, case.place("flags", "numa-node"), "one for each GPU of the machine, or leave it out")
@@ -322,6 +362,8 @@ RULES: Final[Sequence[Rule]] = (
     engine_fits_hardware,
     image_is_of_version,
     layout_fits,
+    gateway_is_known,
+    replicas_have_ports,
     heads_divide,
     weights_fit,
     runtime_can_start,

@@ -1,8 +1,8 @@
 """Layers become one document: hardware, model, engine, profile, `--set`; nothing else has precedence.
 
-Scalars replace, mappings merge by key, lists replace, `null` removes. A setting (an entry of `flags`, `env` or
-`layout`) replaces as a whole, so a value never keeps the origin of the value it replaced; and whatever of it `--set`
-names, it is the user's from then on. Every key remembers the file and line it came from.
+Scalars replace, mappings merge by key, lists replace, `null` removes. A setting (an entry of `flags`, `env`,
+`layout` or `gateway`) replaces as a whole, so a value never keeps the origin of the value it replaced; and whatever of
+it `--set` names, it is the user's from then on. Every key remembers the file and line it came from.
 
 A profile names a part by the name or the path of its file, says single values over one (`use:`), or holds it inline.
 """
@@ -20,7 +20,7 @@ EXTENDS: Final = "extends"  # in a profile: the name or path of another, of whic
 PARTS: Final = ("hardware", "model", "engine")
 USE: Final = "use"  # in a part that stands in a profile: the file over which it says something
 SHARED: Final = ("flags", "env")  # keys of a part that speak for the whole profile
-SETTINGS: Final = (*SHARED, "layout")  # keys whose entries are settings
+SETTINGS: Final = (*SHARED, "layout", "gateway")  # keys whose entries are settings
 _OPTION: Final = "--set "
 _SOURCE: Final = "source"
 _IMAGE: Final = ("engine", "image")

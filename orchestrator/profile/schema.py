@@ -20,6 +20,7 @@ _IMAGE: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+/)?[A-Za-z0-9._/-]*(:[A-Za-
 _DIGEST: Final = r"sha256:[0-9a-f]{64}"
 _FLAGS: Final = "sglang's options, by long name without the leading dashes"
 _ENV: Final = "the server's environment"
+_GATEWAY: Final = "options of SGLang's gateway, by long name without the leading dashes; for several `replicas`"
 FILLER: Final = "{filler}"  # stands in a question where its filler goes
 MOST_FILLER: Final = 1 << 17  # words; sglang's largest prefill chunk that a recipe names has as many tokens
 _WEEK: Final = 7 * 86_400  # seconds
@@ -290,7 +291,9 @@ class LayoutSection(StrictModel):
     """How the model is spread over the GPUs."""
 
     tp: CountField = Field(description="GPUs that share one replica's weights")
-    dp: CountField = Field(default=CountSetting(value=1, origin=Origin.INFERRED), description="replicas")
+    dp: CountField = Field(
+        default=CountSetting(value=1, origin=Origin.INFERRED), description="data-parallel replicas within a server"
+    )
     ep: CountField = Field(default=CountSetting(value=1, origin=Origin.INFERRED), description="expert-parallel ranks")
     dp_attention: SwitchField = Field(
         default=SwitchSetting(value=False, origin=Origin.INFERRED), description="dp splits the same GPUs"
@@ -342,6 +345,8 @@ class Profile(StrictModel):
     model: ModelSection = Field(description="the checkpoint")
     engine: EngineSection = Field(description="the build of sglang")
     layout: LayoutSection = Field(description="how the model is spread")
+    replicas: int = Field(default=1, ge=1, le=64, description="equal servers; several stand behind SGLang's gateway")
+    gateway: dict[Text, FlagField] = Field(default={}, description=_GATEWAY)
     server: ServerSection = Field(default=ServerSection(), description="the HTTP side")
     flags: dict[Text, FlagField] = Field(default={}, description=_FLAGS)
     env: dict[VariableName, EnvField] = Field(default={}, description=_ENV)

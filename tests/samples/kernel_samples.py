@@ -102,6 +102,8 @@ def glm_plan(
             aiter_commit=commit,
         ),
         layout=Layout(tp=tp, dp=dp, ep=ep, dp_attention=False),
+        replicas=1,
+        gateway=None,
         server=Server(host="127.0.0.1", port=30000, allow_public=False, api_key_env=None),
         flags=tuple(
             Flag(name=name.replace("_", "-"), values=() if value is None else (value,), origin=Origin.USER, source="")

@@ -17,6 +17,16 @@ from orchestrator.runtimes.docker.container import docker_run_file, render
 from orchestrator.runtimes.image import has_image, image_of
 
 
+def one_server(case: Case) -> Iterator[Problem]:
+    """One container is started, and nothing before it."""
+    if (count := case.profile.replicas) > 1:
+        yield Problem(
+            f"the docker runtime starts one server, not {count} behind a gateway",
+            case.place("replicas"),
+            "`--set runtime=process` starts them; or `--set replicas=1` with `layout.dp`, all within one server",
+        )
+
+
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
     """The command, the container, and the image's build context with the files that patches are given.
 
@@ -71,7 +81,7 @@ def _open(home: Home, host: str | None) -> Runtime:
 DOCKER: Final = RuntimeKind(
     name="docker",
     contained=True,
-    rules=(has_image,),
+    rules=(has_image, one_server),
     checks=(daemon, image),
     spaces=image_space,
     far=far_machine,

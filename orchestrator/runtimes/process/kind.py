@@ -8,7 +8,7 @@ from orchestrator.core.errors import Problem
 from orchestrator.core.paths import Home
 from orchestrator.host import Runner, Space
 from orchestrator.plan import Plan
-from orchestrator.plan.rules import Case
+from orchestrator.plan.rules import Case, replicas_share_the_node
 from orchestrator.render import Artifacts, ContextFile
 from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind, ServerState
 from orchestrator.runtimes.process.checks import device_access, locked_memory
@@ -60,7 +60,7 @@ def _open(home: Home, _: str | None) -> Runtime:
 PROCESS: Final = RuntimeKind(
     name="process",
     contained=False,
-    rules=(has_interpreter,),
+    rules=(has_interpreter, replicas_share_the_node),
     checks=(device_access, locked_memory, interpreter, compiler),
     spaces=_no_space,
     far=None,

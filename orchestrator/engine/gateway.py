@@ -1,0 +1,104 @@
+"""SGLang's gateway, smg: how it is started, asked and opened.
+
+It stands before several equal servers and has one URL. Its `/health` answers 200 without a single server behind it, so
+that `READINESS` is what counts (smg 1.13.0, model_gateway/src/server.rs). Servers are told to it by its API and not by
+`--worker-urls`: only so each can have a key of its own, and no key stands in an argv.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, Literal
+
+from orchestrator.core.errors import Problem
+from orchestrator.core.nearest import nearest
+from orchestrator.engine.flags import FlagSpec, FlagValue, value_problems
+
+VERSION: Final = "1.13.0"
+REQUIREMENTS: Final = f"smg-{VERSION}.txt"  # of the environment it runs in, below images/
+READINESS: Final = "/readiness"  # 200 with a server that answers, 503 without; counts them
+WORKERS: Final = "/workers"  # GET lists them, POST adds one and does not wait for it
+SERVERS_METRICS: Final = "/engine_metrics"  # the counters of all servers, each with the label `worker_addr`
+
+# Decided by other parts of a profile, or of the start.
+_RESERVED: Final[Mapping[str, str]] = {
+    "host": "server.host",
+    "port": "server.port",
+    "api-key": "server.api_key_env",
+    "worker-urls": "replicas",
+    "prometheus-port": "server.port",
+    "prometheus-host": "server.host",
+    "shutdown-grace-period-secs": "waiting.grace",
+}
+
+
+def _takes(
+    kind: Literal["int", "float"] | None = None,
+    *,
+    choices: tuple[str, ...] = (),
+    several: bool = False,
+    value: bool = True,
+) -> FlagSpec:
+    """An option of smg as its own argparse defines it (bindings/python/src/smg/router_args.py)."""
+    return FlagSpec(
+        takes_value=value,
+        several=several,
+        optional=False,
+        type=kind,
+        choices=choices,
+        deprecated=False,
+        successor="",
+        same_as=None,
+    )
+
+
+OPTIONS: Final[Mapping[str, FlagSpec]] = {
+    "policy": _takes(choices=("cache_aware", "round_robin", "random", "power_of_two")),
+    **{name: _takes("float") for name in ("cache-threshold", "balance-rel-threshold", "retry-backoff-multiplier")},
+    "retry-jitter-factor": _takes("float"),
+    **{name: _takes(value=False) for name in ("disable-retries", "disable-circuit-breaker")},
+    "log-level": _takes(choices=("debug", "info", "warn", "error")),
+    **{name: _takes(several=True) for name in ("cors-allowed-origins", "request-id-headers")},
+    **dict.fromkeys(
+        (
+            "balance-abs-threshold", "eviction-interval-secs", "max-tree-size", "max-payload-size",
+            "request-timeout-secs", "max-concurrent-requests", "queue-size", "queue-timeout-secs",
+            "rate-limit-tokens-per-second", "retry-max-retries", "retry-initial-backoff-ms", "retry-max-backoff-ms",
+            "cb-failure-threshold", "cb-success-threshold", "cb-timeout-duration-secs", "cb-window-duration-secs",
+            "health-failure-threshold", "health-success-threshold", "health-check-timeout-secs",
+            "health-check-interval-secs",
+        ),
+        _takes("int"),
+    ),
+}  # fmt: skip
+# What is said where a profile does not, each with its reason.
+DEFAULTS: Final[Mapping[str, tuple[str, str]]] = {
+    "policy": ("cache_aware", "a prefix is computed by one replica, and found there again"),
+    "health-check-interval-secs": ("2", "with smg's 60 a dead replica is noticed after a minute"),
+    "health-check-timeout-secs": ("25", "sglang answers a health request within 20 s, behind a long prefill"),
+    "health-failure-threshold": ("2", "with an interval of 2 s a dead replica is noticed within 4 s"),
+    "health-success-threshold": ("1", "sglang has generated a token when it says that it is healthy"),
+}
+
+
+def gateway_problems(name: str, value: FlagValue, where: str) -> Iterator[Problem]:
+    """What smg's own parser would refuse, and what another part of the profile decides."""
+    if name in _RESERVED:
+        yield Problem(f"`gateway.{name}` is not set", where, f"it follows from `{_RESERVED[name]}`: set that")
+    elif (spec := OPTIONS.get(name)) is None:
+        near = nearest(name, OPTIONS)
+        hint = f"did you mean `{near}`?" if near else f"one of {', '.join(f'`{each}`' for each in sorted(OPTIONS))}"
+        yield Problem(f"the gateway has no option `{name}`", where, hint)
+    else:
+        yield from value_problems(f"`--{name}` of the gateway", value, spec, where)
+
+
+def gateway_argv(
+    program: Sequence[str], *, host: str, port: int, metrics_port: int, grace: int, options: Iterable[Sequence[str]]
+) -> tuple[str, ...]:
+    """The whole command line; `program` is what stands before the options, `options` are argvs of single ones.
+
+    Its counters are for this machine alone. `grace` is seconds for running requests, after SIGTERM.
+    """
+    argv = [*program, "--host", host, "--port", str(port)]
+    argv += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
+    argv += ["--shutdown-grace-period-secs", str(grace)]
+    return (*argv, *(word for option in options for word in option))

@@ -1,0 +1,84 @@
+"""Several equal servers behind SGLang's gateway: what is planned for the gateway, and the plan of each server.
+
+A replica is planned as a server of its own, by the same class: whatever starts, awaits and proves one server does so
+with each of several.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from orchestrator.core.origin import Origin
+from orchestrator.engine import flag_words
+from orchestrator.engine.gateway import DEFAULTS, REQUIREMENTS, VERSION
+from orchestrator.plan.plan import Flag, Gateway, Plan, Server
+from orchestrator.profile import Profile
+
+LOOPBACK: Final = "127.0.0.1"
+REPLICA_KEY: Final = "REPLICA_API_KEY"  # names the key that the gateway alone has, made for each start
+_APART: Final = 8  # ports: with dp-attention sglang derives seven from its own (0.5.14, server_args.py:7302-7334)
+_BASE_GPU: Final = "base-gpu-id"
+
+
+def planned_gateway(profile: Profile) -> Gateway | None:
+    """The gateway of a profile with several replicas; what it does not set is said all the same, with its reason."""
+    if profile.replicas == 1:
+        return None
+    defaults = {
+        name: Flag(name=name, values=(value,), origin=Origin.INFERRED, source=reason)
+        for name, (value, reason) in DEFAULTS.items()
+    }
+    own = {
+        name: Flag(name=name, values=flag_words(setting.value), origin=setting.origin, source=setting.source)
+        for name, setting in profile.gateway.items()
+    }
+    off = {name for name, setting in profile.gateway.items() if setting.value is False}
+    return Gateway(
+        version=VERSION,
+        requirements=REQUIREMENTS,
+        options=tuple(flag for name, flag in sorted({**defaults, **own}.items()) if name not in off),
+        ports=replica_ports(profile),
+        metrics_port=profile.server.port + 1,
+    )
+
+
+def replica_ports(profile: Profile) -> tuple[int, ...]:
+    """The ports of the replicas, from that of the gateway on."""
+    return tuple(profile.server.port + _APART * number for number in range(1, profile.replicas + 1))
+
+
+def gpus_of_a_replica(profile: Profile) -> int:
+    """GPUs that one replica takes, with its stages of a pipeline."""
+    layout, stages = profile.layout, profile.flags.get("pp-size")
+    ranks = layout.tp.value * (1 if layout.dp_attention.value else layout.dp.value)
+    count = str(stages.value) if stages else ""
+    return ranks * max(int(count) if count.isdecimal() else 1, 1)
+
+
+def replica_plans(plan: Plan) -> tuple[Plan, ...]:
+    """The plan of each replica, which listens on this machine alone and asks for a key that the gateway has."""
+    if plan.gateway is None:
+        return (plan,)
+    return tuple(
+        replace(
+            plan,
+            replicas=1,
+            gateway=None,
+            server=Server(host=LOOPBACK, port=port, allow_public=False, api_key_env=REPLICA_KEY),
+            flags=tuple(_flags_of_replica(plan, index)),
+        )
+        for index, port in enumerate(plan.gateway.ports)
+    )
+
+
+def _flags_of_replica(plan: Plan, index: int) -> Iterator[Flag]:
+    """The flags, with the first of the replica's own GPUs."""
+    gpus = plan.gpus
+    if not gpus or index == 0:
+        yield from plan.flags
+        return
+    first = gpus[index * len(gpus) // plan.replicas]
+    source = f"`replicas`: the GPUs of replica {index + 1} of {plan.replicas}"
+    base = Flag(name=_BASE_GPU, values=(str(first),), origin=Origin.INFERRED, source=source)
+    flags = {flag.name: flag for flag in plan.flags} | {_BASE_GPU: base}
+    yield from (flags[name] for name in sorted(flags))

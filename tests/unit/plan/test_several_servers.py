@@ -1,0 +1,104 @@
+"""`replicas: N`: the gateway that is planned for them, the plan of each, and what is refused."""
+
+import pytest
+from plan_samples import plan_of
+
+from orchestrator.commands.planning import load
+from orchestrator.core.errors import ProfileError
+from orchestrator.host import plan_ports
+from orchestrator.plan.replicas import REPLICA_KEY, replica_plans
+
+
+def refused(profile: str, *overrides: str) -> dict[str, str]:
+    """Each problem with the place that it names."""
+    with pytest.raises(ProfileError) as error:
+        load(profile, overrides=overrides)
+    return {problem.message: problem.where for problem in error.value.each()}
+
+
+def test_one_server_has_no_gateway_and_is_its_own_replica() -> None:
+    plan = plan_of("cpu-tiny", "gateway.policy=random")
+    assert (plan.replicas, plan.gateway) == (1, None)
+    assert replica_plans(plan) == (plan,)
+
+
+def test_the_gateway_has_the_address_and_each_replica_ports_of_its_own() -> None:
+    plan = plan_of("cpu-tiny", "replicas=3", "server.port=21000")
+    assert plan.gateway is not None
+    assert plan.server.port == 21000
+    assert plan.gateway.ports == (21008, 21016, 21024)
+    taken = [port for _, port in plan_ports(plan)]
+    assert sorted(taken) == [21000, 21001, 21008, 21016, 21024]
+
+
+def test_what_the_profile_says_of_the_gateway_stands_before_what_is_said_for_it() -> None:
+    plan = plan_of("cpu-tiny", "replicas=2", "gateway.policy=round_robin", "gateway.disable-retries=true")
+    assert plan.gateway is not None
+    options = {option.name: option for option in plan.gateway.options}
+    assert options["policy"].values == ("round_robin",)
+    assert options["policy"].origin == "user"
+    assert options["disable-retries"].argv == ("--disable-retries",)
+    assert options["health-check-interval-secs"].source  # what nobody has set has its reason
+
+
+def test_a_replica_is_a_server_of_this_machine_alone_with_gpus_of_its_own() -> None:
+    plan = plan_of("mi355x-tp4x2", "server.host=0.0.0.0", "server.api_key_env=SERVING_KEY")
+    first, second = replica_plans(plan)
+    assert plan.gpus == range(8)
+    assert (first.gpus, second.gpus) == (range(4), range(4, 8))
+    for each in (first, second):
+        assert (each.server.host, each.server.api_key_env) == ("127.0.0.1", REPLICA_KEY)
+        assert (each.replicas, each.gateway, each.layout) == (1, None, plan.layout)
+    assert first.server.port != second.server.port
+
+
+def test_gpus_are_counted_from_the_first_one_and_in_steps() -> None:
+    plan = plan_of("mi355x-tp4x2", "layout.tp=2", "flags.base-gpu-id=1", "flags.gpu-id-step=2", "engine.python=python3")
+    first, second = replica_plans(plan)
+    assert (list(first.gpus), list(second.gpus)) == ([1, 3], [5, 7])
+
+
+def test_more_replicas_than_the_node_has_gpus_for_are_refused_where_they_are_asked_for() -> None:
+    problems = refused("mi355x-tp4x2", "replicas=3")
+    assert problems["3 replicas of 4 GPUs need 12 GPUs, the node has 8"] == "--set replicas"
+
+
+def test_the_line_of_the_profile_is_named() -> None:
+    problems = refused("mi355x-tp4x2", "layout.tp=8")
+    place = problems["2 replicas of 8 GPUs need 16 GPUs, the node has 8"]
+    assert place.startswith("profiles/mi355x-tp4x2.yaml:")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("gateway.polcy=random", "the gateway has no option `polcy`"),
+        ("gateway.policy=fastest", "`--policy` of the gateway does not take `fastest`"),
+        ("gateway.cache-threshold=much", "`--cache-threshold` of the gateway takes a number, found `much`"),
+        ("gateway.api-key=k", "`gateway.api-key` is not set"),
+        ("gateway.worker-urls=http://h", "`gateway.worker-urls` is not set"),
+    ],
+)
+def test_what_the_gateway_does_not_take_is_refused_even_before_one_server(setting: str, message: str) -> None:
+    assert refused("cpu-tiny", setting)[message] == f"--set {setting.partition('=')[0]}"
+
+
+def test_one_port_for_all_replicas_is_refused() -> None:
+    problems = refused("cpu-tiny", "replicas=2", "flags.nccl-port=29500")
+    assert problems["`--nccl-port` gives one port to 2 replicas"] == "--set flags.nccl-port"
+
+
+def test_ports_beyond_the_last_one_are_refused() -> None:
+    message = "server.port 65530 leaves no ports for 2 replicas: the last takes 65546"
+    assert refused("mi355x-tp4x2", "server.port=65530")[message] == "--set server.port"
+
+
+def test_a_runtime_that_starts_one_server_says_which_starts_several() -> None:
+    with pytest.raises(ProfileError) as error:
+        load("mi355x-tp8", overrides=("replicas=2", "layout.tp=4"))
+    found = next(problem for problem in error.value.each() if "docker runtime" in problem.message)
+    assert (found.message, found.where) == (
+        "the docker runtime starts one server, not 2 behind a gateway",
+        "--set replicas",
+    )
+    assert "runtime=process" in found.hint
