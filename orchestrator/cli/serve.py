@@ -29,7 +29,7 @@ from orchestrator.core.console import note, out, out_json, say, terminal_width
 from orchestrator.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from orchestrator.commands.up import Up
+    from orchestrator.commands.bring_up import Up
 
 StrictKernels: TypeAlias = Annotated[bool, typer.Option("--strict-kernels", help="fail on an untuned MoE kernel")]
 TimeoutOption: TypeAlias = Annotated[

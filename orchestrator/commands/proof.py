@@ -1,6 +1,7 @@
 """Waiting for a server and proving it, with what each part needs to know put together."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -17,14 +18,30 @@ from orchestrator.diagnose import diagnose
 from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
 from orchestrator.plan import Plan
-from orchestrator.prove import SmokeReport, Starting, smoke_test, target_as_told, target_of, wait
-from orchestrator.runtimes import Handle, Runtime, Status
+from orchestrator.plan.replicas import replica_plans
+from orchestrator.prove import (
+    CheckResult,
+    SmokeReport,
+    Starting,
+    count_servers,
+    gateway_checks,
+    smoke_test,
+    target_as_told,
+    target_of,
+    wait,
+)
+from orchestrator.runtimes import Handle, Runtime, ServerState, Status
 
 AGAIN: Final = "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` starts it anew"
 
 
 def answers(handle: Handle) -> bool:
-    """Whether the server generates a token when asked for its health, which needs no API key."""
+    """Whether the server generates a token when asked for its health, which needs no API key.
+
+    Of several, whether their gateway, which asks each of them, counts all.
+    """
+    if handle.replicas:
+        return count_servers(handle.url) == len(handle.replicas)
     try:
         with EngineClient(handle.url, key=None) as server:
             return server.health(tries=2) == httpx.codes.OK
@@ -33,17 +50,25 @@ def answers(handle: Handle) -> bool:
 
 
 def await_ready(
-    handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None, timeout: float | None, about: float
+    handle: Handle,
+    runtime: Runtime,
+    *,
+    plan: Plan,
+    key: Secret | None,
+    timeout: float | None,
+    about: float,
+    state: Callable[[], ServerState] | None = None,
 ) -> float:
     """Wait until the server serves, and note what it is made of; returns the seconds that took.
 
-    `about` is how many were estimated. Raises NotReadyError at once when it exited, or when nothing moves any more.
+    `about` is how many were estimated, `state` what is looked at in the place of the server's
+    own. Raises NotReadyError at once when it exited, or when nothing moves any more.
     """
     starting = Starting(
         url=handle.url,
         served_name=plan.model.served_name,
         log=runtime.tail(handle),
-        state=lambda: runtime.state(handle),
+        state=state or (lambda: runtime.state(handle)),
         api_key=key,
         about=about,
     )
@@ -53,9 +78,25 @@ def await_ready(
 
 
 def prove(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None) -> SmokeReport:
-    """Run the smoke test, with the known faults that the server's log shows without its having failed."""
+    """Run the smoke test, with the known faults that the server's log shows without its having failed.
+
+    Of several servers each is tested by itself, and then what only their gateway can fail at.
+    """
+    if handle.replicas:
+        checks = [
+            check
+            for number, (server, replica) in enumerate(zip(handle.replicas, replica_plans(plan), strict=True), start=1)
+            for check in of_replica(number, prove(server, runtime, plan=replica, key=key))
+        ]
+        checks += gateway_checks(target_of(plan, url=handle.url, api_key=key), plan.replicas)
+        return SmokeReport(url=handle.url, served_name=plan.model.served_name, checks=tuple(checks))
     target = target_of(plan, url=handle.url, api_key=key)
     return smoke_test(target, faults=lambda: faults(runtime.logs(handle, follow=False)))
+
+
+def of_replica(number: int, report: SmokeReport) -> list[CheckResult]:
+    """The checks of one of several servers, named after it."""
+    return [replace(check, name=f"replica {number}: {check.name}") for check in report.checks]
 
 
 def key_of(handle: Handle) -> Secret | None:

@@ -50,6 +50,7 @@ _OURS: Final = frozenset(
     | {PARTS_FILE, LOG, f"{LOG}.new"}
 )
 _PIECE: Final = re.compile(rf"{re.escape(LOG)}\.[1-9][0-9]*")
+_REPLICA: Final = re.compile(r"\Areplica-[1-9][0-9]?/")  # each of several servers has a folder of its own
 _BESIDE: Final = re.compile(r"\A\.(.+)\.[0-9]+\Z")  # what a command that was killed has left beside a file it wrote
 
 
@@ -204,7 +205,7 @@ def _stranger(run: RunDir, found: Sequence[tuple[str, os.stat_result]]) -> str:
     rendered = {str(each) for each in listed} if isinstance(listed, list) else set()
     of_runtimes = _of_runtimes()
     for path, status in found:
-        mode, known = status.st_mode, _BESIDE.sub(r"\1", path)
+        mode, known = status.st_mode, _BESIDE.sub(r"\1", _REPLICA.sub("", path))
         if stat.S_ISDIR(mode):
             ours = any(file.startswith(f"{path}/") for file in rendered)
         elif stat.S_ISFIFO(mode):

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from orchestrator.commands.bring_up import Up
 from orchestrator.commands.machine import place_of
 from orchestrator.commands.past import runs_that_came_up
 from orchestrator.commands.planning import planned
 from orchestrator.commands.ready import ready_preview
 from orchestrator.commands.runs import known_names, read_plan, require_name
 from orchestrator.commands.servers import Fleet
-from orchestrator.commands.up import Up, up
+from orchestrator.commands.up import up
 from orchestrator.core.errors import NameTakenError, StartError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home

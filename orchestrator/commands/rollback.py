@@ -2,10 +2,11 @@
 
 import dataclasses
 
+from orchestrator.commands.bring_up import Up
 from orchestrator.commands.lock import lock_path, read_lock
 from orchestrator.commands.past import proven_run, request_of
 from orchestrator.commands.runs import RunDir, find_run, known_names, note_request, require_name, runs_of
-from orchestrator.commands.up import Up, up
+from orchestrator.commands.up import up
 from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.console import note
 from orchestrator.core.errors import StartError, UsageError

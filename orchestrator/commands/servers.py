@@ -23,7 +23,7 @@ from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret, know_variable
 from orchestrator.engine import parts, read_key
-from orchestrator.runtimes import REGISTRY, Handle, Runtime, RuntimeKind
+from orchestrator.runtimes import REGISTRY, Handle, Runtime, RuntimeKind, Status
 
 PARTS_FILE: Final = "parts.json"  # what a server is made of, noted when it is ready
 
@@ -133,12 +133,19 @@ def note_parts(runtime: Runtime, handle: Handle, seconds: float) -> None:
     RunDir(Path(handle.run_dir)).save(PARTS_FILE, told)
 
 
+def note_gateway(run: RunDir, seconds: float) -> None:
+    """Note that several servers are ready behind their gateway; what each is made of stands in its own folder."""
+    run.save(PARTS_FILE, {"parts": [], "ready_seconds": round(seconds, 1)})
+
+
 def lost_parts(runtime: Runtime, handle: Handle) -> str:
     """What has ended of a server that was ready: `rank DP1 has ended`; "" where all runs, or it cannot be told.
 
     It is seen in the process table before anything is asked: sglang notices the death of a data-parallel rank by the
     next health request, after 20 s, and that of a tensor-parallel rank when the others wait for it.
     """
+    if handle.replicas:
+        return "; ".join(_lost_servers(runtime, handle))
     noted = RunDir(Path(handle.run_dir)).read(PARTS_FILE).get("parts")
     titles = runtime.titles(handle) if noted else ()
     if not titles or not isinstance(noted, Sequence):
@@ -146,3 +153,13 @@ def lost_parts(runtime: Runtime, handle: Handle) -> str:
     running = parts(titles)
     lost = [str(part) for part in noted if part not in running]
     return f"{', '.join(lost)} {'has' if len(lost) == 1 else 'have'} ended while the server runs" if lost else ""
+
+
+def _lost_servers(runtime: Runtime, handle: Handle) -> Iterator[str]:
+    """What has ended behind a gateway: a server, or a part of one that runs on."""
+    for number, server in enumerate(handle.replicas, start=1):
+        state = runtime.state(server)
+        if state.status is not Status.RUNNING:
+            yield f"replica {number} of {len(handle.replicas)} does not run: {state.ending}"
+        elif lost := lost_parts(runtime, server):
+            yield f"replica {number} of {len(handle.replicas)}: {lost}"

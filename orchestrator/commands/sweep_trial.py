@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.commands.bench import BenchOptions, bench, server_target
+from orchestrator.commands.bring_up import Up
 from orchestrator.commands.down import down
 from orchestrator.commands.proof import prove_again
 from orchestrator.commands.servers import fleet
 from orchestrator.commands.sweep import Sweep, no_time, spent, too_many_refused
 from orchestrator.commands.sweep_confirm import to_confirm
-from orchestrator.commands.up import Up, up
+from orchestrator.commands.up import up
 from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.console import note, say
 from orchestrator.core.errors import (

@@ -2,10 +2,11 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from orchestrator.commands.bring_up import Start, Up, bring_up
 from orchestrator.commands.capacity import note_capacity
 from orchestrator.commands.coverage import (
     RowSources,
@@ -16,10 +17,10 @@ from orchestrator.commands.coverage import (
     with_fusion_told,
 )
 from orchestrator.commands.down import grace_of
-from orchestrator.commands.ending import HEALING, keep_ending, stop_server, why_failed
+from orchestrator.commands.ending import HEALING, stop_server
 from orchestrator.commands.environment import image_hazards, note_environment
-from orchestrator.commands.kernels import kernel_gate, make_table
-from orchestrator.commands.lock import home_of_run, kept_files, lock_of_start, locked, moved_since
+from orchestrator.commands.kernels import make_table
+from orchestrator.commands.lock import home_of_run, locked, moved_since
 from orchestrator.commands.machine import place_of
 from orchestrator.commands.planning import (
     is_path,
@@ -30,39 +31,22 @@ from orchestrator.commands.planning import (
     rendered_files,
 )
 from orchestrator.commands.prepare import bring_checkpoint, far_headers, known_headers, prepare, require_machine
-from orchestrator.commands.proof import answers, await_ready, explain_failure, prove
+from orchestrator.commands.proof import answers
 from orchestrator.commands.ready import ready_plan, ready_preview, require_contained
 from orchestrator.commands.recorded import recorded, recorded_rows
-from orchestrator.commands.runs import FILES_FILE, RunDir, claim, latest_run, open_run, read_plan
+from orchestrator.commands.runs import RunDir, claim, latest_run, open_run, read_plan
 from orchestrator.commands.servers import Fleet, api_key, fleet, lost_parts
-from orchestrator.commands.steps import starting, steps_text
+from orchestrator.commands.steps import steps_text
 from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.catalogue import Catalogue
-from orchestrator.core.console import note, say, warn
-from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError
+from orchestrator.core.console import note, warn
+from orchestrator.core.errors import DeployError, Interrupted, NameTakenError, StartError
 from orchestrator.core.paths import Home
-from orchestrator.core.secret import Secret
-from orchestrator.core.shell import quote
-from orchestrator.core.signals import heard, held, unheard
+from orchestrator.core.signals import unheard
 from orchestrator.kernels import applies_to
 from orchestrator.plan import Plan, changes
-from orchestrator.prove import SmokeReport
 from orchestrator.render import Artifacts
-from orchestrator.runtimes import Handle, Place, Runtime, Status
-
-
-@dataclass(frozen=True, kw_only=True)
-class Up:
-    """A server that is up; `smoke` is None where it already was."""
-
-    handle: Handle
-    smoke: SmokeReport | None
-    seconds: float | None  # from start to ready
-
-    def to_dict(self) -> dict[str, object]:
-        """As plain JSON-able data."""
-        smoke = self.smoke.to_dict() if self.smoke else None
-        return {"already_up": smoke is None, **asdict(self.handle), "ready_seconds": self.seconds, "smoke": smoke}
+from orchestrator.runtimes import Place, Status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +140,7 @@ def up(
             start = Start(
                 name=name, request=request, artifacts=prepared.artifacts, records=records, key=key, proven=proven
             )
-            return _bring_up(start, servers)
+            return bring_up(start, servers)
 
 
 def _decided(request: UpRequest, home: Home) -> tuple[Plan, dict[str, bytes]]:
@@ -272,116 +256,6 @@ def _make_room(servers: Fleet, name: str, *, why: str) -> None:
         if runtime.state(handle).status is Status.RUNNING:
             note(f"stopping `{name}` to replace it")
         stop_server(runtime, handle, home=servers.home, grace=grace_of(servers, name), why=why)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """One start: what is started, under which name, and what its run directory keeps of the way here."""
-
-    name: str
-    request: UpRequest
-    artifacts: Artifacts
-    records: Mapping[str, object]
-    key: Secret | None
-    proven: Callable[[], None] = unheard
-
-
-def _bring_up(start: Start, servers: Fleet) -> Up:
-    name, plan, key = start.name, start.artifacts.plan, start.key
-    runtime = servers.runtimes[plan.runtime]
-    run = open_run(servers.home, name, plan)
-    request = start.request
-    lock = lock_of_start(plan, request.profile, request.overrides, servers.home, run.path)
-    rendered = (*rendered_files(start.artifacts, name), *kept_files(plan, servers.home), lock)
-    run.write(rendered)
-    for file, record in start.records.items():
-        run.save(file, record)
-    run.save(FILES_FILE, {"files": [file.path for file in rendered]})
-    secrets = {plan.server.api_key_env: key} if plan.server.api_key_env and key else {}
-    handle = None
-    with held():  # whatever ends the block below, nothing more interrupts the taking down
-        try:
-            with heard():
-                handle = runtime.start(start.artifacts, name=name, run_dir=run.path, secrets=secrets)
-                say(f"started `{name}`; log: {_where_log(start.request, run, name)}")
-                timeout, about = start.request.timeout, starting(plan)
-                seconds = await_ready(handle, runtime, plan=plan, key=key, timeout=timeout, about=about)
-                report = prove(handle, runtime, plan=plan, key=key)
-                run.save("smoke.json", report.to_dict())
-                report.require()
-                logged = runtime.logs(handle, follow=False)
-                kernel_gate(logged, plan=plan, run=run, strict=start.request.strict_kernels)
-                start.proven()  # interrupted from here on it would say so, and leave the server up
-        except BaseException as error:
-            failure = _give_up(error, handle or _started(runtime, name, run), runtime, run=run, keep=start.request.keep)
-            if failure is error:
-                raise
-            raise failure from error
-    return Up(handle=handle, smoke=report, seconds=seconds)
-
-
-def _started(runtime: Runtime, name: str, run: RunDir) -> Handle | None:
-    """The server of this run, also where its start was interrupted before it could be told."""
-    with suppress(HostError):
-        return next((handle for handle in runtime.find(name) if handle.run_dir == str(run.path)), None)
-    return None
-
-
-def _where_log(request: UpRequest, run: RunDir, name: str) -> str:
-    """Its file, or the command that shows it where the runtime keeps it until the stop."""
-    if run.log.exists():
-        return str(run.log)
-    return f"`{quote(['deploy', 'logs', name, *(['--host', request.host] if request.host else [])])}`"
-
-
-def _give_up(
-    error: BaseException, handle: Handle | None, runtime: Runtime, *, run: RunDir, keep: bool
-) -> BaseException:
-    """Take the server down, and only then read what its log gives away about the failure; the error to raise.
-
-    A start that failed has left no server (`Runtime.start`). What is no DeployError, a full disk or a fault of this
-    tool, is raised as it is.
-    """
-    interrupted = isinstance(error, KeyboardInterrupt)
-    failure = Interrupted("interrupted") if interrupted else error
-    if handle is None:
-        keep_ending(run, why_failed(failure))
-        return Interrupted("interrupted", hint="nothing was started") if interrupted else error
-    detail = "" if keep else _take_down(handle, runtime, run, why_failed(failure))
-    if not isinstance(failure, DeployError):
-        return failure
-    if keep:
-        failure.hint = f"`{handle.name}` is kept: `deploy logs {handle.name}`, then `deploy down {handle.name}`"
-    if not interrupted:
-        failure.details = "\n\n".join(filter(None, [failure.details, _explanation(runtime, handle, detail)]))
-    return failure
-
-
-def _explanation(runtime: Runtime, handle: Handle, detail: str) -> str:
-    try:
-        with heard():
-            return explain_failure(runtime, handle, detail)
-    except KeyboardInterrupt:
-        return "diagnosis: interrupted"
-
-
-def _take_down(handle: Handle, runtime: Runtime, run: RunDir, why: str) -> str:
-    """Stop a server whatever else fails, and return what its runtime knew of its end."""
-    try:
-        return runtime.state(handle).detail
-    except DeployError:
-        return ""
-    finally:
-        _stop(handle, runtime, run, why)
-
-
-def _stop(handle: Handle, runtime: Runtime, run: RunDir, why: str) -> None:
-    """Stop a server; where that fails, say so at once: the error to raise is the one that came before."""
-    try:
-        runtime.stop(handle, grace=0)
-        keep_ending(run, why)
-    except (DeployError, OSError) as error:
-        warn(f"`{handle.name}` may still run: {error}", hint=f"`deploy down {handle.name}` stops it")
 
 
 def _recorded_command(home: Home, name: str) -> str | None:

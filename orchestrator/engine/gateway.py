@@ -1,22 +1,25 @@
 """SGLang's gateway, smg: how it is started, asked and opened.
 
 It stands before several equal servers and has one URL. Its `/health` answers 200 without a single server behind it, so
-that `READINESS` is what counts (smg 1.13.0, model_gateway/src/server.rs). Servers are told to it by its API and not by
-`--worker-urls`: only so each can have a key of its own, and no key stands in an argv.
+that `READINESS` is what counts (smg 1.13.0, model_gateway/src/server.rs). It hands on what a client presents as its key
+and gives its own only where a client presents none (model_gateway/src/routers/header_utils.rs), so that servers behind
+it have the clients' key. No option of its command line takes that key without showing it: images/launch_gateway.py
+reads it from a file, as sglang does with `--config`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from orchestrator.core.errors import Problem
 from orchestrator.core.nearest import nearest
+from orchestrator.engine.answers import Json
 from orchestrator.engine.flags import FlagSpec, FlagValue, value_problems
 
 VERSION: Final = "1.13.0"
 REQUIREMENTS: Final = f"smg-{VERSION}.txt"  # of the environment it runs in, below images/
-READINESS: Final = "/readiness"  # 200 with a server that answers, 503 without; counts them
-WORKERS: Final = "/workers"  # GET lists them, POST adds one and does not wait for it
-SERVERS_METRICS: Final = "/engine_metrics"  # the counters of all servers, each with the label `worker_addr`
+LAUNCHER: Final = "launch_gateway.py"  # below images/
+READINESS: Final = "/readiness"  # 200 with a server that answers, 503 without; asks for no key
 
 # Decided by other parts of a profile, or of the start.
 _RESERVED: Final[Mapping[str, str]] = {
@@ -91,14 +94,27 @@ def gateway_problems(name: str, value: FlagValue, where: str) -> Iterator[Proble
         yield from value_problems(f"`--{name}` of the gateway", value, spec, where)
 
 
-def gateway_argv(
-    program: Sequence[str], *, host: str, port: int, metrics_port: int, grace: int, options: Iterable[Sequence[str]]
-) -> tuple[str, ...]:
-    """The whole command line; `program` is what stands before the options, `options` are argvs of single ones.
+@dataclass(frozen=True, kw_only=True)
+class GatewayLaunch:
+    """One start of the gateway. `servers` are base URLs, `options` argvs of single options, `grace` is seconds."""
 
-    Its counters are for this machine alone. `grace` is seconds for running requests, after SIGTERM.
-    """
-    argv = [*program, "--host", host, "--port", str(port)]
-    argv += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
-    argv += ["--shutdown-grace-period-secs", str(grace)]
-    return (*argv, *(word for option in options for word in option))
+    host: str
+    port: int
+    metrics_port: int
+    servers: Sequence[str]
+    grace: int  # for running requests, after SIGTERM
+    options: Iterable[Sequence[str]]
+
+
+def gateway_argv(launch: GatewayLaunch, *, python: str, launcher: str = LAUNCHER) -> tuple[str, ...]:
+    """The whole command line; the gateway's own counters are for this machine alone."""
+    argv = [python, launcher, "--host", launch.host, "--port", str(launch.port), "--worker-urls", *launch.servers]
+    argv += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(launch.metrics_port)]
+    argv += ["--shutdown-grace-period-secs", str(launch.grace)]
+    return (*argv, *(word for option in launch.options for word in option))
+
+
+def read_readiness(answer: Json) -> int:
+    """How many servers answer, as the gateway counts them; 0 where it says none."""
+    count = answer.get("healthy_workers")
+    return count if isinstance(count, int) else 0

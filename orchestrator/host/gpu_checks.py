@@ -25,7 +25,7 @@ def gpus_present(subject: Subject) -> Iterator[Finding]:
     if hardware.vendor == "cpu":
         yield info("gpus", "not looked for", "none")
         return
-    needed = f"{subject.plan.layout.gpus} x {hardware.arch}"
+    needed = f"{subject.plan.layout.gpus * subject.plan.replicas} x {hardware.arch}"
     if inventory is None:
         other = "; ".join(f"{len(i.gpus)} of {VENDORS[i.vendor].name}" for i in subject.machine.inventories)
         found = f"no {VENDORS[hardware.vendor].name} GPU" + (

@@ -6,21 +6,22 @@ with each of several.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.origin import Origin
 from orchestrator.engine import flag_words
 from orchestrator.engine.gateway import DEFAULTS, REQUIREMENTS, VERSION
-from orchestrator.plan.plan import Flag, Gateway, Plan, Server
-from orchestrator.profile import Profile
+from orchestrator.plan.plan import Flag, Gateway, Plan
+
+if TYPE_CHECKING:  # it takes long to import, and a command over servers that run has no use for it
+    from orchestrator.profile import Profile
 
 LOOPBACK: Final = "127.0.0.1"
-REPLICA_KEY: Final = "REPLICA_API_KEY"  # names the key that the gateway alone has, made for each start
 _APART: Final = 8  # ports: with dp-attention sglang derives seven from its own (0.5.14, server_args.py:7302-7334)
 _BASE_GPU: Final = "base-gpu-id"
 
 
-def planned_gateway(profile: Profile) -> Gateway | None:
+def planned_gateway(profile: "Profile") -> Gateway | None:
     """The gateway of a profile with several replicas; what it does not set is said all the same, with its reason."""
     if profile.replicas == 1:
         return None
@@ -42,12 +43,12 @@ def planned_gateway(profile: Profile) -> Gateway | None:
     )
 
 
-def replica_ports(profile: Profile) -> tuple[int, ...]:
+def replica_ports(profile: "Profile") -> tuple[int, ...]:
     """The ports of the replicas, from that of the gateway on."""
     return tuple(profile.server.port + _APART * number for number in range(1, profile.replicas + 1))
 
 
-def gpus_of_a_replica(profile: Profile) -> int:
+def gpus_of_a_replica(profile: "Profile") -> int:
     """GPUs that one replica takes, with its stages of a pipeline."""
     layout, stages = profile.layout, profile.flags.get("pp-size")
     ranks = layout.tp.value * (1 if layout.dp_attention.value else layout.dp.value)
@@ -56,7 +57,7 @@ def gpus_of_a_replica(profile: Profile) -> int:
 
 
 def replica_plans(plan: Plan) -> tuple[Plan, ...]:
-    """The plan of each replica, which listens on this machine alone and asks for a key that the gateway has."""
+    """The plan of each replica, which listens on this machine alone and asks for the clients' key."""
     if plan.gateway is None:
         return (plan,)
     return tuple(
@@ -64,7 +65,7 @@ def replica_plans(plan: Plan) -> tuple[Plan, ...]:
             plan,
             replicas=1,
             gateway=None,
-            server=Server(host=LOOPBACK, port=port, allow_public=False, api_key_env=REPLICA_KEY),
+            server=replace(plan.server, host=LOOPBACK, port=port),
             flags=tuple(_flags_of_replica(plan, index)),
         )
         for index, port in enumerate(plan.gateway.ports)

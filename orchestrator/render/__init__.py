@@ -1,8 +1,16 @@
 """From a plan to artifacts: pure functions that return text, bytes and argv."""
 
-from orchestrator.render.artifacts import Artifacts, BuildContext, Command, ContextFile, needs_options, server_command
+from orchestrator.render.artifacts import (
+    Artifacts,
+    BuildContext,
+    Command,
+    ContextFile,
+    gateway_command,
+    needs_options,
+    server_command,
+)
 from orchestrator.render.dockerfile import ImageSources, base_reference, build_context, repository
-from orchestrator.render.scripts import IMAGE_FOLDER, SHELL_HOME, files, script_file, wrapped
+from orchestrator.render.scripts import IMAGE_FOLDER, SHELL_HOME, files, replica_folder, script_file, wrapped
 
 __all__ = [
     "IMAGE_FOLDER",
@@ -15,7 +23,9 @@ __all__ = [
     "base_reference",
     "build_context",
     "files",
+    "gateway_command",
     "needs_options",
+    "replica_folder",
     "repository",
     "script_file",
     "server_command",

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from orchestrator.engine import Launch, launch_argv
+from orchestrator.engine.gateway import LAUNCHER, GatewayLaunch, gateway_argv
 from orchestrator.plan import ContainerNeeds, Plan
+from orchestrator.plan.replicas import replica_plans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,7 @@ class Artifacts:
     command: Command
     build: BuildContext | None  # of the image, for a runtime that starts one
     spec: object = None
+    replicas: tuple["Artifacts", ...] = ()  # of each of several servers, where `command` is that of their gateway
 
 
 def server_command(
@@ -74,6 +77,21 @@ def server_command(
     )
     env = tuple((variable.name, variable.value) for variable in plan.env)
     return Command(argv=launch_argv(launch, python=python), env=env, in_home=in_home)
+
+
+def gateway_command(plan: Plan, *, python: str = "python3", launcher: str = LAUNCHER) -> Command:
+    """What is executed before several servers; for a plan that has a gateway."""
+    if plan.gateway is None:
+        raise ValueError(f"the plan of `{plan.profile}` has no gateway")
+    launch = GatewayLaunch(
+        host=plan.server.host,
+        port=plan.server.port,
+        metrics_port=plan.gateway.metrics_port,
+        servers=[replica.server.url for replica in replica_plans(plan)],
+        grace=plan.waiting.grace,
+        options=[option.argv for option in plan.gateway.options],
+    )
+    return Command(argv=gateway_argv(launch, python=python, launcher=launcher), env=(), in_home=False)
 
 
 def needs_options(needs: ContainerNeeds, group: Callable[[str], str | None]) -> Iterator[tuple[str, str]]:

@@ -18,11 +18,25 @@ SHELL_HOME: Final = (
 
 
 def files(artifacts: Artifacts) -> tuple[ContextFile, ...]:
-    """The plan, the server's command, and the build context; each runtime adds what is its own."""
-    written = [text_file("plan.json", artifacts.plan.to_json()), script_file("server.sh", server_script(artifacts))]
+    """The plan, the server's command, and the build context; each runtime adds what is its own.
+
+    Of several servers each has a folder with its own, and the command beside those is that of their gateway.
+    """
+    written = [text_file("plan.json", artifacts.plan.to_json())]
+    if artifacts.replicas:
+        written.append(script_file("gateway.sh", gateway_script(artifacts)))
+    else:
+        written.append(script_file("server.sh", server_script(artifacts)))
+    for number, replica in enumerate(artifacts.replicas, start=1):
+        written += [dataclasses.replace(file, path=f"{replica_folder(number)}/{file.path}") for file in files(replica)]
     if artifacts.build is not None:
         written += [dataclasses.replace(file, path=f"{IMAGE_FOLDER}/{file.path}") for file in artifacts.build.files]
     return tuple(written)
+
+
+def replica_folder(number: int) -> str:
+    """Where the files of one of several servers stand, and what it is called; counted from 1."""
+    return f"replica-{number}"
 
 
 def text_file(path: str, text: str) -> ContextFile:
@@ -44,19 +58,39 @@ def server_script(artifacts: Artifacts) -> str:
         lines += [f"CDPATH= cd -- {SHELL_HOME}", "export PYTHONSAFEPATH=1  # nothing in that folder is imported"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in artifacts.command.env]
     lines += artifacts.command.script
+    return "\n".join([*lines, *_executed(artifacts)])
+
+
+def gateway_script(artifacts: Artifacts) -> str:
+    """The gateway's command as a shell script, for when its servers serve; each option with its origin above it."""
+    plan = artifacts.plan
+    options = plan.gateway.options if plan.gateway else ()
+    about = f"{plan.profile}: the gateway before {plan.replicas} servers, started when all of them serve"
+    lines = ["#!/bin/sh", _comment(about), "#", *_origins([(" ".join(option.argv), option) for option in options])]
+    lines += ["set -eu", 'CDPATH= cd -- "$(dirname -- "$0")"']
+    return "\n".join([*lines, *_executed(artifacts)])
+
+
+def _executed(artifacts: Artifacts) -> Iterator[str]:
+    """The last lines of a script; without its key a server would answer everyone who reaches it."""
     command = wrapped(artifacts.command.argv)
-    if plan.server.api_key_env is not None:  # without it the server would answer everyone who reaches it
-        lines.append(': "${API_KEY_FILE:?the absolute path of a .yaml file with the line api-key: KEY}"')
+    if artifacts.plan.server.api_key_env is not None:
+        yield ': "${API_KEY_FILE:?the absolute path of a .yaml file with the line api-key: KEY}"'
         command += ' \\\n  --config "$API_KEY_FILE"'
-    return "\n".join(lines) + f"\nexec {command}\n"
+    yield f"exec {command}\n"
 
 
 def origin_lines(plan: Plan) -> Iterator[str]:
     """One comment a setting: its origin, the setting, who says so."""
-    settings: list[tuple[str, Flag | EnvVar]] = [
-        *((" ".join(flag.argv), flag) for flag in plan.flags),
-        *((f"{variable.name}={variable.value}", variable) for variable in plan.env),
-    ]
+    return _origins(
+        [
+            *((" ".join(flag.argv), flag) for flag in plan.flags),
+            *((f"{variable.name}={variable.value}", variable) for variable in plan.env),
+        ]
+    )
+
+
+def _origins(settings: Sequence[tuple[str, Flag | EnvVar]]) -> Iterator[str]:
     width = max((len(text) for text, _ in settings), default=0)
     for text, setting in settings:
         yield _comment(f"{setting.origin:<9}  {text:<{width}}  {setting.source}").rstrip()

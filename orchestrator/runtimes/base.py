@@ -48,6 +48,7 @@ class Handle:
     url: str  # base URL as reached from this machine
     run_dir: str  # absolute path of the run directory on this machine
     identity: str  # container id, or pid and start time
+    replicas: tuple[Handle, ...] = ()  # the servers behind it, where it is their gateway
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,9 @@ class Runtime(Protocol):
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
         """Start a server. Raises NameTakenError for a name in use, StartError, and leaves nothing behind then.
+
+        Of several servers each is started so, in a folder of the run's directory, and then their gateway in that
+        directory itself: found and stopped they are one.
 
         `secrets` are variables for the server by name; they reach it without standing in an argv or a readable file.
         """

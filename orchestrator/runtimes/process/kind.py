@@ -9,12 +9,12 @@ from orchestrator.core.paths import Home
 from orchestrator.host import Runner, Space
 from orchestrator.plan import Plan
 from orchestrator.plan.rules import Case, replicas_share_the_node
-from orchestrator.render import Artifacts, ContextFile
+from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind, ServerState
 from orchestrator.runtimes.process.checks import device_access, locked_memory
 from orchestrator.runtimes.supervised.copies import copies
 from orchestrator.runtimes.supervised.interpreter import compiler, interpreter
-from orchestrator.runtimes.supervised.prepare import own_tables, prepare, rendered
+from orchestrator.runtimes.supervised.prepare import launcher_files, own_tables, prepare, rendered
 from orchestrator.runtimes.supervised.record import CONFIG, FILE, UNREADABLE
 
 
@@ -35,10 +35,6 @@ def _prepare(artifacts: Artifacts, place: Place) -> Prepared:
 
 def _no_space(_: Plan, __: Runner) -> Iterator[Space]:
     return iter(())
-
-
-def _no_files(_: Artifacts, __: str) -> tuple[ContextFile, ...]:
-    return ()
 
 
 def _caches(home: Home, _: str | None) -> tuple[Cache, ...]:
@@ -65,7 +61,7 @@ PROCESS: Final = RuntimeKind(
     spaces=_no_space,
     far=None,
     render=rendered,
-    files=_no_files,
+    files=launcher_files,
     prepare=_prepare,
     tables=own_tables,
     caches=_caches,

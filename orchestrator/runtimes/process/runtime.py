@@ -7,16 +7,20 @@ read hides nothing: its server is listed, and ended where its processes can be t
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core import shell
 from orchestrator.core.errors import HostError, NameTakenError, StartError
+from orchestrator.core.files import read_own
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, Marks, family, read_title
@@ -25,9 +29,18 @@ from orchestrator.core.signals import held
 from orchestrator.plan import NAME
 from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
-from orchestrator.runtimes.process.ending import end, put_away, record_end, runs, serves
+from orchestrator.runtimes.process.ending import end, end_together, put_away, record_end, runs, serves
 from orchestrator.runtimes.process.handover import await_handover, handing_over
-from orchestrator.runtimes.supervised.record import FILE, Record, how_it_ended, is_copy, read_record, token_of
+from orchestrator.runtimes.supervised.record import (
+    FILE,
+    Record,
+    how_it_ended,
+    is_copy,
+    parts_of,
+    read_record,
+    token_of,
+    top_of,
+)
 from orchestrator.runtimes.supervised.start import start_request
 from orchestrator.runtimes.supervised.supervisor import StartRequest
 
@@ -46,7 +59,8 @@ class ProcessRuntime:
             artifacts, name=name, run_dir=run_dir, cwd=self._home.root, secrets=secrets, record=FILE
         )
         with handing_over(self._home.make_runs(name)) as lock:
-            if taken := _servers(self._home.runs / name):
+            own = str(top_of(run_dir.absolute()))  # of several servers the others stand there already
+            if taken := [other for other in _servers(self._home.runs / name) if other.run_dir != own]:
                 raise NameTakenError(
                     f"there is a server `{name}`", where=taken[0].run_dir, hint=f"`deploy down {name}`"
                 )
@@ -74,6 +88,8 @@ class ProcessRuntime:
             record = read_record(Path(handle.run_dir))
         except HostError as error:
             return _no_record(Status.UNKNOWN, error.message)
+        if handle.replicas and not handle.identity:  # the start was killed before its gateway
+            return _no_record(Status.EXITED, "its gateway was not started")
         if record is None or record.stopped or record.supervisor != handle.identity:
             return _no_record(Status.ABSENT, "")
         return _state(record)
@@ -89,6 +105,9 @@ class ProcessRuntime:
 
     def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. The supervisor has stored it without the secrets, and without times of its own."""
+        if handle.replicas:
+            yield from self._all_logs(handle, follow=follow, since=since)
+            return
         tail = LogTail(Path(handle.run_dir, LOG))
         if since is not None:
             started = self.state(handle).started_at
@@ -99,20 +118,41 @@ class ProcessRuntime:
             time.sleep(_POLL * 4)
         yield from tail.to_end()
 
+    def _all_logs(self, handle: Handle, *, follow: bool, since: datetime | None) -> Iterator[str]:
+        """The logs of several servers and their gateway, each piece below the name of its file, as `tail` does."""
+        parts = _each(handle)
+        names = [os.path.relpath(Path(part.run_dir, LOG), top_of(Path(handle.run_dir))) for part in parts]
+        for name, part in zip(names, parts, strict=True):
+            yield f"==> {name} <=="
+            yield from self.logs(part, follow=False, since=since)
+        tails = [LogTail(Path(part.run_dir, LOG)) for part in parts] if follow else []
+        for tail in tails:
+            deque(tail(), maxlen=0)
+        last = names[-1]
+        while follow and any(self.state(part).status is Status.RUNNING for part in parts):
+            time.sleep(_POLL * 4)
+            for name, tail in zip(names, tails, strict=True):
+                for line in tail():
+                    if name != last:
+                        yield f"==> {name} <=="
+                    last = name
+                    yield line
+
     def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
         """See `Runtime.tail`."""
-        return LogTail(Path(handle.run_dir, LOG))
+        tails = [LogTail(Path(part.run_dir, LOG)) for part in _each(handle)]
+        return lambda: chain.from_iterable(tail() for tail in tails)
 
     def close(self) -> None:
         """See `Runtime.close`. Nothing is held."""
 
     def stop(self, handle: Handle, *, grace: float) -> None:
-        """See `Runtime.stop`.
+        """See `Runtime.stop`. A gateway ends first, and then the servers behind it, all at once.
 
         Raises DeployError for a process that the kernel does not end, HostError for a record that cannot be read where
         nothing that runs can be told to be its server.
         """
-        run_dir = Path(handle.run_dir)
+        run_dir, until = Path(handle.run_dir), time.monotonic() + grace
         try:
             record = read_record(run_dir)
         except HostError:
@@ -122,9 +162,19 @@ class ProcessRuntime:
             end(handle.name, marks, grace=grace)
             put_away(handle.name, run_dir)
             return
-        if record is not None and record.supervisor == handle.identity and not record.stopped:
-            end(handle.name, record.marks, grace=grace)
-            record_end(record, run_dir)
+        try:
+            if record is not None and record.supervisor == handle.identity and not record.stopped:
+                end(handle.name, record.marks, grace=grace)
+                record_end(record, run_dir)
+        finally:
+            self._stop_replicas(handle, grace=max(until - time.monotonic(), 0))
+
+    def _stop_replicas(self, handle: Handle, *, grace: float) -> None:
+        folders = [Path(replica.run_dir) for replica in handle.replicas]
+        known = [(record, folder) for folder in folders if (record := read_record(folder)) and not record.stopped]
+        end_together(handle.name, [record.marks for record, _ in known], grace=grace)
+        for record, folder in known:
+            record_end(record, folder)
 
     def _take_back(self, name: str, run_dir: Path) -> None:
         """End what a start that failed has left, whether its record is there or not."""
@@ -192,23 +242,67 @@ def _folders(folder: Path) -> list[Path]:
 
 def _servers(folder: Path) -> list[Handle]:
     """The servers of a name: every run that may still run, else the newest one, unless that was stopped."""
-    known: list[tuple[Record, Path]] = []
+    known: list[_Run] = []
     lost: list[Handle] = []
     try:
         run_dirs = _folders(folder)
     except HostError:
         return [_lost(folder.name, folder)]
     for run_dir in run_dirs:
-        try:
-            if (record := read_record(run_dir)) is not None and not is_copy(record, run_dir):
-                known.append((record, run_dir))
-        except HostError:
-            lost.append(_lost(folder.name, run_dir))
-    found = [_handle(record, run_dir) for record, run_dir in known if not record.stopped and runs(record.marks)]
+        records: list[tuple[Record, Path]] = []
+        for part in parts_of(run_dir):
+            try:
+                if (record := read_record(part)) is not None and not is_copy(record, part):
+                    records.append((record, part))
+            except HostError:
+                lost.append(_lost(folder.name, part))
+        if records:
+            known.append(_Run(run_dir, tuple(records)))
+    found = [run.handle for run in known if run.may_run]
     if not found and known:
-        newest, run_dir = max(known, key=lambda pair: (pair[0].started_at, pair[1].name))
-        found = [] if newest.stopped else [_handle(newest, run_dir)]
+        newest = max(known, key=lambda run: (run.records[0][0].started_at, run.run_dir.name))
+        found = [] if newest.stopped else [newest.handle]
     return [*found, *lost]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """What one start has recorded: one server, or several and their gateway, whose record stands before theirs."""
+
+    run_dir: Path
+    records: tuple[tuple[Record, Path], ...]
+
+    @property
+    def may_run(self) -> bool:
+        return any(not record.stopped and runs(record.marks) for record, _ in self.records)
+
+    @property
+    def stopped(self) -> bool:
+        return all(record.stopped for record, _ in self.records)
+
+    @property
+    def handle(self) -> Handle:
+        behind = tuple(_handle(record, place) for record, place in self.records if place != self.run_dir)
+        own = next((_handle(record, place) for record, place in self.records if place == self.run_dir), None)
+        if own is not None:
+            return dataclasses.replace(own, replicas=behind)
+        return dataclasses.replace(
+            behind[0], plan_digest=_planned_digest(self.run_dir), url="", run_dir=str(self.run_dir.absolute()),
+            identity="", replicas=behind,
+        )  # fmt: skip
+
+
+def _planned_digest(run_dir: Path) -> str:
+    """The digest of the plan of a run; "" where it cannot be read."""
+    try:
+        return hashlib.sha256(read_own(run_dir / "plan.json")).hexdigest()
+    except (OSError, ValueError):
+        return ""
+
+
+def _each(handle: Handle) -> tuple[Handle, ...]:
+    """A server, or a gateway and the servers behind it, each by itself."""
+    return (dataclasses.replace(handle, replicas=()), *handle.replicas)
 
 
 def _handle(record: Record, run_dir: Path) -> Handle:

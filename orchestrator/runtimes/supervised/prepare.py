@@ -2,20 +2,23 @@
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from orchestrator.core.console import note, warn
+from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.console import Progress, note, warn
 from orchestrator.core.errors import KernelsError, StartError
 from orchestrator.core.paths import Home
-from orchestrator.environments import interpreter
+from orchestrator.engine.gateway import LAUNCHER
+from orchestrator.environments import ensure, interpreter
 from orchestrator.images import as_found, carried_patches, differences
 from orchestrator.kernels.disk import tables_below
 from orchestrator.patches import AddedFile, read_diffs
 from orchestrator.plan import Plan
-from orchestrator.render import Artifacts, Command, server_command
+from orchestrator.plan.replicas import replica_plans
+from orchestrator.render import Artifacts, Command, ContextFile, gateway_command, server_command
 from orchestrator.runtimes.base import Place, Prepared
 from orchestrator.runtimes.supervised.patched import PatchedCopy, SourcePatches, find_sources, patched_copy, table_in
 from orchestrator.weights import overlay_path
@@ -30,6 +33,9 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes], host: str | None = None) -
     It listens on the plan's own address, or on `host`. The interpreter of an environment is put in once it is built.
     Where the patched sources will lie is known once they are made: until then, whoever runs the script says so.
     """
+    if plan.gateway is not None:
+        servers = tuple(rendered(each, inputs) for each in replica_plans(plan))
+        return Artifacts(plan=plan, command=gateway_command(plan), build=None, spec=servers[0].spec, replicas=servers)
     command = _command(plan, host)
     if not plan.patches:
         return Artifacts(plan=plan, command=command, build=None)
@@ -80,8 +86,10 @@ def prepare(artifacts: Artifacts, place: Place, packages: Path, host: str | None
     plan = artifacts.plan
     python = interpreter(plan.engine, place.home)
     if artifacts.spec is None:
-        command = replace(artifacts.command, argv=(python, *artifacts.command.argv[1:]))
-        return Prepared(artifacts=replace(artifacts, command=command), records={})
+        return Prepared(
+            artifacts=_commanded(artifacts, plan, place.home, lambda each: _started_by(python, _command(each, host))),
+            records={},
+        )
     sources = sources_of(artifacts)
     copy = patched_copy(python, sources, packages)
     states = ", ".join(f"{record.id} {record.state}" for record in copy.receipt.patches)
@@ -91,14 +99,46 @@ def prepare(artifacts: Artifacts, place: Place, packages: Path, host: str | None
     for text in differences(plan, copy.receipt):
         warn(text, hint=f"`{copy.folder}` holds what was found")
     found = as_found(plan, copy.receipt)
-    command = _command(found, host)
-    command = replace(command, argv=(python, *command.argv[1:]), env=_env(found, sources, copy), script=script)
+    env = _env(found, sources, copy)
     return Prepared(
-        artifacts=replace(artifacts, command=command),
+        artifacts=_commanded(
+            artifacts,
+            found,
+            place.home,
+            lambda each: replace(_started_by(python, _command(each, host)), env=env, script=script),
+        ),
         records={"patches.json": asdict(copy.receipt)},
         not_needed=copy.receipt.not_at_start(plan.patches),
         as_found=found,
     )
+
+
+def _started_by(python: str, command: Command) -> Command:
+    return replace(command, argv=(python, *command.argv[1:]))
+
+
+def _commanded(artifacts: Artifacts, found: Plan, home: Home, command: Callable[[Plan], Command]) -> Artifacts:
+    """The artifacts with the commands that are carried out: the server's, or those of each replica and the gateway."""
+    plan = artifacts.plan
+    if plan.gateway is None:
+        return replace(artifacts, command=command(found))
+    servers = zip(replica_plans(plan), replica_plans(found), strict=True)
+    catalogue = Catalogue.of(home)
+    made = ensure(catalogue.path(Kind.IMAGE_FILE, plan.gateway.requirements), home=home, progress=Progress())
+    launcher = str(catalogue.path(Kind.IMAGE_FILE, LAUNCHER))
+    return replace(
+        artifacts,
+        command=gateway_command(plan, python=str(made.python), launcher=launcher),
+        replicas=tuple(Artifacts(plan=each, command=command(as_it_is), build=None) for each, as_it_is in servers),
+    )
+
+
+def launcher_files(artifacts: Artifacts, _: str) -> tuple[ContextFile, ...]:
+    """What `gateway.sh` runs, beside it."""
+    if artifacts.plan.gateway is None:
+        return ()
+    content = Catalogue.from_environment().path(Kind.IMAGE_FILE, LAUNCHER).read_bytes()
+    return (ContextFile(path=LAUNCHER, content=content, executable=False),)
 
 
 def own_tables(plan: Plan, home: Home) -> tuple[Path, ...]:

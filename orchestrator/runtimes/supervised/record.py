@@ -17,6 +17,7 @@ from orchestrator.core.text import parse_json
 FILE: Final = "process.json"
 UNREADABLE: Final = f"{FILE}.unreadable"  # one that was put out of the way
 CONFIG: Final = "secrets.yaml"  # a FIFO, until the server has read it
+_REPLICA: Final = re.compile(r"replica-[1-9][0-9]?")  # as `render.replica_folder` calls it
 _IDENTITY: Final = re.compile(r"[0-9a-z-]+/[0-9]{1,10}/[0-9]{1,20}")
 _OUTPUT: Final = re.compile(r"pipe:\[[0-9]{1,20}\]")  # nothing that a stranger may write to, as /dev/null
 
@@ -49,6 +50,21 @@ class Record:
         return Marks(token=self.token, supervisor=self.supervisor, server=self.server, output=self.output)
 
 
+def top_of(run_dir: Path) -> Path:
+    """The directory of the run that a server belongs to: one of several has a folder of its own in it."""
+    return run_dir.parent if _REPLICA.fullmatch(run_dir.name) else run_dir
+
+
+def parts_of(run_dir: Path) -> tuple[Path, ...]:
+    """Where the record of a run stands, and those of its replicas, in their order."""
+    try:
+        with os.scandir(run_dir) as entries:
+            found = [entry.name for entry in entries if _REPLICA.fullmatch(entry.name)]
+    except OSError:
+        found = []
+    return (run_dir, *(run_dir / name for name in sorted(found, key=lambda name: int(name.rpartition("-")[2]))))
+
+
 def token_of(run_dir: Path) -> str:
     """What the processes of a run have in their environment: its directory, which is known without a record."""
     return str(run_dir.resolve())
@@ -78,7 +94,7 @@ def read_record(run_dir: Path, file: str = FILE) -> Record | None:
     """
     path = run_dir / file
     try:
-        return _record(parse_json(read_own(path)), owner=run_dir.parent.name)
+        return _record(parse_json(read_own(path)), owner=top_of(run_dir).parent.name)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -19,7 +19,7 @@ WITH_DEAF_THREADS = {
     "core/lookups.py",
     "core/signals.py",
 }
-HOLDING = {"bench/benchmark.py", "commands/sweep_trial.py", "commands/up.py", "runtimes/process/runtime.py"}
+HOLDING = {"bench/benchmark.py", "commands/sweep_trial.py", "commands/bring_up.py", "runtimes/process/runtime.py"}
 HOLDING |= {"commands/nodes.py", "runtimes/slurm/runtime.py", "sweep/search.py"}
 
 

@@ -6,7 +6,7 @@ from plan_samples import plan_of
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import ProfileError
 from orchestrator.host import plan_ports
-from orchestrator.plan.replicas import REPLICA_KEY, replica_plans
+from orchestrator.plan.replicas import replica_plans
 
 
 def refused(profile: str, *overrides: str) -> dict[str, str]:
@@ -47,7 +47,7 @@ def test_a_replica_is_a_server_of_this_machine_alone_with_gpus_of_its_own() -> N
     assert plan.gpus == range(8)
     assert (first.gpus, second.gpus) == (range(4), range(4, 8))
     for each in (first, second):
-        assert (each.server.host, each.server.api_key_env) == ("127.0.0.1", REPLICA_KEY)
+        assert (each.server.host, each.server.api_key_env) == ("127.0.0.1", "SERVING_KEY")
         assert (each.replicas, each.gateway, each.layout) == (1, None, plan.layout)
     assert first.server.port != second.server.port
 

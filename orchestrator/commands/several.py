@@ -1,0 +1,88 @@
+"""Several equal servers and the gateway before them: started, awaited and proved.
+
+The servers start at once and each is proved by itself; the gateway comes last, when all of them serve.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from orchestrator.commands.proof import await_ready, of_replica, prove
+from orchestrator.commands.runs import RunDir
+from orchestrator.commands.servers import note_gateway
+from orchestrator.commands.steps import starting
+from orchestrator.core.console import say
+from orchestrator.core.errors import NotReadyError
+from orchestrator.core.secret import Secret
+from orchestrator.plan import Plan
+from orchestrator.prove import CheckResult, SmokeReport, gateway_checks, target_of, wait_for_gateway
+from orchestrator.render import Artifacts, replica_folder
+from orchestrator.runtimes import Handle, Runtime, ServerState, Status
+
+
+@dataclass(kw_only=True)
+class Several:
+    """One start of several servers."""
+
+    artifacts: Artifacts
+    name: str
+    run: RunDir
+    key: Secret | None
+    runtime: Runtime
+    _servers: list[Handle] = field(default_factory=list)
+    _checks: list[CheckResult] = field(default_factory=list)
+    _seconds: float = 0.0
+
+    @property
+    def _plan(self) -> Plan:
+        return self.artifacts.plan
+
+    @property
+    def report(self) -> SmokeReport:
+        """What the checks have found so far."""
+        return SmokeReport(url=self._plan.server.url, served_name=self._plan.model.served_name, checks=(*self._checks,))
+
+    def start_servers(self, secrets: Mapping[str, Secret], *, timeout: float | None) -> float:
+        """Start all of them, wait for each and prove it; returns the seconds until the last one was ready.
+
+        Raises NotReadyError as soon as one of them ends, SmokeError where one does not serve as it should.
+        """
+        for number, replica in enumerate(self.artifacts.replicas, start=1):
+            folder = self.run.path / replica_folder(number)
+            started = self.runtime.start(replica, name=self.name, run_dir=folder, secrets=secrets)
+            self._servers.append(started)
+            say(f"started replica {number} of `{self.name}`; log: {RunDir(folder).log}")
+        for number, (server, replica) in enumerate(zip(self._servers, self.artifacts.replicas, strict=True), start=1):
+            seconds = await_ready(
+                server,
+                self.runtime,
+                plan=replica.plan,
+                key=self.key,
+                timeout=timeout,
+                about=starting(replica.plan),
+                state=lambda server=server: self._state(server),  # type: ignore[misc]
+            )
+            self._seconds += seconds  # the next one has started meanwhile
+            say(f"replica {number} of {len(self._servers)} serves")
+        for number, (server, replica) in enumerate(zip(self._servers, self.artifacts.replicas, strict=True), start=1):
+            self._checks += of_replica(number, prove(server, self.runtime, plan=replica.plan, key=self.key))
+        self.run.save("smoke.json", self.report.to_dict())
+        self.report.require()
+        return self._seconds
+
+    def start_gateway(self, secrets: Mapping[str, Secret]) -> Handle:
+        """Start it before servers that serve, wait until it counts them all, and prove it. Raises NotReadyError."""
+        gateway = replace(self.artifacts, replicas=())
+        own = self.runtime.start(gateway, name=self.name, run_dir=self.run.path, secrets=secrets)
+        count = len(self._servers)
+        wait_for_gateway(own.url, servers=count, state=lambda: self.runtime.state(own))
+        note_gateway(self.run, self._seconds)
+        self._checks += gateway_checks(target_of(self._plan, url=own.url, api_key=self.key), count)
+        return replace(own, replicas=(*self._servers,))
+
+    def _state(self, server: Handle) -> ServerState:
+        """The state of a server that is awaited, while the others run."""
+        for number, other in enumerate(self._servers, start=1):
+            state = self.runtime.state(other)
+            if other is not server and state.status is not Status.RUNNING:
+                raise NotReadyError(f"replica {number} ended: {state.ending}", hint="`deploy diagnose` names causes")
+        return self.runtime.state(server)

@@ -1,0 +1,74 @@
+#!/bin/sh
+# mi355x-tp4x2: GLM-5.2 MXFP4 on 8x MI355X, two servers of four GPUs behind a cache-aware gateway
+#
+# recipe     --chunked-prefill-size 32768           sglang cookbook GLM-5.2.mdx, balanced cell
+# inferred   --cuda-graph-max-bs-decode 80
+# recipe     --dsa-decode-backend tilelang          sglang cookbook GLM-5.2.mdx
+# recipe     --dsa-prefill-backend tilelang         sglang cookbook GLM-5.2.mdx
+# published  --enable-aiter-allreduce-fusion        wafer.ai/blog/glm52-amd
+# inferred   --enable-cache-report
+# recipe     --enable-metrics                       sglang cookbook GLM-5.2.mdx
+# published  --kv-cache-dtype fp8_e4m3              wafer.ai/blog/glm52-amd
+# recipe     --max-running-requests 80              sglang cookbook GLM-5.2.mdx, balanced cell
+# recipe     --mem-fraction-static 0.85             sglang cookbook GLM-5.2.mdx, balanced cell
+# recipe     --reasoning-parser glm45               sglang cookbook GLM-5.2.mdx
+# inferred   --speculative-algorithm EAGLE
+# published  --speculative-eagle-topk 1             wafer.ai/blog/glm52-amd
+# published  --speculative-num-draft-tokens 6       wafer.ai/blog/glm52-amd
+# published  --speculative-num-steps 5              wafer.ai/blog/glm52-amd
+# recipe     --tool-call-parser glm47               sglang cookbook GLM-5.2.mdx
+# recipe     --trust-remote-code                    sglang cookbook GLM-5.2.mdx
+# recipe     --watchdog-timeout 1800                sglang cookbook GLM-5.2.mdx
+# recipe     ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0  sgl-project/sglang#40084
+# recipe     SAFETENSORS_FAST_GPU=1                 InferenceX glm5.1_fp4_mi355x.sh
+# recipe     SGLANG_TIMEOUT_KEEP_ALIVE=900          InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh
+# recipe     SGLANG_USE_AITER=1                     sglang docker/rocm.Dockerfile
+#
+# hazard custom-all-reduce-hang: aiter's custom all-reduce was seen to hang in the verify step of EAGLE, from 16
+#   requests at once with 4/1/5 and from 32 with 3/1/4; nothing recovers it but the watchdog (sglang #29313, MI355X;
+#   ranks that accept different numbers of drafts look the same (sglang #34238))
+# hint: where a server hangs, `--set flags.disable-custom-all-reduce=true` takes RCCL, and the fused all-reduce is lost
+#
+# hazard speculation-is-greedy: every request is decoded greedily while drafts are verified, whatever `temperature` and
+#   `top_p` it asks for (sglang #31214, #37134; wheels 0.5.10 to 0.5.20 (0.5.14: srt/speculative/eagle_utils.py,
+#   eagle_sample))
+# hint: use sglang 0.5.21 or newer where sampling matters, or leave speculation out
+set -eu
+CDPATH= cd -- "${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
+export PYTHONSAFEPATH=1  # nothing in that folder is imported
+export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
+export SAFETENSORS_FAST_GPU=1
+export SGLANG_TIMEOUT_KEEP_ALIVE=900
+export SGLANG_USE_AITER=1
+# `deploy up` makes a copy of the interpreter's sglang and sees to these patches in it, by content:
+#   aiter-fp4-moe-table
+#   dsa-topk-v2-off
+#   eagle-verify-broadcast
+#   mtp-shared-expert-exclude
+#   rocm-cuda-runtime-guard
+: "${PATCHED_SGLANG:?the absolute path of that copy, a folder below packages in the home of deploy}"
+export PYTHONPATH="$PATCHED_SGLANG/python${PYTHONPATH:+:$PYTHONPATH}"
+exec python3 -m sglang.launch_server \
+  --model-path models/glm-5.2-mxfp4 \
+  --served-model-name glm-5.2 \
+  --host 127.0.0.1 \
+  --port 30008 \
+  --tp-size 4 \
+  --chunked-prefill-size 32768 \
+  --cuda-graph-max-bs-decode 80 \
+  --dsa-decode-backend tilelang \
+  --dsa-prefill-backend tilelang \
+  --enable-aiter-allreduce-fusion \
+  --enable-cache-report \
+  --enable-metrics \
+  --kv-cache-dtype fp8_e4m3 \
+  --max-running-requests 80 \
+  --mem-fraction-static 0.85 \
+  --reasoning-parser glm45 \
+  --speculative-algorithm EAGLE \
+  --speculative-eagle-topk 1 \
+  --speculative-num-draft-tokens 6 \
+  --speculative-num-steps 5 \
+  --tool-call-parser glm47 \
+  --trust-remote-code \
+  --watchdog-timeout 1800
