@@ -60,6 +60,7 @@ class BenchRequest:
     directory: Path
     text: str  # that prompts of text are cut from
     earlier: BenchResult | None  # continue this one: its complete points are kept
+    behind: tuple[str, ...] = ()  # base URLs of the servers, where `url` is that of their gateway
     enough: Callable[[BenchResult], BenchEnding | None] = lambda _: None  # asked after each point: how to end here
 
 
@@ -94,11 +95,14 @@ async def _interruptible(request: BenchRequest, say: Callable[[str, str], None])
 
 async def _measure(request: BenchRequest, say: Callable[[str, str], None]) -> BenchResult:
     address = Address.from_url(request.url)
-    connections = Connections(address, key=request.key, clock=asyncio.get_running_loop().time)
+    clock = asyncio.get_running_loop().time
+    connections, *behind = (
+        Connections(Address.from_url(url), key=request.key, clock=clock) for url in (request.url, *request.behind)
+    )
     try:
         say("probing the endpoint", "")
         try:
-            endpoint = await probe(connections, address, api=request.api)
+            endpoint = await probe(connections, address, api=request.api, behind=tuple(behind))
         except asyncio.CancelledError as error:
             raise Interrupted("interrupted before anything was measured", hint="run the same command again") from error
         check_fits(request.workload, endpoint.facts)
@@ -116,7 +120,8 @@ async def _measure(request: BenchRequest, say: Callable[[str, str], None]) -> Be
         )
         return await _all_points(request, runner, result)
     finally:
-        connections.close()
+        for each in (connections, *behind):
+            each.close()
         abandon_lookups()  # the event loop would wait for them
 
 

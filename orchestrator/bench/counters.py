@@ -70,6 +70,8 @@ def _cap(plan: Mapping[str, object]) -> tuple[int, str] | None:
     values = {flag.get("name"): flag.get("values") for flag in flags if isinstance(flag, dict)}
     dp = layout.get("dp")
     replicas = dp if isinstance(dp, int) and not layout.get("dp_attention") else 1
+    servers = plan.get("replicas")
+    replicas *= servers if isinstance(servers, int) else 1
     each = f" on each of {replicas} replicas" if replicas > 1 else ""
     given = values.get("max-running-requests")
     if isinstance(given, list | tuple) and len(given) == 1 and str(given[0]).isdigit():

@@ -33,6 +33,11 @@ class Endpoint:
     facts: EndpointFacts
     reports_cache: bool  # answers carry `cached_tokens`
     has_metrics: bool
+    behind: tuple[Connections, ...] = ()  # to the servers behind it, where it is their gateway: they count and cache
+
+    @property
+    def _servers(self) -> tuple[Connections, ...]:
+        return self.behind or (self.connections,)
 
     @property
     def is_sglang(self) -> bool:
@@ -45,21 +50,26 @@ class Endpoint:
         return (self.connections.head("POST", path, sum(map(len, body))), *body)
 
     async def metrics(self) -> Metrics | None:
-        """The server's counters now; None where it has none or does not answer."""
+        """The counters now, of several servers their sums; None where one has none or does not answer."""
         if not self.has_metrics:
             return None
-        try:
-            status, content = await self.connections.fetch("GET", endpoints.METRICS, most=MOST_METRICS_BYTES)
-        except NoAnswerError:
-            return None
-        return read_metrics(content) if status == 200 else None
+        read = bytearray()
+        for server in self._servers:
+            try:
+                status, content = await server.fetch("GET", endpoints.METRICS, most=MOST_METRICS_BYTES)
+            except NoAnswerError:
+                return None
+            if status != 200:
+                return None
+            read += content + b"\n"
+        return read_metrics(read)
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
         """The token ids of a text by the model's own tokenizer. Raises BenchError where the endpoint does not say."""
         body = json.dumps(tokenize_body(self.facts.served_model, text)).encode()
         hint = "`prompts: random` in the workload, with `token_ids`, needs no tokenizer"
         try:
-            status, content = await self.connections.fetch("POST", endpoints.TOKENIZE, content=body)
+            status, content = await self._servers[0].fetch("POST", endpoints.TOKENIZE, content=body)
             if status != 200:
                 raise BenchError(f"POST {endpoints.TOKENIZE} gives status {status}", where=self.facts.url, hint=hint)
             return read_token_ids(content)
@@ -72,26 +82,37 @@ class Endpoint:
         if not self.is_sglang:
             return False
         try:
-            status, _ = await self.connections.fetch("POST", endpoints.FLUSH_CACHE)
+            answers = [await server.fetch("POST", endpoints.FLUSH_CACHE) for server in self._servers]
         except NoAnswerError:
             return False
-        return status == 200
+        return all(status == 200 for status, _ in answers)
 
 
-async def probe(connections: Connections, address: Address, *, api: str = Api.COMPLETIONS) -> Endpoint:
-    """Ask the endpoint what it is. Raises BenchError where it does not answer, refuses, or answers in another form."""
+async def probe(
+    connections: Connections,
+    address: Address,
+    *,
+    api: str = Api.COMPLETIONS,
+    behind: tuple[Connections, ...] = (),
+) -> Endpoint:
+    """Ask the endpoint what it is. Raises BenchError where it does not answer, refuses, or answers in another form.
+
+    A gateway says little of the servers `behind` it: the first of them, which is as the others, is asked as well.
+    """
+    server = behind[0] if behind else connections
     try:
-        models = read_models(await _ask(connections, address, endpoints.MODELS))
-        info = await _server_info(connections, address)
+        await _ask(connections, address, endpoints.MODELS)
+        models = read_models(await _ask(server, address, endpoints.MODELS))
+        info = await _server_info(server, address)
     except OddAnswerError as error:
         raise BenchError(f"the endpoint does not say what it serves: {error}", where=address.url) from error
     if not models:
         raise BenchError(f"the endpoint names no model under `{endpoints.MODELS}`", where=address.url)
     served, context = next(iter(models.items()))
     facts = EndpointFacts(url=address.url, api=api, served_model=served, context_length=context)
-    metrics = await _exports_metrics(connections)
+    metrics = await _exports_metrics(server)
     if info is None:
-        return Endpoint(connections=connections, facts=facts, reports_cache=False, has_metrics=metrics)
+        return Endpoint(connections=connections, facts=facts, reports_cache=False, has_metrics=metrics, behind=behind)
     facts = replace(
         facts,
         engine="sglang",
@@ -100,7 +121,13 @@ async def probe(connections: Connections, address: Address, *, api: str = Api.CO
         page_size=info.page_size,
         speculative=info.speculative,
     )
-    return Endpoint(connections=connections, facts=facts, reports_cache=info.reports_cache, has_metrics=metrics)
+    return Endpoint(
+        connections=connections,
+        facts=facts,
+        reports_cache=info.reports_cache,
+        has_metrics=metrics,
+        behind=behind,
+    )
 
 
 def check_fits(workload: Workload, facts: EndpointFacts) -> None:

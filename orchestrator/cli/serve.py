@@ -155,6 +155,8 @@ def status(
         for server in found if name is None else ():
             if server.status in {Status.PENDING, Status.UNKNOWN} or (server.health == "unhealthy" and server.detail):
                 note(f"`{server.name}`: {server.detail}")
+            elif server.status == Status.RUNNING and server.detail:
+                note(f"`{server.name}`: {server.detail}")
             elif server.status == Status.EXITED:
                 note(f"`{server.name}`: {server.detail}; `deploy restart {server.name}` starts it anew")
         require_well(servers, found, named=name is not None)
@@ -205,7 +207,7 @@ def ask(
 ) -> None:
     """Stream one greedy completion of a running server."""
     from orchestrator.commands.ask import ask
-    from orchestrator.commands.proof import key_of, require_running
+    from orchestrator.commands.proof import key_of, require_running, served_model
     from orchestrator.commands.servers import fleet
     from orchestrator.core.paths import Home
     from orchestrator.core.redaction import Stream
@@ -215,7 +217,8 @@ def ask(
         require_running(servers.runtime(handle), handle)
         answer = Stream()
         try:
-            for piece in ask(handle.url, prompt, tokens=tokens, key=key_of(handle)):
+            model = served_model(handle)
+            for piece in ask(handle.url, prompt, tokens=tokens, key=key_of(handle), model=model):
                 out(answer.feed(piece), end="")
         finally:
             out(answer.close(), end="")

@@ -12,12 +12,14 @@ from orchestrator.engine.client import EngineClient, TimeLimits
 _LIMITS: Final = TimeLimits(connect=5, silence=300, whole=3600)
 
 
-def ask(url: str, prompt: str, *, tokens: int, key: Secret | None) -> Iterator[str]:
+def ask(url: str, prompt: str, *, tokens: int, key: Secret | None, model: str = "default") -> Iterator[str]:
     """The pieces of a greedy completion of at most `tokens` tokens, as they arrive.
+
+    sglang takes any `model` for its own, its gateway only one that a server behind it has.
 
     Raises StartError for no answer, for one that is cut or has no text, and for one that goes on behind its last token.
     """
-    body = completion_body("default", prompt, tokens=tokens)  # sglang takes any model's name for its own
+    body = completion_body(model, prompt, tokens=tokens)
     try:
         with EngineClient(url, key=key, limits=_LIMITS) as server:
             yield from _pieces(server.events(endpoints.COMPLETIONS, body), tokens=tokens)

@@ -29,11 +29,12 @@ from orchestrator.commands.proof import require_running
 from orchestrator.commands.runs import RunDir, load_result, provenance_of, read_plan
 from orchestrator.commands.servers import Fleet, api_key
 from orchestrator.core.catalogue import Catalogue, Kind
-from orchestrator.core.console import warn
+from orchestrator.core.console import note, warn
 from orchestrator.core.errors import UsageError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.secret import Secret
 from orchestrator.core.validation import faults_in
+from orchestrator.engine import Api
 from orchestrator.plan import Hazard
 from orchestrator.report import published_workloads
 from orchestrator.results import RESULT_FILE, BenchEnding, BenchResult, Price, ServerProvenance
@@ -63,6 +64,7 @@ class MeasuredTarget:
     hazards: tuple[Hazard, ...]  # of its plan
     kernel_gate: Callable[[], dict[str, object] | None]  # what the server's log says by now of its tuned kernels
     gpus: range | None = None  # by index on its machine; None where that is not known
+    behind: tuple[str, ...] = ()  # base URLs of the servers behind a gateway
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +151,7 @@ def server_target(servers: Fleet, name: str) -> MeasuredTarget:
         hazards=plan.hazards if plan else (),
         kernel_gate=look,
         gpus=plan.gpus if plan else None,
+        behind=tuple(server.url for server in handle.replicas),
     )
 
 
@@ -162,7 +165,7 @@ def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str
     directory = options.directory or _default_directory(name)
     request = BenchRequest(
         url=target.url,
-        api=options.api,
+        api=_api(target, options),
         key=target.key,
         workload_name=name,
         workload=workload,
@@ -176,9 +179,18 @@ def bench(target: MeasuredTarget, options: BenchOptions, say: Callable[[str, str
         directory=directory,
         text=read_text(workload),
         earlier=_earlier(directory, resume=options.resume),
+        behind=target.behind,
         enough=options.enough,
     )
     return measure(request, say), directory
+
+
+def _api(target: MeasuredTarget, options: BenchOptions) -> str:
+    """The API that is asked for; prompts are token ids, which SGLang's gateway takes in sglang's own API alone."""
+    if target.behind and options.api == Api.COMPLETIONS:
+        note("the gateway takes token ids in sglang's own API alone: `--api generate` is measured")
+        return Api.GENERATE
+    return options.api
 
 
 def _workload(options: BenchOptions) -> tuple[str, Workload]:

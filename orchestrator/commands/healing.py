@@ -15,7 +15,7 @@ from orchestrator.commands.restart import restart
 from orchestrator.commands.runs import RunDir, is_claimed, known_names, latest_run, read_plan, require_name, runs_of
 from orchestrator.commands.servers import PARTS_FILE, Fleet, api_key, fleet, lost_parts
 from orchestrator.commands.standing import Healed, Standing, Unseen
-from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError
+from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError, UsageError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.runtimes import Handle, ServerState, Status
@@ -61,10 +61,19 @@ def standing(servers: Fleet, name: str) -> Standing:
 
 
 def require_watchable(home: Home, names: Sequence[str]) -> None:
-    """Raise StartError for a name that nothing was started under, UsageError where the key of a server is not set."""
+    """Raise StartError for a name that nothing was started under, UsageError for one that cannot be looked after.
+
+    That is one whose key is not set, and several servers behind a gateway.
+    """
     with fleet(home) as servers:
         for name in names:
             api_key(standing(servers, name).api_key_env)
+            plan = read_plan(latest_run(home, name))
+            if plan is not None and plan.gateway is not None:
+                raise UsageError(
+                    f"`{name}` is {plan.replicas} servers behind a gateway, which `deploy watch` does not look after",
+                    hint=f"the gateway goes on with those that live; `deploy restart {name}` starts all of them anew",
+                )
 
 
 def heal(home: Home, name: str, dead: str, why: str) -> Healed:

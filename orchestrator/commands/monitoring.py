@@ -44,6 +44,12 @@ def monitored(request: MonitoringRequest, home: Home) -> Monitored:
         name, plan, workload = loaded.plan.profile, loaded.plan, loaded.profile.workload
     else:
         name, (plan, workload) = request.name, _started(request, home, catalogue)
+    if plan.gateway is not None:
+        ports = ", ".join(f"127.0.0.1:{port}" for port in plan.gateway.ports)
+        raise UsageError(
+            f"`{name}` is {plan.replicas} servers behind a gateway, and the rules are for one",
+            hint=f"scrape them at {ports}, the gateway's own counters at 127.0.0.1:{plan.gateway.metrics_port}",
+        )
     if plan.flag("enable-metrics") is None:
         hint = "`--set flags.enable-metrics=true` exports them"
         raise UsageError(f"`{name}` exports no metrics to watch it by", hint=hint)

@@ -105,6 +105,12 @@ def key_of(handle: Handle) -> Secret | None:
     return api_key(plan.server.api_key_env) if plan else None
 
 
+def served_model(handle: Handle) -> str:
+    """What clients call the model of a server; sglang's `default` where its plan is not on this machine."""
+    plan = read_plan(RunDir(Path(handle.run_dir)))
+    return plan.model.served_name if plan else "default"
+
+
 def not_running(runtime: Runtime, handle: Handle) -> Problem | None:
     """How a server that no longer runs has ended, and what to do about it; None for one that runs."""
     state = runtime.state(handle)

@@ -229,7 +229,8 @@ class View:
             raise UsageError(f"`{name}` exports no counters to look at", hint=hint)
         place = place_of(plan, servers.home, host)
         self._gpus = GpuReader(plan, runner_for(place), None if place.far else partial(read_energy, tuple(plan.gpus)))
-        self._client = EngineClient(self._handle.url, key=key_of(self._handle), limits=_LIMITS)
+        key, counting = key_of(self._handle), self._handle.replicas or (self._handle,)  # a gateway counts no tokens
+        self._clients = [EngineClient(server.url, key=key, limits=_LIMITS) for server in counting]
         self._gate = GateReader() if takes_table(plan) else TritonReader() if asks_triton(plan) else None
         self._log = self._runtime.tail(self._handle) if self._gate else None
         self._clock = clock
@@ -258,7 +259,8 @@ class View:
 
     def close(self) -> None:
         """Let go of the connection."""
-        self._client.close()
+        for client in self._clients:
+            client.close()
 
     def _require_running(self) -> ServerState:
         require_running(self._runtime, self._handle)
@@ -267,7 +269,7 @@ class View:
     def _count(self) -> str:
         """Read the counters; why they could not be read, "" where they were."""
         try:
-            exported = self._client.exported()
+            exported = bytearray(b"\n").join(client.exported() for client in self._clients)
         except (NoAnswerError, OddAnswerError) as error:
             return str(error)
         read = Counters(

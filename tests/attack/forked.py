@@ -32,6 +32,7 @@ _PRELOADED = (
     "orchestrator.commands.explain",
     "orchestrator.commands.logs",
     "orchestrator.commands.status",
+    "orchestrator.commands.bring_up",
     "orchestrator.commands.up",
     "orchestrator.runtimes.docker.kind",
     "orchestrator.runtimes.docker.runtime",

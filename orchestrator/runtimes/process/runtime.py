@@ -242,7 +242,7 @@ def _folders(folder: Path) -> list[Path]:
 
 def _servers(folder: Path) -> list[Handle]:
     """The servers of a name: every run that may still run, else the newest one, unless that was stopped."""
-    known: list[_Run] = []
+    known: list[_RecordedRun] = []
     lost: list[Handle] = []
     try:
         run_dirs = _folders(folder)
@@ -257,7 +257,7 @@ def _servers(folder: Path) -> list[Handle]:
             except HostError:
                 lost.append(_lost(folder.name, part))
         if records:
-            known.append(_Run(run_dir, tuple(records)))
+            known.append(_RecordedRun(run_dir, tuple(records)))
     found = [run.handle for run in known if run.may_run]
     if not found and known:
         newest = max(known, key=lambda run: (run.records[0][0].started_at, run.run_dir.name))
@@ -266,7 +266,7 @@ def _servers(folder: Path) -> list[Handle]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Run:
+class _RecordedRun:
     """What one start has recorded: one server, or several and their gateway, whose record stands before theirs."""
 
     run_dir: Path

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands import proof, up
+from orchestrator.commands import bring_up, proof, up
 from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.commands.runs import open_run
 from orchestrator.commands.servers import Fleet
@@ -85,16 +85,16 @@ def request_of(*overrides: str, keep: bool = False) -> up.UpRequest:
     )
 
 
-def start(*, keep: bool) -> up.Start:
+def start(*, keep: bool) -> bring_up.Start:
     artifacts = render_artifacts(load("cpu-tiny").plan)
-    return up.Start(name="tiny", request=request_of(keep=keep), artifacts=artifacts, records={}, key=None)
+    return bring_up.Start(name="tiny", request=request_of(keep=keep), artifacts=artifacts, records={}, key=None)
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
     def fail(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr(up, "await_ready", fail)
+    monkeypatch.setattr(bring_up, "await_ready", fail)
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -108,7 +108,7 @@ def test_a_start_that_fails_leaves_nothing_unless_it_is_kept(
     failing(monkeypatch, failure)
     runtime = Recording()
     with pytest.raises(shown):
-        up._bring_up(start(keep=keep), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        bring_up.bring_up(start(keep=keep), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     assert bool(runtime.servers) == keep
 
 
@@ -119,7 +119,7 @@ def test_a_server_goes_down_even_where_nothing_is_to_be_learnt_of_it(
     failing(monkeypatch, NotReadyError("the server exited"))
     runtime = Recording(flapping=True)
     with pytest.raises(NotReadyError, match="the server exited") as caught:
-        up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        bring_up.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     assert runtime.servers == []
     assert runtime.asked == ["stop", "logs"]
     assert "the daemon does not answer" in str(caught.value.details)
@@ -133,7 +133,7 @@ def test_a_server_that_cannot_be_stopped_is_named_and_the_error_of_the_start_is_
     failing(monkeypatch, failure)
     runtime = Recording(flapping=True, stops=False)
     with pytest.raises(type(failure)) as caught:
-        up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        bring_up.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     assert caught.value is failure
     said = capsys.readouterr().err
     assert "warning: `tiny` may still run: the daemon does not answer" in said
@@ -150,7 +150,7 @@ def test_a_log_that_cannot_be_opened_does_not_hide_the_error_of_the_start(
 
     failing(monkeypatch, NotReadyError("the server exited"))
     with pytest.raises(NotReadyError, match="the server exited") as caught:
-        up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": Unreadable()}))  # type: ignore[dict-item]
+        bring_up.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": Unreadable()}))  # type: ignore[dict-item]
     assert "the log was not read" in caught.value.details
 
 
@@ -160,7 +160,7 @@ def test_a_failed_start_of_a_runtime_leaves_nothing_to_take_down(tmp_path: Path)
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
-        up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": Refusing()}))  # type: ignore[dict-item]
+        bring_up.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": Refusing()}))  # type: ignore[dict-item]
     assert caught.value.hint == "nothing was started"
 
 
@@ -226,12 +226,12 @@ def test_a_second_ctrl_c_while_it_gives_up_leaves_no_server(monkeypatch: pytest.
         return give_up(*arguments, **options)  # type: ignore[arg-type]
 
     failing(monkeypatch, KeyboardInterrupt())
-    give_up = up._give_up
-    monkeypatch.setattr(up, "_give_up", impatient)
+    give_up = bring_up._give_up
+    monkeypatch.setattr(bring_up, "_give_up", impatient)
     runtime, before = Recording(), signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+            bring_up.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     finally:
         signal.signal(signal.SIGINT, before)
     assert runtime.asked == ["stop"]
@@ -244,12 +244,12 @@ def test_nothing_interrupts_an_up_whose_server_is_proven(monkeypatch: pytest.Mon
     def interrupt(*_: object) -> None:
         pytest.fail("it was interrupted")
 
-    monkeypatch.setattr(up, "await_ready", lambda *_, **__: 1.0)
-    monkeypatch.setattr(up, "prove", lambda *_, **__: SmokeReport(url="", served_name="tiny", checks=()))
-    monkeypatch.setattr(up, "kernel_gate", lambda *_, **__: None)
+    monkeypatch.setattr(bring_up, "await_ready", lambda *_, **__: 1.0)
+    monkeypatch.setattr(bring_up, "prove", lambda *_, **__: SmokeReport(url="", served_name="tiny", checks=()))
+    monkeypatch.setattr(bring_up, "kernel_gate", lambda *_, **__: None)
     runtime, before = Recording(), {number: signal.signal(number, interrupt) for number in ENDING}
     try:
-        up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        bring_up.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
         for number in ENDING:
             signal.raise_signal(number)
     finally:
@@ -272,7 +272,7 @@ def test_ctrl_c_ends_the_reading_of_a_large_log_after_the_server_is_down(
     runtime, before = Talkative(), signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(NotReadyError) as caught:
-            up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+            bring_up.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     finally:
         signal.signal(signal.SIGINT, before)
     assert runtime.asked == ["stop", "logs"]
@@ -287,7 +287,7 @@ def test_a_start_interrupted_before_it_could_be_told_is_taken_down(tmp_path: Pat
 
     runtime = Interrupted()
     with pytest.raises(DeployError):
-        up._bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        bring_up.bring_up(start(keep=False), Fleet(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     assert runtime.servers == []
 
 
