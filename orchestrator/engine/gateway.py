@@ -75,9 +75,9 @@ OPTIONS: Final[Mapping[str, FlagSpec]] = {
 # What is said where a profile does not, each with its reason.
 DEFAULTS: Final[Mapping[str, tuple[str, str]]] = {
     "policy": ("cache_aware", "a prefix is computed by one replica, and found there again"),
-    "health-check-interval-secs": ("2", "with smg's 60 a dead replica is noticed after a minute"),
+    "health-check-interval-secs": ("1", "with smg's 60 a dead replica is noticed after a minute"),
     "health-check-timeout-secs": ("25", "sglang answers a health request within 20 s, behind a long prefill"),
-    "health-failure-threshold": ("2", "with an interval of 2 s a dead replica is noticed within 4 s"),
+    "health-failure-threshold": ("2", "one may meet a moment without memory or a port; a dead replica fails both"),
     "health-success-threshold": ("1", "sglang has generated a token when it says that it is healthy"),
 }
 

@@ -1,0 +1,258 @@
+"""Several servers behind the real gateway: faults with the scripted engine as servers, and real sglang once."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from command_line import CommandLine
+from cpu_server import processes_in
+from patience import wait_for
+from ports import free_port
+
+from orchestrator.commands.planning import load as planned
+from orchestrator.commands.planning import render_artifacts
+from orchestrator.core.paths import Home
+from orchestrator.core.procfs import find_process
+from orchestrator.core.secret import Secret
+from orchestrator.prove import count_servers
+from orchestrator.runtimes import Handle, Status
+from orchestrator.runtimes.process.record import read_record
+from orchestrator.runtimes.process.runtime import ProcessRuntime
+
+pytestmark = pytest.mark.engine
+
+ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
+KEY = "sk-of-the-clients-alone"
+NAME = "pair"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A home in which two servers and their gateway are started, and `deploy` to do so."""
+
+    deploy: CommandLine
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def handle(self) -> Handle:
+        """The gateway, and the servers behind it."""
+        return self.runtime.find(NAME)[0]
+
+    @property
+    def runtime(self) -> ProcessRuntime:
+        return ProcessRuntime(self.deploy.home)
+
+    def settings(self) -> list[str]:
+        """What `--set` says of them."""
+        own = [f"server.port={self.port}", "replicas=2", f"engine.python={ENGINE}", "waiting.grace=1"]
+        return [*own, "model.questions=null", "server.api_key_env=PAIR_KEY"]
+
+    def words(self, *more: str) -> list[str]:
+        """What brings them up, with `more` settings."""
+        settings = (word for each in (*self.settings(), *more) for word in ("--set", each))
+        return ["up", "cpu-tiny", "--name", NAME, *settings]
+
+    def up(self, *settings: str) -> None:
+        ended = self.deploy.run(*self.words(*settings))
+        assert ended.returncode == 0, ended.stderr
+
+    def pid(self, part: Handle) -> int:
+        """Of a server, or of the gateway itself."""
+        record = read_record(Path(part.run_dir))
+        assert record is not None
+        assert record.server is not None
+        process = find_process(record.server)
+        assert process is not None
+        return process.pid
+
+    def complete(self, client: httpx.Client, **more: object) -> httpx.Response:
+        body = {"model": "tiny", "prompt": "the server answers", "max_tokens": 8, "temperature": 0, **more}
+        return client.post("/v1/completions", json=body)
+
+    def client(self) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False)
+
+    def nothing_left(self) -> None:
+        """No process of any start, however it ended."""
+        runs = [run for run in (self.deploy.home.runs / NAME).glob("*-*") if run.is_dir()]
+        wait_for(lambda: not any(processes_in(part) for run in runs for part in (run, *run.glob("replica-*"))))
+        assert self.runtime.find(NAME) == ()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    users = Home.from_environment()
+    users.environments.mkdir(parents=True, exist_ok=True)
+    home.environments.symlink_to(users.environments)
+    made = Pair(CommandLine(home, {"PAIR_KEY": KEY, "DOCKER_HOST": "unix:///nonexistent"}), free_port())
+    yield made
+    for handle in made.runtime.find(NAME):
+        made.runtime.stop(handle, grace=0)
+
+
+@contextmanager
+def load(pair: Pair, statuses: list[int]) -> Iterator[None]:
+    """Four clients that send one request after the other, and keep the status of each answer; 0 for none."""
+    over = threading.Event()
+
+    def send() -> None:
+        with pair.client() as client:
+            while not over.is_set():
+                try:
+                    statuses.append(pair.complete(client).status_code)
+                except httpx.HTTPError:
+                    statuses.append(0)
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def seconds_until_counted(pair: Pair, servers: int) -> float:
+    began = time.monotonic()
+    wait_for(lambda: count_servers(pair.url) == servers)
+    return time.monotonic() - began
+
+
+def test_the_key_opens_the_gateway_and_changes_none_of_its_servers_and_stands_nowhere(pair: Pair) -> None:
+    pair.up()
+    handle = pair.handle
+    assert [server.url for server in handle.replicas] == [f"http://127.0.0.1:{pair.port + each}" for each in (8, 16)]
+    with pair.client() as client:
+        assert pair.complete(client).status_code == 200
+        assert client.post("/workers", json={"url": "http://127.0.0.1:1"}).status_code == 401
+        assert client.delete("/workers/01a203fd-ff28-7532-8c2b-639e1653bf6e").status_code == 401
+        client.headers.pop("Authorization")
+        assert pair.complete(client).status_code == 401
+        assert httpx.get(f"{handle.replicas[0].url}/v1/models", trust_env=False).status_code == 401
+    parts = [Path(handle.run_dir), *(Path(server.run_dir) for server in handle.replicas)]
+    for process in (process for part in parts for process in processes_in(part)):
+        shown = Path(f"/proc/{process.pid}")
+        assert KEY.encode() not in (shown / "cmdline").read_bytes() + (shown / "environ").read_bytes()
+    written = (path for path in pair.deploy.home.runs.rglob("*") if path.is_file())
+    assert not [path for path in written if KEY.encode() in path.read_bytes()]
+
+    asked = pair.deploy.run("ask", NAME, "hello", "--tokens", "4")
+    assert (asked.returncode, asked.stdout.strip() != "") == (0, True), asked.stderr
+    log = pair.deploy.run("logs", NAME).stdout
+    assert all(f"==> {name} <==" in log for name in ("server.log", "replica-1/server.log", "replica-2/server.log"))
+    proved = json.loads(pair.deploy.run("smoke", NAME, "--json").stdout)
+    assert proved["ok"] is True
+    assert {"replica 1: right model", "replica 2: right model", "gateway: all counted"} <= {
+        check["name"] for check in proved["checks"]
+    }
+    scraped = ("metrics", NAME, "--output", str(pair.deploy.home.root / "scraped"))
+    for refused, said in ((scraped, "the rules are for one"), (("watch", NAME), "does not look after")):
+        ended = pair.deploy.run(*refused)
+        assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
+    assert pair.deploy.run("down", NAME).returncode == 0
+    pair.nothing_left()
+
+
+def test_a_replica_killed_under_load_costs_no_answer_is_told_and_comes_back(pair: Pair) -> None:
+    pair.up()
+    second, statuses = pair.handle.replicas[1], []
+    with load(pair, statuses):
+        wait_for(lambda: len(statuses) > 50)
+        os.kill(pair.pid(second), signal.SIGKILL)
+        noticed = seconds_until_counted(pair, 1)
+        after = len(statuses)
+        wait_for(lambda: len(statuses) > after + 50)
+    assert set(statuses) == {200}
+    assert noticed < 5, "two health checks, 1 s apart, have to fail"
+
+    told = pair.deploy.run("status", NAME)
+    assert told.returncode == 8
+    assert "replica 2 of 2 does not run: killed by SIGKILL" in told.stderr
+    assert "replica 2 of 2 does not run" in pair.deploy.run("status").stderr
+    again = pair.deploy.run(*pair.words())
+    assert (again.returncode, "replica 2 of 2" in again.stderr) == (6, True), again.stderr
+
+    replica = render_artifacts(planned("cpu-tiny", overrides=pair.settings()).plan).replicas[1]
+    secrets = {"PAIR_KEY": Secret(KEY)}
+    started = pair.runtime.start(replica, name=NAME, run_dir=Path(second.run_dir), secrets=secrets)
+    assert seconds_until_counted(pair, 2) < 10
+    assert pair.handle.replicas[1] == started
+    assert pair.deploy.run("status", NAME).returncode == 0
+
+
+def test_a_gateway_that_is_killed_is_told_and_its_servers_go_with_the_next_start_or_down(pair: Pair) -> None:
+    pair.up()
+    os.kill(pair.pid(pair.handle), signal.SIGKILL)
+    wait_for(lambda: pair.runtime.state(pair.handle).status is Status.EXITED)
+    told = pair.deploy.run("status", NAME)
+    assert (told.returncode, "killed by SIGKILL" in told.stderr) == (6, True), told.stderr
+    pair.up()  # the same plan: what is left of it makes room
+    assert count_servers(pair.url) == 2
+    os.kill(pair.pid(pair.handle), signal.SIGKILL)
+    assert pair.deploy.run("down", NAME).returncode == 0
+    pair.nothing_left()
+
+
+@pytest.mark.parametrize("stage", ["started replica 1", "started replica 2", "replica 1 of 2 serves", "the gateway"])
+def test_ctrl_c_leaves_nothing_behind(pair: Pair, stage: str) -> None:
+    slow = ("env.SCRIPTED_PAUSE=0.2",) if stage != "the gateway" else ()
+    with pair.deploy.running(*pair.words(*slow)) as command:
+        command.wait_for(stage)
+        command.process.send_signal(signal.SIGINT)
+        assert command.process.wait(60) == 130
+    pair.nothing_left()
+
+
+def test_two_starts_of_one_name_leave_one_of_them(pair: Pair) -> None:
+    with pair.deploy.running(*pair.words("env.SCRIPTED_PAUSE=0.2")) as first:
+        first.wait_for("started replica 1")
+        second = pair.deploy.run(*pair.words("env.SCRIPTED_PAUSE=0.2"))
+        assert second.returncode != 0
+        assert "another `deploy` command is working on `pair`" in second.stderr
+        assert first.process.wait(60) == 0
+    assert count_servers(pair.url) == 2
+    found = pair.runtime.find(NAME)
+    assert [len(handle.replicas) for handle in found] == [2]
+
+
+def test_a_replica_that_does_not_start_takes_the_others_down_and_is_named(pair: Pair) -> None:
+    ended = pair.deploy.run(*pair.words("env.SCRIPTED_BROKEN=1"))
+    assert ended.returncode == 7
+    pair.nothing_left()
+
+
+def test_two_real_servers_behind_the_gateway(pair: Pair, cpu_engine: object) -> None:
+    assert cpu_engine is not None  # its environment is there, and its model can be made
+    words = ("up", "cpu-tiny", "--name", NAME, "--json", "--set", f"server.port={pair.port}", "--set", "replicas=2")
+    ended = pair.deploy.run(*words, "--set", "waiting.grace=0")
+    assert ended.returncode == 0, ended.stderr
+    smoke = json.loads(ended.stdout)["smoke"]
+    failed = [check for check in smoke["checks"] if check["verdict"] == "failed"]
+    assert (smoke["ok"], failed) == (True, [])
+    prompts = [f"{number} is a number and {number} is its name, which is long enough to be kept" for number in range(8)]
+    with pair.client() as client:
+        first, second = ([pair.complete(client, prompt=each).json() for each in prompts] for _ in range(2))
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in second]
+    assert all(cached), "the gateway sends a prompt where it was before"
+    assert [answer["choices"][0]["text"] for answer in first] == [answer["choices"][0]["text"] for answer in second]
+    top = json.loads(pair.deploy.run("top", NAME, "--once", "--json").stdout)
+    assert top["activity"]["kv_tokens"] == 2 * 65536
+    assert pair.deploy.run("down", NAME).returncode == 0
+    pair.nothing_left()
