@@ -155,8 +155,6 @@ def status(
         for server in found if name is None else ():
             if server.status in {Status.PENDING, Status.UNKNOWN} or (server.health == "unhealthy" and server.detail):
                 note(f"`{server.name}`: {server.detail}")
-            elif server.status == Status.RUNNING and server.detail:
-                note(f"`{server.name}`: {server.detail}")
             elif server.status == Status.EXITED:
                 note(f"`{server.name}`: {server.detail}; `deploy restart {server.name}` starts it anew")
         require_well(servers, found, named=name is not None)

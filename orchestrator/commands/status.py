@@ -92,7 +92,7 @@ def _status(servers: Fleet, handle: Handle, *, ask: bool) -> ServerStatus:
     asked = ask and state.status is Status.RUNNING
     looked = asked or (handle.replicas and state.status is Status.RUNNING)  # an ended replica costs no question
     lost = lost_parts(servers.runtime(handle), handle) if looked else ""
-    health = ("unhealthy" if lost else _health(handle)) if asked else ""
+    health = "unhealthy" if lost else _health(handle) if asked else ""
     return ServerStatus(
         name=handle.name,
         profile=handle.profile,

@@ -141,7 +141,7 @@ def capacity_of(profile: Profile, given: Arguments, load: Load | None) -> Capaci
     if given.has("speculative-draft-model-path"):
         unknown.append("the weights of the draft model are not known: they are not counted")
     found = Capacity(
-        replicas=dp,
+        replicas=dp * profile.replicas,
         gpus=(tp // dp if layout.dp_attention.value and tp % dp == 0 else tp) * stages,
         memory=memory,
         cache=cache,

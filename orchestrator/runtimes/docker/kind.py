@@ -10,21 +10,12 @@ from orchestrator.core.paths import Home
 from orchestrator.host import far_machine
 from orchestrator.images import as_found, build_image, differences, find_docker, found_image
 from orchestrator.plan import Plan
+from orchestrator.plan.rules import one_server
 from orchestrator.render import Artifacts, ContextFile
 from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind
 from orchestrator.runtimes.docker.checks import daemon, image, image_space
 from orchestrator.runtimes.docker.container import docker_run_file, render
 from orchestrator.runtimes.image import has_image, image_of
-
-
-def one_server(case: Case) -> Iterator[Problem]:
-    """One container is started, and nothing before it."""
-    if (count := case.profile.replicas) > 1:
-        yield Problem(
-            f"the docker runtime starts one server, not {count} behind a gateway",
-            case.place("replicas"),
-            "`--set runtime=process` starts them; or `--set replicas=1` with `layout.dp`, all within one server",
-        )
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
