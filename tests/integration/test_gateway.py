@@ -24,8 +24,8 @@ from orchestrator.core.procfs import find_process
 from orchestrator.core.secret import Secret
 from orchestrator.prove import count_servers
 from orchestrator.runtimes import Handle, Status
-from orchestrator.runtimes.process.record import read_record
 from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.runtimes.supervised.record import read_record
 
 pytestmark = pytest.mark.engine
 

@@ -9,7 +9,7 @@ from orchestrator.core.errors import Problem
 from orchestrator.core.paths import Home
 from orchestrator.host import Runner, Space
 from orchestrator.plan import Kubernetes, Plan
-from orchestrator.plan.rules import Case
+from orchestrator.plan.rules import Case, one_server
 from orchestrator.profile import Profile
 from orchestrator.render import Artifacts, server_command
 from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind
@@ -88,7 +88,7 @@ def _open(home: Home, _: str | None) -> Runtime:
 KUBERNETES: Final = RuntimeKind(
     name="kubernetes",
     contained=True,
-    rules=(has_image, weights_have_a_place, asks_for_a_key),
+    rules=(has_image, one_server, weights_have_a_place, asks_for_a_key),
     checks=(),
     spaces=_no_space,
     far=None,

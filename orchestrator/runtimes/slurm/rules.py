@@ -8,7 +8,7 @@ from typing import Final
 from orchestrator.core.errors import Problem
 from orchestrator.core.redaction import looks_secret
 from orchestrator.plan import Plan, SlurmJob
-from orchestrator.plan.rules import Case
+from orchestrator.plan.rules import Case, one_server
 from orchestrator.profile import Profile
 
 _OURS: Final = {  # options of sbatch that this tool sets, and what sets them in a profile
@@ -105,4 +105,4 @@ def options_are_free(case: Case) -> Iterator[Problem]:
             )
 
 
-RULES: Final = (has_engine, is_reached, options_are_free)
+RULES: Final = (has_engine, one_server, is_reached, options_are_free)
