@@ -53,14 +53,14 @@ def drafts(checkpoints: Path, cpu_environment: Environment) -> Loaded:
     return run_lines(cpu_environment, "load", *map(str, sorted(checkpoints.iterdir())))
 
 
-@pytest.fixture(scope="module", params=["0.5.14", "0.5.16"])
-def targets(request: pytest.FixtureRequest, checkpoints: Path, cpu_environment: Environment) -> dict[str, Any]:
-    """The target of each recipe, fused by sglang's own decision and unfused, by two versions."""
+@pytest.fixture(scope="module")
+def targets(checkpoints: Path, cpu_environment: Environment) -> Mapping[tuple[str, str], Loaded]:
+    """The target of each recipe by version, fused (`on`) where sglang decides so, and unfused (`off`)."""
     folders = [str(checkpoints / recipe) for recipe in RECIPES]
-    sources = None if request.param == "0.5.14" else unpacked(request.param)
     return {
-        "version": request.param,
-        **{kind: run_lines(cpu_environment, "target", kind, *folders, sources=sources) for kind in ("on", "off")},
+        (version, kind): run_lines(cpu_environment, "target", kind, *folders, sources=sources)
+        for version, sources in (("0.5.14", None), ("0.5.16", unpacked("0.5.16")))
+        for kind in ("on", "off")
     }
 
 
@@ -70,15 +70,16 @@ def test_the_draft(recipe: str, drafts: Loaded) -> None:
     assert loads == TABLE[recipe][:2], drafts
 
 
+@pytest.mark.parametrize("version", ["0.5.14", "0.5.16"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_target_and_what_is_said_of_it_beforehand(recipe: str, targets: dict[str, Any], checkpoints: Path) -> None:
-    fused, apart = (targets[kind][recipe] for kind in ("on", "off"))
+def test_the_target_and_what_is_said_of_it_beforehand(
+    recipe: str, version: str, targets: Mapping[tuple[str, str], Loaded], checkpoints: Path
+) -> None:
+    fused, apart = (targets[version, kind][recipe] for kind in ("on", "off"))
     assert (fused["loaded"] is not None, apart["loaded"] is not None) == TABLE[recipe][2:], (fused, apart)
-    fatal = any(
-        is_fatal(each, targets["version"]) for each in compared(local_outline(checkpoints / recipe), drafts=False)
-    )
+    fatal = any(is_fatal(each, version) for each in compared(local_outline(checkpoints / recipe), drafts=False))
     assert fatal == (not TABLE[recipe][3]), "what does not load even unfused is refused"
-    fusion = decide_fusion(glm(targets["version"]), read_checkpoint(checkpoints / recipe))
+    fusion = decide_fusion(glm(version), read_checkpoint(checkpoints / recipe))
     if not fatal:
         assert bool(fusion.demanded) == (not TABLE[recipe][2]), "what does not load fused is told not to fuse"
 
@@ -88,8 +89,8 @@ def glm(version: str) -> Plan:
     return plan_of("mi355x-tp8-july" if version == "0.5.14" else "mi355x-tp8")
 
 
-def test_nothing_of_what_loads_is_left_unwritten(targets: dict[str, Any], drafts: Loaded) -> None:
-    for loaded in (*targets["on"].values(), *targets["off"].values(), *drafts.values()):
+def test_nothing_of_what_loads_is_left_unwritten(targets: Mapping[tuple[str, str], Loaded], drafts: Loaded) -> None:
+    for loaded in (each for results in (*targets.values(), drafts) for each in results.values()):
         if loaded["loaded"]:
             left = [name for name in loaded["untouched"] if not name.endswith((".k_scale", ".v_scale"))]
             given_later = {"model.embed_tokens.weight", "lm_head.weight"}  # to a draft, from its target
