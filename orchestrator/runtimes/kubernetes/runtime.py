@@ -135,7 +135,7 @@ class KubernetesRuntime:
             return
         if follow:
             yield from self._follow(handle, view, since)
-        elif view is not None and (view.runs_since or view.restarts):
+        elif view is not None and has_started(view.pod):
             if view.restarts:
                 yield from self._read(handle, view, "--previous", since=since)
             yield from self._read(handle, view, since=since)
