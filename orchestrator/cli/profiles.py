@@ -22,8 +22,11 @@ from orchestrator.core.asked import note_asked
 from orchestrator.core.console import note, out, out_json, say, terminal_width
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pydantic import BaseModel
 
+    from orchestrator.plan import Plan
     from orchestrator.render import ContextFile
 
 
@@ -189,7 +192,6 @@ def render(
     from orchestrator.commands.planning import plan_given, render_artifacts, rendered_files
     from orchestrator.commands.ready import on_image
     from orchestrator.commands.rental import rental_files
-    from orchestrator.commands.runs import write_files
     from orchestrator.core.errors import UsageError
     from orchestrator.core.paths import Home
     from orchestrator.rental import BROKERS
@@ -208,6 +210,13 @@ def render(
         plan = on_image(plan, image)
         files = rendered_files(render_artifacts(plan, inputs))
     note_coverage(plan, home)
+    _hand_over(plan, files, output, json=json)
+
+
+def _hand_over(plan: "Plan", files: "Sequence[ContextFile]", output: Path | None, *, json: bool) -> None:
+    """Write rendered files, or print them; for programs, both."""
+    from orchestrator.commands.runs import write_files
+
     if output is not None:
         write_files(output, files)
         for file in files:

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-b200-tp8 \
   --label deploy.name=b200-tp8 \
-  --label deploy.plan=3ac20be9795ab0b2d6c6745fc934d56e1acc58cf1b6d6f4dd676a3d2c8a3e7bd \
+  --label deploy.plan=30ce70e264fc966a76bc6b04c2c3cd3f7c72aedd9ddf259c704242f84cc36df4 \
   --label deploy.profile=b200-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi300x-tp8 \
   --label deploy.name=mi300x-tp8 \
-  --label deploy.plan=127104d347badb0e01659bc72d6e1cbaebb9f5d7f4a9317a4a16af9027537fd8 \
+  --label deploy.plan=27ed0979154b977d45d79c2377bc5abd88d00b9d6b8ec41ab381d81e2e0b6210 \
   --label deploy.profile=mi300x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

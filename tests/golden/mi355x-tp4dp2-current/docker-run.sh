@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2-current \
   --label deploy.name=mi355x-tp4dp2-current \
-  --label deploy.plan=bdcc3a6f8d90810c9d535de0e7b500f737d998ed6e49e4ce0397a6af2e340521 \
+  --label deploy.plan=4596e75d35701db8bb9d508b77c266a9bec1a0b51b2a63edcf929e55a69fa397 \
   --label deploy.profile=mi355x-tp4dp2-current \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

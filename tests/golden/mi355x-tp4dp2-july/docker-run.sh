@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4dp2-july \
   --label deploy.name=mi355x-tp4dp2-july \
-  --label deploy.plan=e276c7694f71084bb9a3704df108c395af96537f961a1892130c6921d7022c8a \
+  --label deploy.plan=6f420a995bfdaf355c2fbe469f1c0a980ad0ebc59de0e2bd851e4cf5290e6f16 \
   --label deploy.profile=mi355x-tp4dp2-july \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8-current \
   --label deploy.name=mi355x-tp8-current \
-  --label deploy.plan=aed5191d1f440f97caf4c2ae3e7607bb3cbd699e450d081a397359dbcc946a29 \
+  --label deploy.plan=c8f96230edb5ed75c3c6809383475f878f70925b97fd2a02c037d68fd6aca398 \
   --label deploy.profile=mi355x-tp8-current \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

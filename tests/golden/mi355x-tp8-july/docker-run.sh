@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8-july \
   --label deploy.name=mi355x-tp8-july \
-  --label deploy.plan=a8153cc3e0638e3adc123288ec44b9b6138a241568a80cb703c665395092b32e \
+  --label deploy.plan=29e8967c83d82836635f32b31625085335e713d47707f54be0a9fa40d90f605c \
   --label deploy.profile=mi355x-tp8-july \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

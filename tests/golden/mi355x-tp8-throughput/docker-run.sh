@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp8-throughput \
   --label deploy.name=mi355x-tp8-throughput \
-  --label deploy.plan=98423bc05731c785feb101ff2af389691c5241f684e14f28505950c6daae376c \
+  --label deploy.plan=e5d6155773ddf5aa704b27e809dcb66cbcdf4711324ad2a8f733e891cfcb92d9 \
   --label deploy.profile=mi355x-tp8-throughput \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
