@@ -1,7 +1,7 @@
 """Slurm as it is asked: its commands, and what they print.
 
-`squeue --format` and `scontrol show job` print the same from 20.11 to 25.05, and squeue sends this user's jobs alone;
-the JSON of both changed its types in 23.02 and in 23.11, and squeue's ignores `--me` in 22.05.
+Text in Slurm's oldest forms (tried with 22.05): `squeue --format` sends this user's jobs alone, and `scontrol show job`
+tells the rest of each. The JSON of both has types that go with the version of its data parser.
 """
 
 import os
@@ -102,7 +102,10 @@ def read_job(text: str) -> Job:
     counts = re.search(r"Restarts=(?P<restarts>\d+) .*ExitCode=(?P<code>\d+):(?P<signal>\d+)", text)
     number = re.match(r"JobId=(\d+)", text)
     if found is None or counts is None or number is None:
-        raise HostError("`scontrol show job` does not say how the job is", hint="is it Slurm 20.11 or later?")
+        raise HostError(
+            "`scontrol show job` does not say how the job is",
+            hint="22.05 was tried; `sinfo --version` says which this is",
+        )
     nodes = re.search(r"^\s+NodeList=(\S*)", text, re.MULTILINE)
     node = nodes[1] if nodes and nodes[1] != "(null)" else ""
     begins, ended_at = (_time(re.search(rf"{key}=(\S+)", text)) for key in ("StartTime", "EndTime"))
