@@ -184,8 +184,8 @@ def render(
 ) -> None:
     """Render what would be started; needs no GPU, Docker or network.
 
-    That is the plan, the server's command and, for Docker, the image's build context and the `docker run` line, for
-    Kubernetes the manifests. They follow from the profile and the options alone: a table that this machine holds is
+    That is the plan, the server's command, and what its runtime takes: a build context and the `docker run` line, say,
+    or manifests. They follow from the profile and the options alone: a table that this machine holds is
     named with `--give`, and an `--image` is taken at its word.
     """
     from orchestrator.commands.coverage import note_coverage
@@ -202,13 +202,11 @@ def render(
     if on is not None and on in BROKERS:
         note_asked(profile, set_ or (), None)
         if given or image:
-            what = "`--give`" if given else "`--image`"
-            raise UsageError(f"{what} is not for a rented machine: `up` makes its image and tables there")
+            raise UsageError("`--give` and `--image` are not for a rented machine: `up` makes both there")
         plan, files = rental_files(on, profile, set_ or (), home, tool=tool)
     else:
-        plan, inputs = plan_given(profile, overridden(set_, on=on), given)
-        plan = on_image(plan, image)
-        files = rendered_files(render_artifacts(plan, inputs))
+        decided, inputs = plan_given(profile, overridden(set_, on=on), given)
+        files = rendered_files(render_artifacts(plan := on_image(decided, image), inputs))
     note_coverage(plan, home)
     _hand_over(plan, files, output, json=json)
 
