@@ -197,11 +197,15 @@ def own_node(cluster: OwnCluster) -> Iterator[OwnNode]:
     """This machine as a node of the cluster; its containers go with it."""
     folder = Path(tempfile.mkdtemp(prefix="deploy-node-", dir="/var/tmp"))
     before = {name: Path("/proc/sys", name).read_text() for name in _KERNEL}
+    networks = _networks()
     node = OwnNode(folder, cluster)
     with ExitStack() as last:
         last.callback(_remove, folder)
         for name, value in before.items():
             last.callback(Path("/proc/sys", name).write_text, value)
+        last.callback(
+            lambda: [subprocess.run(["ip", "netns", "delete", n], check=False) for n in _networks() - networks]
+        )
         last.callback(node.end)
         node.start()
         yield node
@@ -222,6 +226,11 @@ def _remove(folder: Path) -> None:
         subprocess.run(["umount", "--lazy", place], check=False)
     assert not _mounted(folder)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _networks() -> set[str]:
+    """The networks of pods, which outlive containers that were killed."""
+    return {path.name for path in Path("/var/run/netns").glob("cni-*")}
 
 
 def _mounted(folder: Path) -> list[str]:
