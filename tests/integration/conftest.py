@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -138,19 +139,34 @@ def slurm_cluster(slurm_daemons: SlurmCluster, monkeypatch: pytest.MonkeyPatch) 
     return slurm_daemons
 
 
+@pytest.fixture(scope="session")
+def slurm_home(tmp_path_factory: pytest.TempPathFactory, engine_home: Home, tiny_model: Path) -> Home:
+    """A home of its own: from one in which a job was started, Slurm is asked by every later command."""
+    home = Home(tmp_path_factory.mktemp("slurm-home"))
+    home.environments.symlink_to(engine_home.environments)
+    home.models.symlink_to(tiny_model.parent)
+    return home
+
+
 @pytest.fixture
-def slurm_engine(cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) -> SlurmEngine:
+def slurm_engine(cpu_engine: CpuEngine, slurm_home: Home, slurm_cluster: SlurmCluster) -> SlurmEngine:
     """Start servers as jobs."""
-    return SlurmEngine(engine=cpu_engine, cluster=slurm_cluster)
+    return SlurmEngine(engine=replace(cpu_engine, home=slurm_home), cluster=slurm_cluster)
 
 
 @pytest.fixture(scope="session")
-def cluster_of_tests(engine_home: Home) -> Iterator[ClusterEngine]:
+def cluster_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A home of its own: from one in which a pod was started, its cluster is asked by every later command."""
+    return Home(tmp_path_factory.mktemp("cluster-home"))
+
+
+@pytest.fixture(scope="session")
+def cluster_of_tests(cluster_home: Home) -> Iterator[ClusterEngine]:
     """A real Kubernetes with this machine as its node, for all tests that start something in one."""
     if why := own_cluster.unavailable() or own_node.unavailable():
         pytest.skip(f"a real Kubernetes {why}")
     with own_cluster.own_cluster() as cluster, own_node.own_node(cluster) as node:
-        yield ClusterEngine(home=engine_home, cluster=cluster, node=node)
+        yield ClusterEngine(home=cluster_home, cluster=cluster, node=node)
 
 
 @pytest.fixture

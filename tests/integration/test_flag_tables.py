@@ -67,7 +67,8 @@ class Answers:
 def command(profile: str, overrides: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """The sglang version of a profile's plan, and its arguments."""
     plan = load(profile, overrides=overrides).plan
-    argv = render_artifacts(plan).command.argv
+    rendered = render_artifacts(plan)
+    argv = next(iter(rendered.replicas), rendered).command.argv  # before several servers stands a gateway
     return plan.engine.version, argv[argv.index("sglang.launch_server") + 1 :]
 
 

@@ -12,8 +12,6 @@ from own_node import ENGINE_IMAGE, load_engine, models_with
 from patience import wait_for
 from standin import packages_of
 
-from orchestrator.core.paths import Home
-
 pytestmark = pytest.mark.engine
 NAME = "podded"
 
@@ -27,9 +25,9 @@ def models(cluster_of_tests: ClusterEngine, cpu_engine: CpuEngine) -> Iterator[P
 
 
 @pytest.fixture
-def deploy(cluster_engine: ClusterEngine, engine_home: Home) -> Iterator[CommandLine]:
+def deploy(cluster_engine: ClusterEngine) -> Iterator[CommandLine]:
     """The command line; what it started is gone after the test."""
-    line = CommandLine(engine_home)
+    line = CommandLine(cluster_engine.home)
     yield line
     line.run("down", NAME)
     kinds = "deployments,replicasets,services,secrets,networkpolicies"

@@ -182,7 +182,8 @@ def model_in(folder: Path, **parts: object) -> Path:
 
 def command(profile: str, model: Path, *overrides: str) -> tuple[str, ...]:
     """The arguments of a profile's server."""
-    argv = list(render_artifacts(load(profile, overrides=overrides).plan).command.argv)
+    rendered = render_artifacts(load(profile, overrides=overrides).plan)
+    argv = list(next(iter(rendered.replicas), rendered).command.argv)  # before several servers stands a gateway
     argv[argv.index("--model-path") + 1] = str(model)
     return tuple(argv[argv.index("sglang.launch_server") + 1 :])
 

@@ -28,10 +28,10 @@ KEY = "wJ4-an-API-key-of-the-test"
 
 
 @pytest.fixture
-def deploy(engine_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) -> Iterator[CommandLine]:
+def deploy(slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) -> Iterator[CommandLine]:
     """`deploy`, whose jobs are all cancelled after the test."""
     assert cpu_engine.python.exists()
-    yield CommandLine(engine_home, {"THE_KEY": KEY})
+    yield CommandLine(slurm_home, {"THE_KEY": KEY})
     for number in slurm_cluster.queue():
         slurm_cluster.run("scancel", number)
     slurm_cluster.wait_for_nodes()
