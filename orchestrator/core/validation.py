@@ -185,7 +185,7 @@ def _known_keys(kind: type[BaseModel], parents: Sequence[int | str]) -> set[str]
         fields = [field for each in kinds if (field := each.model_fields.get(str(step)))]
         if fields:
             kinds = {inner for field in fields for inner in _models_in(field.annotation)}
-    return {name for each in kinds for name in each.model_fields}
+    return {field.alias or name for each in kinds for name, field in each.model_fields.items()}
 
 
 def _models_in(annotation: object) -> Iterator[type[BaseModel]]:

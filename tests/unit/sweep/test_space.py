@@ -84,6 +84,13 @@ def test_what_is_wrong_is_told_at_its_line(tmp_path: Path, text: str, line: int,
     assert problem.where == f"space.yaml:{line}"
 
 
+def test_a_key_is_called_what_a_user_writes(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError) as error:
+        space(tmp_path, "flags:\n  a: {form: 1, from: 1, to: 9, step: 1}\n")
+    [problem] = error.value.each()
+    assert problem.hint == "did you mean `from`?"
+
+
 def test_the_profiles_own_point_is_known(tmp_path: Path) -> None:
     profile = load("mi355x-tp8").profile
     found = space(tmp_path, "layouts: [{tp: 4, dp: 2}, {tp: 8}]\nflags: {max-running-requests: [8, 16, null]}\n")
