@@ -68,6 +68,18 @@ def test_mxfp4_has_no_kernels_before_gfx950(quantisation: str) -> None:
     assert ids(replace(plan, model=replace(plan.model, quantisation=quantisation))) == {"mxfp4-without-gfx950"}
 
 
+@pytest.mark.parametrize("profile", ["mi300x-tp8", "mi355x-tp8-current", "b200-tp8"])
+def test_nvfp4_is_for_nvidia(profile: str) -> None:
+    plan = plan_of(profile)
+    nvfp4 = replace(plan, model=replace(plan.model, quantisation="nvfp4"))
+    assert ids(nvfp4) - ids(plan) == (set() if profile == "b200-tp8" else {"nvfp4-on-rocm"})
+
+
+def test_nvfp4_that_is_read_in_another_way_is_not_refused() -> None:
+    plan = plan_of("mi300x-tp8", "flags.quantization=quark_mxfp4")
+    assert ids(replace(plan, model=replace(plan.model, quantisation="nvfp4"))) == set()
+
+
 def test_a_refusal_names_its_source_and_the_way_around() -> None:
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp8-july", overrides=["layout.dp=8", "layout.dp_attention=true"])
