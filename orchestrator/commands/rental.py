@@ -74,7 +74,10 @@ def _part_files(overrides: Sequence[str]) -> Iterator[str]:
 
 
 def _refuse_unfit(asked: Loaded) -> None:
-    """Raises ProfileError for what no broker has: a GPU without a name, a checkpoint that lies on this machine."""
+    """Raises ProfileError for what no broker has: a GPU without a name, a checkpoint that lies on this machine.
+
+    And for several servers: `deploy watch`, which stays there as long as the server is up, looks after one.
+    """
     plan, place, problems = asked.plan, asked.composed.place, []
     if plan.hardware.vendor != "cpu" and plan.hardware.product is None:
         hint = "`--set hardware.product=MI355X`, as the broker's catalogue has it"
@@ -84,6 +87,9 @@ def _refuse_unfit(asked: Loaded) -> None:
         problems.append(
             Problem(f"`{plan.model.source.location}` is on this machine", place(("model", "origin", "location")), hint)
         )
+    if plan.gateway is not None:
+        hint = "`--set replicas=1`; more of them are more machines, by `replicas` of the broker's service file"
+        problems.append(Problem(f"`deploy watch` looks after one server, not {plan.replicas}", place(("replicas",)), hint))
     if problems:
         raise ProfileError(f"profile `{plan.profile}` cannot be rented for", problems=problems)
 
