@@ -23,6 +23,7 @@ from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret, know_variable
 from orchestrator.engine import parts, read_key
+from orchestrator.render import replica_folder
 from orchestrator.runtimes import REGISTRY, Handle, Runtime, RuntimeKind, Status
 
 PARTS_FILE: Final = "parts.json"  # what a server is made of, noted when it is ready
@@ -157,9 +158,14 @@ def lost_parts(runtime: Runtime, handle: Handle) -> str:
 
 def _lost_servers(runtime: Runtime, handle: Handle) -> Iterator[str]:
     """What has ended behind a gateway: a server, or a part of one that runs on."""
-    for number, server in enumerate(handle.replicas, start=1):
-        state = runtime.state(server)
-        if state.status is not Status.RUNNING:
-            yield f"replica {number} of {len(handle.replicas)} does not run: {state.ending}"
+    plan = read_plan(RunDir(Path(handle.run_dir)))
+    count = plan.replicas if plan else len(handle.replicas)
+    known = {Path(server.run_dir).name: server for server in handle.replicas}
+    for number in range(1, count + 1):
+        which, server = f"replica {number} of {count}", known.get(replica_folder(number))
+        if server is None:
+            yield f"{which} has no record that can be read"
+        elif (state := runtime.state(server)).status is not Status.RUNNING:
+            yield f"{which} does not run: {state.ending}"
         elif lost := lost_parts(runtime, server):
-            yield f"replica {number} of {len(handle.replicas)}: {lost}"
+            yield f"{which}: {lost}"

@@ -1,5 +1,6 @@
 """What has ended of a server is named from the process table; one of which nothing is known has lost nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,4 +105,18 @@ def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
     with pytest.raises(SmokeError, match="`two` runs and does not serve: rank DP1 has ended"):
         require_well(servers, found, named=True)
     with pytest.raises(SmokeError, match="`two` does not serve as its profile says: rank DP1 has ended"):
+        prove_again(servers, "two", strict_kernels=False)
+
+
+def test_a_replica_whose_record_cannot_be_read_is_named_and_smoke_asks_none_of_the_others(
+    handle: Handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
+    second = replace(handle, run_dir=str(tmp_path / "replica-2"))
+    servers = Fleet(Home(tmp_path), {"process": OneServer(replace(handle, replicas=(second,)), READY)})  # type: ignore[dict-item]
+    monkeypatch.setattr("orchestrator.commands.proof.smoke_test", lambda *_, **__: pytest.fail("a server was asked"))
+
+    said = "replica 1 of 2 has no record that can be read"
+    assert [server.detail for server in statuses(servers, "two", ask=True)] == [said]
+    with pytest.raises(SmokeError, match=said):
         prove_again(servers, "two", strict_kernels=False)
