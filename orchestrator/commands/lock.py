@@ -18,6 +18,7 @@ from orchestrator.core.errors import BuildError, DeployError, Problem, ProfileEr
 from orchestrator.core.files import read_file
 from orchestrator.core.paths import Home
 from orchestrator.core.redaction import redact
+from orchestrator.engine.gateway import LAUNCHER
 from orchestrator.images import Registry, carried_patches, local_config
 from orchestrator.patches import patch_digest, read_diffs
 from orchestrator.plan import Plan, differences
@@ -137,10 +138,11 @@ def _files(plan: Plan, home: Home) -> dict[str, str]:
 
 
 def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
-    """What else a start is made from: the list of packages or the image's template, the generator of a checkpoint."""
+    """What else a start is made from: lists of packages or the image's template, the gateway, a checkpoint's generator."""
     catalogue, source = Catalogue.of(home), plan.model.source
     contained = runtime_kind(plan.runtime).contained
     named = [
+        *((plan.gateway.requirements, LAUNCHER) if plan.gateway else ()),
         plan.engine.requirements,
         f"{plan.engine.template}.Dockerfile.j2" if contained else None,
         source.location if source.kind == "generated" else None,

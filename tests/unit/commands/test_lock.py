@@ -85,6 +85,14 @@ def test_everything_that_moves_is_resolved(home: Home) -> None:
     assert "hf_secret" not in found.text
 
 
+def test_what_the_gateway_is_made_from_is_locked_and_kept_with_a_run(home: Home) -> None:
+    own = {"smg-1.13.0.txt", "launch_gateway.py"}
+    assert resolve("cpu-tiny", ("replicas=2",), home, {}).files.keys() >= own
+    kept = kept_files(load("cpu-tiny", overrides=["replicas=2"]).plan, home)
+    assert {file.path for file in kept} >= {f"kept/images/{name}" for name in own}
+    assert not own & resolve("cpu-tiny", (), home, {}).files.keys()
+
+
 def test_what_nobody_answers_for_is_unknown_with_the_reason(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(*_: object) -> Listing:
         raise WeightsError("the hub cannot be asked: https://mirror/?token=hf_abcdefghijklmnopqrstuvwxyz123456")
