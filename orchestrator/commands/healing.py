@@ -18,6 +18,7 @@ from orchestrator.commands.standing import Healed, Standing, Unseen
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError, UsageError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
+from orchestrator.plan import Plan
 from orchestrator.runtimes import Handle, ServerState, Status
 
 _GONE: Final = ServerState(status=Status.ABSENT, exit_code=None, restarts=0, started_at=None, detail="")
@@ -68,12 +69,17 @@ def require_watchable(home: Home, names: Sequence[str]) -> None:
     with fleet(home) as servers:
         for name in names:
             api_key(standing(servers, name).api_key_env)
-            plan = read_plan(latest_run(home, name))
-            if plan is not None and plan.gateway is not None:
-                raise UsageError(
-                    f"`{name}` is {plan.replicas} servers behind a gateway, which `deploy watch` does not look after",
-                    hint=f"the gateway goes on with those that live; `deploy restart {name}` starts all of them anew",
-                )
+            if (plan := read_plan(latest_run(home, name))) is not None:
+                require_one_server(plan, name)
+
+
+def require_one_server(plan: Plan, name: str) -> None:
+    """Raise UsageError for several servers behind a gateway."""
+    if plan.gateway is not None:
+        raise UsageError(
+            f"`{name}` is {plan.replicas} servers behind a gateway, which `deploy watch` does not look after",
+            hint=f"the gateway goes on with those that live; `deploy restart {name}` starts all of them anew",
+        )
 
 
 def heal(home: Home, name: str, dead: str, why: str) -> Healed:

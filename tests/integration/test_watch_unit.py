@@ -110,6 +110,23 @@ def test_a_unit_that_cannot_be_written_names_the_command_that_can(home: Home, tm
     assert "--output deploy-watch-owl.service" in refused.value.hint
 
 
+def test_a_unit_for_several_servers_is_refused_as_the_watch_would_refuse_them(home: Home, tmp_path: Path) -> None:
+    past_run(home, 2, "replicas=2")
+    with pytest.raises(UsageError, match="2 servers behind a gateway"):
+        install_unit(["owl"], home, command=None, output=tmp_path / "unit")
+    assert not (tmp_path / "unit").exists()
+
+
+def test_the_unit_finds_the_cluster_of_this_shell(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/etc/cluster.yaml")
+    monkeypatch.setenv("SLURM_CONF", "/opt/slurm/slurm.conf")
+    install_unit(["owl"], home, command=None, output=tmp_path / "unit")
+    lines = (tmp_path / "unit").read_text().splitlines()
+    assert {"Environment=KUBECONFIG=/etc/cluster.yaml", "Environment=SLURM_CONF=/opt/slurm/slurm.conf"} <= {*lines}
+
+
 def test_a_key_that_a_later_start_needs_and_this_shell_has_not_ends_no_watch(home: Home) -> None:
     with fleet(home) as servers:
         seen = standing(servers, "owl")
