@@ -117,9 +117,7 @@ def test_a_unit_for_several_servers_is_refused_as_the_watch_would_refuse_them(ho
     assert not (tmp_path / "unit").exists()
 
 
-def test_the_unit_finds_the_cluster_of_this_shell(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_unit_finds_the_cluster_of_this_shell(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/etc/cluster.yaml")
     monkeypatch.setenv("SLURM_CONF", "/opt/slurm/slurm.conf")
     install_unit(["owl"], home, command=None, output=tmp_path / "unit")
