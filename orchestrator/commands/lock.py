@@ -138,7 +138,7 @@ def _files(plan: Plan, home: Home) -> dict[str, str]:
 
 
 def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
-    """What else a start is made from: lists of packages or the image's template, the gateway, a checkpoint's generator."""
+    """What else a start is made from: lists of packages or a template, the gateway, a checkpoint's generator."""
     catalogue, source = Catalogue.of(home), plan.model.source
     contained = runtime_kind(plan.runtime).contained
     named = [
