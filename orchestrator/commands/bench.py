@@ -38,6 +38,7 @@ from orchestrator.engine import Api
 from orchestrator.plan import Hazard
 from orchestrator.report import published_workloads
 from orchestrator.results import RESULT_FILE, BenchEnding, BenchResult, Price, ServerProvenance
+from orchestrator.runtimes import runtime_kind
 
 _LAYOUT: Final = re.compile(r"tp(?P<tp>[1-9]\d?)[x×]?(?:dp(?P<dp>[1-9]\d?))?", re.IGNORECASE)
 
@@ -65,6 +66,7 @@ class MeasuredTarget:
     kernel_gate: Callable[[], dict[str, object] | None]  # what the server's log says by now of its tuned kernels
     gpus: range | None = None  # by index on its machine; None where that is not known
     behind: tuple[str, ...] = ()  # base URLs of the servers behind a gateway
+    here: bool = True  # it may be on this machine: a port of this one may lead to a cluster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +154,7 @@ def server_target(servers: Fleet, name: str) -> MeasuredTarget:
         kernel_gate=look,
         gpus=plan.gpus if plan else None,
         behind=tuple(server.url for server in handle.replicas),
+        here=runtime_kind(handle.runtime).here,
     )
 
 
@@ -289,7 +292,7 @@ def _energy_reader(target: MeasuredTarget) -> EnergyReader | None:
     """The counters of the server's GPUs, else of all, where it is on this machine and not known to do without any."""
     host = Address.from_url(target.url).host
     try:
-        here = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        here = target.here and (host == "localhost" or ipaddress.ip_address(host).is_loopback)
     except ValueError:
         here = False
     return partial(read_energy, target.gpus) if here and target.provenance.gpus != 0 else None

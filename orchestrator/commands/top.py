@@ -32,7 +32,7 @@ from orchestrator.host import Runner
 from orchestrator.host.gpus import gib, read_gpus
 from orchestrator.kernels import GateReader, TritonReader, asks_triton
 from orchestrator.plan import Plan
-from orchestrator.runtimes import Handle, Runtime, ServerState
+from orchestrator.runtimes import Handle, Runtime, ServerState, runtime_kind
 
 WINDOW_S: Final = 60.0
 _GPUS_EVERY_S: Final = 15.0  # a vendor's tool takes up to a second of CPU
@@ -173,8 +173,11 @@ def activity(first: Counters, last: Counters) -> Activity:
 class GpuReader:
     """Looks at a server's GPUs, not more often than every 15 s; none on a CPU, or where no tool tells."""
 
-    def __init__(self, plan: Plan, runner: Runner, energy: EnergyReader | None) -> None:
-        """Look with `runner`; `energy` reads the counters of this machine's GPUs, None for a far one."""
+    def __init__(self, plan: Plan, runner: Runner | None, energy: EnergyReader | None) -> None:
+        """Look with `runner`, None in a cluster, whose machines are not looked at.
+
+        `energy` reads the counters of this machine's GPUs, None for a far one.
+        """
         self._plan, self._runner, self._energy = plan, runner, energy
         self._looked: float | None = None
         self._reading: EnergyReading | None = None
@@ -188,6 +191,8 @@ class GpuReader:
         return self._seen
 
     def _look(self) -> tuple[GpuNow, ...]:
+        if self._runner is None:
+            return ()
         inventory, watts = read_gpus(self._plan.hardware.vendor, self._runner), self._watts()
         return tuple(
             GpuNow(index=gpu.index, vram_used=gpu.vram_used, vram_bytes=gpu.vram_bytes, watts=watts.get(gpu.index))
@@ -228,7 +233,8 @@ class View:
             hint = "`deploy up PROFILE --replace --set flags.enable-metrics=true` starts it with them"
             raise UsageError(f"`{name}` exports no counters to look at", hint=hint)
         place = place_of(plan, servers.home, host)
-        self._gpus = GpuReader(plan, runner_for(place), None if place.far else partial(read_energy, tuple(plan.gpus)))
+        runner = runner_for(place) if runtime_kind(self._handle.runtime).here else None
+        self._gpus = GpuReader(plan, runner, None if place.far else partial(read_energy, tuple(plan.gpus)))
         key, counting = key_of(self._handle), self._handle.replicas or (self._handle,)  # a gateway counts no tokens
         self._clients = [EngineClient(server.url, key=key, limits=_LIMITS) for server in counting]
         self._gate = GateReader() if takes_table(plan) else TritonReader() if asks_triton(plan) else None

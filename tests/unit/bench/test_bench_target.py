@@ -85,6 +85,16 @@ def test_a_cpu_has_no_gpus_and_no_kernel_gate(tmp_path: Path) -> None:
     assert target.kernel_gate() is None
 
 
+@pytest.mark.parametrize(("runtime", "read"), [("docker", True), ("kubernetes", False)])
+def test_energy_of_this_machines_gpus_is_not_read_for_a_pod_behind_a_port_of_it(
+    tmp_path: Path, runtime: str, read: bool
+) -> None:
+    one = next(iter(fleet_with("mi355x-tp4dp2", tmp_path).runtimes.values()))
+    one.handle = dataclasses.replace(one.handle, runtime=runtime)  # type: ignore[attr-defined]
+    target = server_target(Fleet(Home(tmp_path), {runtime: one}), "mine")
+    assert (command._energy_reader(target) is not None) is read
+
+
 def test_a_server_that_has_ended_is_not_measured_and_says_how_it_ended(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="`mine` does not run: killed by SIGKILL") as told:
         server_target(fleet_with("cpu-tiny", tmp_path, Status.EXITED), "mine")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -156,6 +156,21 @@ def test_a_server_without_counters_is_not_watched(server: Scripted, tmp_path: Pa
     (tmp_path / "plan.json").write_text(plan.to_json())
     with pytest.raises(UsageError, match="exports no counters"):
         looking(server, tmp_path)
+
+
+@pytest.mark.parametrize(("runtime", "shown"), [("docker", 8), ("slurm", 0), ("kubernetes", 0)])
+def test_gpus_of_this_machine_are_not_shown_for_a_server_of_a_cluster(
+    server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, shown: int
+) -> None:
+    found = GpuInventory(
+        vendor="amd", tool="amd-smi", driver=None, toolkit=None, processes=(), faults=(),
+        gpus=tuple(gpu(index, 10) for index in range(8)),
+    )  # fmt: skip
+    monkeypatch.setattr(top, "read_gpus", lambda *_: found)
+    handle = replace(server.one("owl"), runtime=runtime)
+    monkeypatch.setattr(server, "one", lambda _: handle)
+    server.counters = exported(requests=0)
+    assert len(looking(server, tmp_path).look().gpus) == shown
 
 
 def gpu(index: int, used: int) -> Gpu:
