@@ -16,6 +16,7 @@ from orchestrator.core.paths import Home
 from orchestrator.engine import read_flags
 from orchestrator.monitoring import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, Monitored
 from orchestrator.plan import Plan
+from orchestrator.runtimes import runtime_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,9 @@ def monitored(request: MonitoringRequest, home: Home) -> Monitored:
     if plan.flag("enable-metrics") is None:
         hint = "`--set flags.enable-metrics=true` exports them"
         raise UsageError(f"`{name}` exports no metrics to watch it by", hint=hint)
+    if request.target is None and not runtime_kind(plan.runtime).here:
+        hint = "`--target HOST:PORT` says where: its node, or its Service"
+        raise UsageError(f"where Prometheus reaches `{name}` in its cluster is not known", hint=hint)
     table = read_flags(plan.engine.version, catalogue)
     if table.metrics is None:
         version = plan.engine.version

@@ -20,6 +20,8 @@ NOTHING = MonitoringRequest(
     name=None, profile=None, overrides=(), workload=None, expected=(), target=None, gpu_exporter=None
 )
 
+SLURM = ("runtime=slurm", "server.api_key_env=OWL_KEY")
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
@@ -97,6 +99,7 @@ def test_a_server_that_was_started_is_watched_by_the_plan_that_it_has(home: Home
         ({"name": "../owl"}, UsageError, "cannot be called"),
         ({"name": "owl", "profile": "cpu-tiny"}, UsageError, "not started"),
         ({"profile": "cpu-tiny", "overrides": ("flags.enable-metrics=false",)}, UsageError, "exports no metrics"),
+        ({"profile": "cpu-tiny", "overrides": SLURM}, UsageError, "reaches `cpu-tiny` in its cluster is not known"),
         ({"profile": "cpu-tiny", "target": "http://x:1"}, UsageError, "no address"),
         ({"profile": "cpu-tiny", "gpu_exporter": "x"}, UsageError, "no address"),
     ],
@@ -107,6 +110,11 @@ def test_what_cannot_be_watched_is_refused(
     past_run(home, 1)
     with pytest.raises(kind, match=said):
         monitored(replace(NOTHING, **asked), home)  # type: ignore[arg-type]
+
+
+def test_a_server_in_a_cluster_is_watched_where_it_is_said_to_be(home: Home) -> None:
+    asked = replace(NOTHING, profile="cpu-tiny", overrides=SLURM, target="n0:30010")
+    assert monitored(asked, home).target == "n0:30010"
 
 
 def test_a_table_of_options_that_is_older_says_how_it_is_made_anew(home: Home) -> None:
