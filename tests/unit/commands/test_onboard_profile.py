@@ -189,6 +189,15 @@ def test_what_no_size_mends_is_said_once(home: Home) -> None:
     assert caught.value.problems[0].message == "an engine for cuda does not run on amd hardware"
 
 
+def test_a_checkpoint_that_its_gpus_have_no_kernels_for_is_not_proposed(home: Home) -> None:
+    with pytest.raises(ProfileError) as caught:
+        propose_profile(ProfileRequest(model="glm-5.2-nvfp4", hardware="mi300x"), home, name=None)
+    assert any(
+        "`modelopt_fp4 quantization is currently not supported in ROCm`" in each.message
+        for each in caught.value.problems
+    )
+
+
 @pytest.mark.parametrize("part", ["model", "hardware", "engine", "like", "workload"])
 def test_a_part_that_is_not_there_leads_to_the_nearest(part: str, home: Home) -> None:
     request = replace(
