@@ -1,6 +1,6 @@
 """What the path of a log costs: MB a second of CPU time on one core, and peak memory above that of the imports.
 
-    python tests/benchmarks/log_path.py [--megabytes 50] [--rounds 3] [--against TREE] [--only WORD] [--least MB/S]
+    python tests/benchmarks/log_path.py [--megabytes 50] [--rounds 3] [--against TREE] [--only WORD] [--parts copy,tail]
 
 Five parts, each in a process of its own: the supervisor's copy (secrets removed), the reading of a growing log, the
 lines of a container's log (secrets removed), the wait for a server (stages read), and the diagnosis. Every kind of log
