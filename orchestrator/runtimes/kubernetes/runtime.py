@@ -92,7 +92,7 @@ class KubernetesRuntime:
         """See `Runtime.find`. One that is asked for by name is reached from here; others by their Service alone."""
         selected = ",".join((f"{NAME}={name}" if name else NAME, *_OWN[1:]))
         handles = []
-        for cluster in known_places(self._home):
+        for cluster in known_places(self._home, name):
             items = cluster.json("get", "deployments,pods", "--selector", selected)["items"]
             for each in items:
                 if each["kind"] == "Deployment" and is_record(each["metadata"]):
@@ -339,10 +339,15 @@ class KubernetesRuntime:
             forward.close()
 
 
-def known_places(home: Home) -> tuple[Cluster, ...]:
-    """The namespaces in which servers were started from a home, by the newest plan of each name."""
+def known_places(home: Home, name: str | None = None) -> tuple[Cluster, ...]:
+    """The namespaces in which servers were started from a home, by the newest plan of each name.
+
+    Of a name that this home knows it is its own alone: another cluster may be gone.
+    """
     found = set()
-    for folder in home.runs.glob("*") if home.runs.is_dir() else ():
+    own = home.runs / (name or "")
+    folders = [own] if name and own.is_dir() else home.runs.glob("*") if home.runs.is_dir() else ()
+    for folder in folders:
         newest_run = max((path for path in folder.glob("*-*") if path.is_dir()), default=None)
         if newest_run is None or newest_run.is_symlink():
             continue
