@@ -60,6 +60,7 @@ class ScriptedServer:
     alive: bool = True
     generated: int = 0
     greedy_answers: int = 0
+    rolled: int = 0
     cached: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -110,7 +111,8 @@ class ScriptedServer:
         return httpx.Response(status, json={"error": {"message": what}})
 
     def tokens(self, ids: list[int], count: int, *, dice: bool = False) -> list[int]:
-        source = random.Random(None if dice else str(ids))
+        self.rolled += dice
+        source = random.Random(f"{ids}, roll {self.rolled}" if dice else str(ids))  # the same dice in every run
         if not self.metrics_stand_still:
             self.generated += count
         return source.choices(range(100, 200), k=count)
