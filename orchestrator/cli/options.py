@@ -56,6 +56,17 @@ def runtime_names(incomplete: str) -> list[str]:
     return _words(REGISTRY, incomplete)
 
 
+def _no_broker(on: str | None) -> str | None:
+    """Refuse who rents machines out where a runtime is meant. Raises UsageError."""
+    if on is not None:
+        from orchestrator.rental import BROKERS
+
+        if on in BROKERS:
+            hint = f"`deploy render PROFILE --on {on}` writes what `{on}` rents a machine by"
+            raise UsageError(f"`{on}` rents machines, and is no runtime", hint=hint)
+    return on
+
+
 def sides_to_compare(incomplete: str) -> list[str]:
     """Profiles, servers and their runs."""
     found = [*names_of("PROFILE")(incomplete), *server_names(incomplete), *run_names(incomplete)]
@@ -90,7 +101,11 @@ SetOption: TypeAlias = Annotated[
 OnOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--on", metavar="RUNTIME", help="run it there, such as docker or process", autocompletion=runtime_names
+        "--on",
+        metavar="RUNTIME",
+        help="run it there, such as docker or process",
+        autocompletion=runtime_names,
+        callback=_no_broker,
     ),
 ]
 ImageOption: TypeAlias = Annotated[

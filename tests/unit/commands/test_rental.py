@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from orchestrator.cli.main import app
 from orchestrator.commands.rental import rental_files
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.paths import Home
@@ -114,3 +116,10 @@ def test_several_servers_are_refused_as_the_watch_that_stays_there_looks_after_o
         told(broker, "mi355x-tp4x2", home)
     assert [problem.message for problem in refused.value.each()] == ["`deploy watch` looks after one server, not 2"]
     told(broker, "mi355x-tp4x2", home, "replicas=1")
+
+
+@pytest.mark.parametrize("verb", ["up", "show", "preflight"])
+def test_a_broker_in_the_place_of_a_runtime_is_told_what_it_is_for(verb: str) -> None:
+    with pytest.raises(UsageError, match="`dstack` rents machines") as refused:
+        CliRunner().invoke(app, [verb, "cpu-tiny", "--on", "dstack"], catch_exceptions=False)
+    assert "`deploy render PROFILE --on dstack`" in (refused.value.hint or "")
