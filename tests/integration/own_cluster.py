@@ -5,8 +5,8 @@ pod what has become of it.
 """
 
 import json
-import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,14 +20,17 @@ from left_running import MARK
 from patience import wait_for
 from ports import free_port
 
+from orchestrator.core.shell import Program, start
+
 PROGRAMS = Path.home() / ".cache/deploy-tests/kubernetes"
 _SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _TOKEN = "of-the-tests"
 
 
-def unmarked() -> dict[str, str]:
-    """The environment of what more than one test uses: the first of them does not end it."""
-    return {name: value for name, value in os.environ.items() if name != MARK}
+def lasting(log: Path, *argv: str) -> Program:
+    """Start a program that more than one test uses: the first does not end it, and it ends with the tests at last."""
+    with log.open("ab") as output:
+        return start(argv, env={MARK: None}, output=output, tied=True)
 
 
 def unavailable() -> str:
@@ -44,7 +47,7 @@ class OwnCluster:
     folder: Path
     port: int = field(default_factory=free_port)
     etcd: tuple[int, int] = field(default_factory=lambda: (free_port(), free_port()))
-    programs: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    programs: dict[str, Program] = field(default_factory=dict)
 
     @property
     def config(self) -> Path:
@@ -100,7 +103,7 @@ class OwnCluster:
         )  # fmt: skip
 
     def answers(self) -> bool:
-        dead = [name for name, program in self.programs.items() if program.poll() is not None]
+        dead = [name for name, program in self.programs.items() if program.code is not None]
         assert not dead, [(self.folder / f"{name}.log").read_text()[-2000:] for name in dead]
         argv = ["kubectl", "--kubeconfig", str(self.config), "get", "--raw", "/readyz"]
         return subprocess.run(argv, capture_output=True, check=False).stdout == b"ok"
@@ -108,8 +111,7 @@ class OwnCluster:
     def end(self) -> None:
         """End all of it at once: there is nothing to be kept."""
         for program in self.programs.values():
-            program.kill()
-            program.wait()
+            program.end(signal.SIGKILL)
 
     def node(self, name: str, **capacity: str) -> None:
         """A node that is ready, and that no kubelet stands behind; `__` in a resource's name is its `/`."""
@@ -157,8 +159,7 @@ class OwnCluster:
 
     def _run(self, name: str, *options: str) -> None:
         program = str(PROGRAMS / name) if name in _SERVERS else name
-        with (self.folder / f"{name}.log").open("a") as log:
-            self.programs[name] = subprocess.Popen([program, *options], stdout=log, stderr=log, env=unmarked())
+        self.programs[name] = lasting(self.folder / f"{name}.log", program, *options)
 
 
 @contextmanager

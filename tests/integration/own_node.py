@@ -1,7 +1,8 @@
 """A real node for `own_cluster`: its kubelet, with a containerd of its own, and images that no registry has.
 
-As root, with Debian's containerd, runc and containernetworking-plugins. What a kubelet changes of the kernel is put
-back.
+As root, with Debian's containerd, runc and containernetworking-plugins. What is left of it all, its containers above
+all, a keeper puts away, which is this file as a program: also where the tests are killed. What a kubelet changes of the
+kernel is put back.
 """
 
 import hashlib
@@ -11,20 +12,26 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from own_cluster import PROGRAMS, OwnCluster, unmarked
+from left_running import MARK
+from own_cluster import PROGRAMS, OwnCluster, lasting
 from patience import wait_for
 from ports import free_port
 from standin import SEED, add_file, add_system, closure, debian_python
 
+from orchestrator.core.shell import PIPE, Program
+
 CNI: Final = Path("/usr/lib/cni")
 _KERNEL: Final = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
+_ENDS: Final = 60.0  # seconds that killed containers may take
 _PAUSE: Final = "deploy.test/pause:1"
 ENGINE_IMAGE: Final = "deploy.test/engine:1"
 PACKAGES: Final = "engine"  # beside the models, in a pod of ENGINE_IMAGE
@@ -46,7 +53,7 @@ class OwnNode:
     def __init__(self, folder: Path, cluster: OwnCluster) -> None:
         self.folder, self._cluster = folder, cluster
         self.name = socket.gethostname()
-        self._programs: list[subprocess.Popen[bytes]] = []
+        self._programs: list[Program] = []
 
     @property
     def _socket(self) -> str:
@@ -100,19 +107,9 @@ class OwnNode:
         layer.unlink()
 
     def end(self) -> None:
-        """End the kubelet, all containers, and containerd."""
-        for program in reversed(self._programs[1:]):
-            _end(program)
-        for pid in (line.split()[1] for line in self.ctr("tasks", "list").splitlines()[1:]):
-            if pid != "0":
-                os.kill(int(pid), signal.SIGKILL)
-        wait_for(lambda: not [line for line in self.ctr("tasks", "list").splitlines()[1:] if "RUNNING" in line])
-        for name in self.ctr("tasks", "list", "--quiet").split():
-            subprocess.run(
-                ["ctr", "--address", self._socket, "--namespace", "k8s.io", "tasks", "delete", "--force", name],
-                capture_output=True, check=False,
-            )  # fmt: skip
-        _end(self._programs[0])
+        """End the kubelet, which would start its containers again, and containerd: they have no other parent then."""
+        for program in reversed(self._programs):
+            program.end(signal.SIGTERM, grace=20)
 
     def _answers(self) -> bool:
         argv = ["ctr", "--address", self._socket, "version"]
@@ -120,7 +117,7 @@ class OwnNode:
 
     def _is_ready(self) -> bool:
         kubelet = self._programs[-1]
-        assert kubelet.poll() is None, (self.folder / "kubelet.log").read_text()[-3000:]
+        assert kubelet.code is None, (self.folder / "kubelet.log").read_text()[-3000:]
         nodes = [node for node in self._cluster.get("nodes") if node["metadata"]["name"] == self.name]
         conditions = nodes[0]["status"].get("conditions", []) if nodes else []
         ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
@@ -166,8 +163,7 @@ conf_dir = "{self.folder}/cni"
         }
 
     def _run(self, name: str, *argv: str) -> None:
-        with (self.folder / f"{name}.log").open("a") as log:
-            self._programs.append(subprocess.Popen(argv, stdout=log, stderr=log, env=unmarked()))
+        self._programs.append(lasting(self.folder / f"{name}.log", *argv))
 
 
 def load_engine(node: OwnNode) -> str:
@@ -178,46 +174,82 @@ def load_engine(node: OwnNode) -> str:
     return ENGINE_IMAGE
 
 
-@contextmanager
-def models_with(packages: Path, model: Path) -> Iterator[Path]:
+def models_with(node: OwnNode, packages: Path, model: Path) -> Path:
     """A directory for a pod's checkpoints: the model, and the packages of an engine, which are no part of an image."""
-    folder = Path(tempfile.mkdtemp(prefix="deploy-models-", dir="/var/tmp"))
-    with ExitStack() as last:
-        last.callback(folder.rmdir)
-        for name, place in ((PACKAGES, packages), (model.name, model)):
-            (folder / name).mkdir()
-            last.callback((folder / name).rmdir)  # refuses where something is still mounted
-            subprocess.run(["mount", "--bind", str(place), str(folder / name)], check=True)
-            last.callback(subprocess.run, ["umount", "--lazy", str(folder / name)], check=True)
-        yield folder
+    for name, place in ((PACKAGES, packages), (model.name, model)):
+        (node.folder / "models" / name).mkdir(parents=True)
+        subprocess.run(["mount", "--bind", str(place), str(node.folder / "models" / name)], check=True)
+    return node.folder / "models"
 
 
 @contextmanager
 def own_node(cluster: OwnCluster) -> Iterator[OwnNode]:
     """This machine as a node of the cluster; its containers go with it."""
-    folder = Path(tempfile.mkdtemp(prefix="deploy-node-", dir="/var/tmp"))
-    before = {name: Path("/proc/sys", name).read_text() for name in _KERNEL}
-    networks = _networks()
-    node = OwnNode(folder, cluster)
-    with ExitStack() as last:
-        last.callback(_remove, folder)
-        for name, value in before.items():
-            last.callback(Path("/proc/sys", name).write_text, value)
-        last.callback(
-            lambda: [subprocess.run(["ip", "netns", "delete", n], check=False) for n in _networks() - networks]
-        )
+    folder = tempfile.mkdtemp(prefix="deploy-node-", dir="/var/tmp")
+    environ = {name: value for name, value in os.environ.items() if name != MARK}
+    argv = [sys.executable, __file__, folder]
+    with (
+        subprocess.Popen(argv, stdin=PIPE, stdout=PIPE, env=environ, start_new_session=True) as keeper,
+        ExitStack() as last,
+    ):
+        last.callback(keeper.communicate)  # it reads the end, and puts away what is left
+        assert keeper.stdout is not None
+        assert keeper.stdout.readline(), "the keeper of the node has ended"
+        node = OwnNode(Path(folder), cluster)
         last.callback(node.end)
         node.start()
         yield node
+    assert keeper.returncode == 0
 
 
-def _end(program: "subprocess.Popen[bytes]") -> None:
-    program.terminate()
-    try:
-        program.wait(timeout=20)
-    except subprocess.TimeoutExpired:
-        program.kill()
-        program.wait()
+def keep(folder: Path) -> None:
+    """Wait until whoever started this ends, however that comes, and then leave nothing of its node."""
+    before = {name: Path("/proc/sys", name).read_text() for name in _KERNEL}
+    networks = _networks()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    print("keeps", flush=True)
+    sys.stdin.read()
+    _end_containers(folder)
+    for name in _networks() - networks:
+        subprocess.run(["ip", "netns", "delete", name], check=False)
+    for name, value in before.items():
+        Path("/proc/sys", name).write_text(value)
+    _remove(folder)
+
+
+def _end_containers(folder: Path) -> None:
+    """End the children of containerd's shims, and those as well, which outlive it."""
+    deadline = time.monotonic() + _ENDS
+    while shims := _shims(folder):
+        assert time.monotonic() < deadline, f"{shims} do not end"
+        children = [pid for shim in shims for pid in _children(shim)]
+        for pid in children or shims:  # what has lost its shim could not be told from others
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+
+
+def _shims(folder: Path) -> list[int]:
+    socket_of_ours = f"{folder}/containerd.sock".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"containerd-shim" in words[0] and socket_of_ours in words:
+                found.append(int(path.parent.name))
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    """Those that have not ended (proc(5): behind the name in `stat` stand state and parent)."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == pid and state != "Z":
+                found.append(int(path.parent.name))
+    return found
 
 
 def _remove(folder: Path) -> None:
@@ -236,3 +268,7 @@ def _networks() -> set[str]:
 def _mounted(folder: Path) -> list[str]:
     places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     return [place for place in places if place.startswith(f"{folder}/")]
+
+
+if __name__ == "__main__":
+    keep(Path(sys.argv[1]))

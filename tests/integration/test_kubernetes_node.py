@@ -1,7 +1,11 @@
 """Real sglang in a pod of a real node: up, proven, asked, measured, followed, broken and down."""
 
 import json
+import os
+import signal
+import subprocess
 from collections.abc import Iterator
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import pytest
@@ -12,16 +16,18 @@ from own_node import ENGINE_IMAGE, load_engine, models_with
 from patience import wait_for
 from standin import packages_of
 
+from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
+
 pytestmark = pytest.mark.engine
 NAME = "podded"
 
 
 @pytest.fixture(scope="module")
-def models(cluster_of_tests: ClusterEngine, cpu_engine: CpuEngine) -> Iterator[Path]:
+def models(cluster_of_tests: ClusterEngine, cpu_engine: CpuEngine) -> Path:
     """What a pod has at /models, on a node that has an image for it."""
-    load_engine(cluster_of_tests.node)
-    with models_with(packages_of(cpu_engine.python), cpu_engine.home.models / "tiny") as folder:
-        yield folder
+    node = cluster_of_tests.node
+    load_engine(node)
+    return models_with(node, packages_of(cpu_engine.python), cpu_engine.home.models / "tiny")
 
 
 @pytest.fixture
@@ -32,6 +38,39 @@ def deploy(cluster_engine: ClusterEngine) -> Iterator[CommandLine]:
     line.run("down", NAME)
     kinds = "deployments,replicasets,services,secrets,networkpolicies"
     assert not cluster_engine.cluster.get(kinds, "--selector", f"deploy.name={NAME}")
+
+
+LINES = 10
+# A second's lines; then it ends, and is started again.
+COUNTS = f"""
+import time
+run = time.time_ns()
+for number in range({LINES}):
+    time.sleep(0.1)
+    print(run, number, flush=True)
+"""
+
+
+def test_a_log_is_followed_through_a_restart_and_a_stream_that_breaks(cluster_engine: ClusterEngine) -> None:
+    """Each line once, whatever the API server knows of the restart by then."""
+    server = cluster_engine.start("counts", cluster_engine.artifacts(argv=("python3", "-c", COUNTS)))
+    with ThreadPool(1) as pool:
+        following = pool.apply_async(lambda: list(server.runtime.logs(server.handle, follow=True)))
+        wait_for(lambda: bool(streams()))
+        os.kill(streams()[0], signal.SIGKILL)
+        wait_for(lambda: len(list(server.runtime.logs(server.handle, follow=False))) == 2 * LINES)
+        stopping = KubernetesRuntime(cluster_engine.home)  # as from another terminal
+        stopping.stop(*stopping.find(server.handle.name), grace=0)
+        lines = [line.split() for line in following.get(60)]
+    runs = list(dict.fromkeys(run for run, _ in lines))
+    assert lines == [[run, str(number)] for run in runs for number in range(LINES)]
+    assert len(runs) == 2
+
+
+def streams() -> list[int]:
+    """What follows a log for this process."""
+    argv = ["pgrep", "--parent", str(os.getpid()), "--full", "kubectl .*--follow"]
+    return [int(pid) for pid in subprocess.run(argv, capture_output=True, text=True, check=False).stdout.split()]
 
 
 def up_words(models: Path) -> tuple[str, ...]:

@@ -1,20 +1,16 @@
 """The way to a pod from this machine: `kubectl port-forward`, which ends with this process at the latest."""
 
 import os
-import select
 import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import IO, Final
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.log_lines import split_lines, whole_lines
-from orchestrator.core.shell import DEVNULL, Program
+from orchestrator.core.shell import Program
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.manifests import CONTAINER
 
 _OPENS: Final = 10.0  # seconds that it may take to be open
 _LOOK: Final = 0.02
@@ -59,49 +55,6 @@ class Forward:
         if self._said is not None:
             self._said.close()
         self._program = self._said = None
-
-
-class PodTail:
-    """The new lines of a server's log at each call, through restarts."""
-
-    def __init__(self, cluster: Cluster, runs: Callable[[], tuple[str, str] | None]) -> None:
-        """`runs` gives the pod and what tells its run from others, None where none runs."""
-        self._cluster, self._runs = cluster, runs
-        self._program: Program | None = None
-        self._seen = ""  # the run that was read
-        self._rest = b""
-
-    def __call__(self) -> Iterator[str]:
-        """The lines written since the last call."""
-        if self._program is None:
-            found = self._runs()
-            if found is None or found[1] == self._seen:
-                return
-            pod, self._seen = found
-            self._program = self._cluster.start("logs", "--follow", "--container", CONTAINER, pod, errors=DEVNULL)
-        data, ended = self._read(self._program)
-        data = self._rest + data
-        end = len(data) if ended else data.rfind(b"\n") + 1
-        self._rest = data[end:]
-        if ended:
-            self.close()
-        yield from split_lines(whole_lines([data[:end]]))
-
-    def close(self) -> None:
-        """End it."""
-        if self._program is not None:
-            self._program.end(signal.SIGKILL)
-            self._program = None
-
-    def _read(self, program: Program) -> tuple[bytes, bool]:
-        """What is there to be read, without waiting for more, and whether that was all."""
-        descriptor = program.output.fileno()
-        pieces: list[bytes] = []
-        while select.select([descriptor], [], [], 0)[0]:
-            if not (piece := os.read(descriptor, _PIECE)):
-                return b"".join(pieces), True
-            pieces.append(piece)
-        return b"".join(pieces), False
 
 
 def _free_port(wanted: int) -> int:

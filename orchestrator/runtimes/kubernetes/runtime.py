@@ -15,15 +15,16 @@ from orchestrator.core.files import read_own, write_whole
 from orchestrator.core.log_lines import LogTail, redacted, split_lines
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
-from orchestrator.core.shell import DEVNULL, ProgramResult
+from orchestrator.core.shell import ProgramResult
 from orchestrator.core.waiting import look_until
 from orchestrator.engine import delivery
 from orchestrator.plan import NAME as SERVER_NAME
 from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
 from orchestrator.runtimes.kubernetes.files import image_of_pods
-from orchestrator.runtimes.kubernetes.forward import Forward, PodTail
+from orchestrator.runtimes.kubernetes.forward import Forward
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
+from orchestrator.runtimes.kubernetes.logs import ServerLog
 from orchestrator.runtimes.kubernetes.manifests import (
     CONFIG,
     CONTAINER,
@@ -42,7 +43,6 @@ from orchestrator.runtimes.kubernetes.state import PodView, has_started, is_over
 _KINDS: Final = "deployments,replicasets,services,networkpolicies,poddisruptionbudgets,secrets,jobs"
 _FRESH: Final = 0.8  # seconds for which what was seen is taken for what is
 _PAUSE: Final = 0.5
-_SETTLED: Final = 5.0  # seconds after which a run that still goes on has not ended: only its stream has
 _OUTAGE: Final = 60.0  # seconds without an answer in which what was seen last is taken for what is
 _UNSTARTED: Final = 15.0  # seconds beyond its grace after which nothing of a deleted pod starts any more
 _LATE: Final = 60.0  # seconds beyond its grace after which a pod's end is not waited for
@@ -64,7 +64,7 @@ class KubernetesRuntime:
         self._home = home
         self._places: dict[str, Cluster] = {}  # by the identity of a server
         self._forwards: dict[str, Forward] = {}
-        self._tails: list[PodTail] = []
+        self._tails: list[ServerLog] = []
         self._seen: dict[str, tuple[float, Mapping[str, Any] | None, PodView | None]] = {}
         self._stuck_since: dict[str, float] = {}
         self._patience: dict[str, float] = {}
@@ -128,27 +128,17 @@ class KubernetesRuntime:
 
     def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; for a server that is gone, what was saved at its stop."""
-        deployment, view = self._look(handle)
-        if deployment is None:
+        if self._look(handle)[0] is None:
             kept = LogTail(Path(handle.run_dir, LOG)).to_end()
             yield from kept if since is None else since_then(kept, since, started=None, zone=UTC)
             return
-        if follow:
-            yield from self._follow(handle, view, since)
-        elif view is not None and has_started(view.pod):
-            if view.restarts:
-                yield from self._read(handle, view, "--previous", since=since)
-            yield from self._read(handle, view, since=since)
+        log = self._log(handle, since)
+        yield from split_lines(redacted(log.follow() if follow else log.so_far()))
 
     def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
         """See `Runtime.tail`."""
-
-        def runs() -> tuple[str, str] | None:
-            _, view = self._look(handle)
-            return (view.name, _run(view)) if view is not None and view.runs_since else None
-
-        self._tails.append(PodTail(self._places[handle.identity], runs))
-        return self._tails[-1]
+        self._tails.append(self._log(handle))
+        return self._tails[-1].tail
 
     def stop(self, handle: Handle, *, grace: float) -> None:
         """See `Runtime.stop`. Raises HostError for a pod whose node does not say that it has ended."""
@@ -239,47 +229,12 @@ class KubernetesRuntime:
         found = cluster.json("get", "events", "--field-selector", about)["items"]
         return tuple(sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")))
 
-    def _follow(self, handle: Handle, view: PodView | None, since: datetime | None) -> Iterator[str]:
-        """What it writes until it is gone. A stream may end although the run goes on: it is then taken up again."""
-        while (view := self._running(handle, view)) is not None:
-            began, count = datetime.now(UTC), 0
-            for line in self._read(handle, view, "--follow", since=since):
-                count += 1
-                yield line
-            run, ended = _run(view), datetime.now(UTC)
-            view = self._after(handle, run)
-            same = view is not None and _run(view) == run
-            since = (ended if count > 1 else began) if same else None  # one line says that there is no container yet
-
-    def _after(self, handle: Handle, run: str) -> PodView | None:
-        """The pod once that run has ended, as far as its stream's end tells it."""
-
-        def look() -> PodView | None:
-            return self._look(handle)[1]
-
-        def is_another(view: PodView | None) -> bool:
-            return view is None or _run(view) != run
-
-        return look_until(is_another, look, within=_SETTLED, pause=_PAUSE)
-
-    def _running(self, handle: Handle, view: PodView | None) -> PodView | None:
-        """Wait until the server runs; None where it is gone."""
-
+    def _log(self, handle: Handle, since: datetime | None = None) -> ServerLog:
         def look() -> tuple[bool, PodView | None]:
             deployment, view = self._look(handle)
-            return deployment is None, view if view is not None and view.runs_since else None
+            return deployment is not None, view
 
-        if view is not None and view.runs_since:
-            return view
-        gone, found = look_until(lambda seen: seen[0] or seen[1] is not None, look, within=inf, pause=_PAUSE)
-        return None if gone else found
-
-    def _read(self, handle: Handle, view: PodView, *options: str, since: datetime | None) -> Iterator[str]:
-        """A run's log, secrets removed."""
-        moment = (f"--since-time={since.astimezone(UTC).strftime('%Y-%m-%dT%H:%M:%SZ')}",) if since else ()
-        words = ("logs", "--container", CONTAINER, *options, *moment, view.name)
-        with self._places[handle.identity].start(*words, errors=DEVNULL) as program:
-            yield from split_lines(redacted(iter(lambda: program.output.read1(1 << 16), b"")))  # type: ignore[attr-defined]
+        return ServerLog(self._places[handle.identity], look, since)
 
     def _keep_log(self, handle: Handle) -> None:
         """Keep the log where this home has a directory for it; what fails keeps nobody from stopping a server."""

@@ -1,0 +1,87 @@
+"""The lines of a pod's log, each once, out of streams that kubectl gives. The shapes are those of kubelet 1.20."""
+
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.runtimes.kubernetes.logs import NewLines
+
+
+def stamped(second: int, text: str, *, nano: int = 0, zone: str = "Z") -> bytes:
+    return f"2026-11-22T10:00:{second:02}.{nano:09}{zone} {text}\n".encode()
+
+
+def test_a_stream_that_is_taken_up_gives_what_is_new() -> None:
+    lines = NewLines()
+    assert lines.words("a") == ("--timestamps", "a")
+    assert lines.of(stamped(1, "one") + stamped(2, "two", nano=5)) == b"one\ntwo\n"
+    assert lines.words("a") == ("--timestamps", "--since-time=2026-11-22T10:00:02Z", "a")
+    assert (
+        lines.of(stamped(2, "before", nano=4) + stamped(2, "two", nano=5) + stamped(2, "three", nano=6)) == b"three\n"
+    )
+
+
+def test_a_stream_that_ends_in_what_was_given_does_not_go_back() -> None:
+    lines = NewLines()
+    lines.words("a")
+    lines.of(stamped(1, "one") + stamped(2, "two"))
+    lines.words("a")
+    assert lines.of(stamped(1, "one")) == b""
+    lines.words("a")
+    assert lines.of(stamped(2, "two") + stamped(3, "three")) == b"three\n"
+
+
+def test_a_line_that_breaks_off_is_left_to_the_next_stream() -> None:
+    lines = NewLines()
+    lines.words("a")
+    assert lines.of(stamped(1, "one") + stamped(2, "half a line")[:-6]) == b"one\n"
+    lines.words("a")
+    assert lines.of(stamped(1, "one") + stamped(2, "half a line")) == b"half a line\n"
+
+
+def test_another_pod_is_on_a_clock_of_its_own() -> None:
+    lines = NewLines(datetime(2026, 11, 22, 9, tzinfo=UTC))
+    lines.words("a")
+    lines.of(stamped(5, "one"))
+    assert lines.words("b") == ("--timestamps", "--since-time=2026-11-22T09:00:00Z", "b")
+    assert lines.of(stamped(2, "two")) == b"two\n"
+
+
+def test_moments_are_compared_and_not_their_texts() -> None:
+    lines = NewLines()
+    lines.words("a")
+    lines.of(stamped(1, "one", zone="+01:00"))
+    assert lines.words("a")[1] == "--since-time=2026-11-22T09:00:01Z"
+    lines.of(b"")
+    assert lines.of(b"2026-11-22T09:00:02.000000000Z two\n") == b"two\n"
+
+
+def test_what_a_kubelet_says_for_itself_is_no_line_of_the_server() -> None:
+    lines = NewLines()
+    lines.words("a")
+    said = b"unable to retrieve container logs for containerd://0123\n"
+    assert lines.of(said + stamped(1, "one")) == b"one\n"
+
+
+def test_a_long_line_is_put_together_and_an_endless_one_is_cut() -> None:
+    lines = NewLines()
+    lines.words("a")
+    entry = "x" * 16 * 1024
+    assert lines.of(stamped(1, entry)[:-1] + stamped(1, "end", nano=1)) == f"{entry}end\n".encode()
+    endless = b"".join(stamped(2, entry, nano=number)[:-1] for number in range(70))
+    assert len(lines.of(endless)) > 1 << 20
+    assert lines.of(stamped(3, "after")) == b"after\n"
+
+
+@given(st.lists(st.integers(1, 40), max_size=12), st.integers(1, 50))
+def test_no_line_is_lost_or_given_twice(breaks: list[int], size: int) -> None:
+    """Streams that break anywhere, each begun at the second that kubectl was told, read in pieces of any size."""
+    written = [(number, stamped(number // 10, f"line {number}", nano=number)) for number in range(100)]
+    lines, given_lines = NewLines(), b""
+    for length in [*breaks, 10**6]:
+        words = lines.words("a")
+        second = int(words[1][-3:-1]) if len(words) == 3 else 0
+        stream = b"".join(line for number, line in written if number // 10 >= second)[: length * 40]
+        given_lines += b"".join(lines.of(stream[at : at + size]) for at in range(0, len(stream), size))
+    assert given_lines == b"".join(f"line {number}\n".encode() for number in range(100))
