@@ -87,7 +87,6 @@ class _Wait:
         self._late = ""  # what it was doing when it had taken much longer than was estimated
         self._answer = ""  # what the server said last of its health
         self._pending = ""  # what it waits for before it is started
-        self._restarts = server.state().restarts
 
     @property
     def elapsed(self) -> float:
@@ -150,7 +149,7 @@ class _Wait:
 
     def _refuse_dead(self, state: ServerState) -> None:
         doing = self.reader.text
-        if state.restarts > self._restarts:
+        if state.restarts:
             raise self._error(f"the server died while {doing} and was started again")
         if state.status is Status.ABSENT:
             raise self._error(f"the server is gone: something else removed it while {doing}")
