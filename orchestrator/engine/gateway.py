@@ -19,6 +19,8 @@ from orchestrator.engine.flags import FlagSpec, FlagValue, value_problems
 VERSION: Final = "1.13.0"
 REQUIREMENTS: Final = f"smg-{VERSION}.txt"  # of the environment it runs in, below images/
 LAUNCHER: Final = "launch_gateway.py"  # below images/
+IN_IMAGE: Final = "/opt/deploy/gateway"  # where an image has the launcher, and the packages in a folder beside it
+IN_IMAGE_PACKAGES: Final = f"{IN_IMAGE}/packages"
 READINESS: Final = "/readiness"  # 200 with a server that answers, 503 without; asks for no key
 
 # Decided by other parts of a profile, or of the start.

@@ -21,7 +21,7 @@ from orchestrator.images.receipt import (
 )
 from orchestrator.patches import AddedFile, patch_digest, read_diffs, read_ledger
 from orchestrator.plan import Plan
-from orchestrator.render import repository
+from orchestrator.render import GATEWAY_LABEL, repository
 
 _APPLIED: Final = "applied"  # the applier's words, as below
 _OF_THE_IMAGE: Final = frozenset({_APPLIED, "acts at start"})
@@ -128,6 +128,7 @@ def _differences(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
     yield from _aiter(plan, image)
     yield from _base(plan, image)
     yield from _patches(plan, image)
+    yield from _gateway(plan, image)
 
 
 def _aiter(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
@@ -138,6 +139,17 @@ def _aiter(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
             f"it holds aiter {found[:12]}, the engine pins {wanted[:12]}",
             f"engine {plan.engine.name}: aiter_commit",
             f"`--set engine.aiter_commit={found}`, or an image of that engine",
+        )
+
+
+def _gateway(plan: Plan, image: ReadyImage) -> Iterator[Problem]:
+    """The gateway runs from its servers' image."""
+    held = image.labels.get(GATEWAY_LABEL)
+    if plan.gateway is not None and held != plan.gateway.version:
+        yield Problem(
+            f"it holds gateway {held}, the plan has {plan.gateway.version}" if held else "it holds no gateway",
+            "replicas",
+            f"`deploy build PROFILE --set replicas={plan.replicas}` puts it in",
         )
 
 

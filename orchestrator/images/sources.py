@@ -9,9 +9,10 @@ from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.core.files import read_file
 from orchestrator.core.paths import data_root
+from orchestrator.engine.gateway import LAUNCHER
 from orchestrator.patches import Patch, read_diffs, read_ledger
 from orchestrator.plan import Plan
-from orchestrator.render import ImageSources
+from orchestrator.render import GATEWAY_FOLDER, ImageSources
 
 _MOST_GIVEN: Final = 256 << 20  # bytes of a file given to a patch: it is held whole, and copied into the image
 PROGRAMS: Final = ("apply_patches.py", "read_sources.py")  # what runs inside an image; the first imports the other
@@ -68,6 +69,16 @@ def _template(plan: Plan, catalogue: Catalogue) -> str:
 
 
 def _copied(plan: Plan, catalogue: Catalogue) -> dict[str, bytes]:
+    return {**_of_the_engine(plan, catalogue), **_of_the_gateway(plan, catalogue)}
+
+
+def _of_the_gateway(plan: Plan, catalogue: Catalogue) -> dict[str, bytes]:
+    """Its pinned list and its launcher, where the plan has one."""
+    names = (plan.gateway.requirements, LAUNCHER) if plan.gateway else ()
+    return {f"{GATEWAY_FOLDER}/{name}": catalogue.path(Kind.IMAGE_FILE, name).read_bytes() for name in names}
+
+
+def _of_the_engine(plan: Plan, catalogue: Catalogue) -> dict[str, bytes]:
     """The requirement file of an engine that is installed in the build, with the shim it starts through."""
     if plan.engine.requirements is None:
         return {}

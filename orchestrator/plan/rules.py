@@ -138,7 +138,7 @@ def one_server(case: Case) -> Iterator[Problem]:
         yield Problem(
             f"the {case.profile.runtime} runtime starts one server, not {count} behind a gateway",
             case.place("replicas"),
-            "`--set runtime=process` starts them; or `--set replicas=1` with `layout.dp`, all within one server",
+            "`--set runtime=docker` or `process` starts them; or `--set replicas=1` with `layout.dp`: one server",
         )
 
 

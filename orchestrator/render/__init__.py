@@ -9,10 +9,19 @@ from orchestrator.render.artifacts import (
     needs_options,
     server_command,
 )
-from orchestrator.render.dockerfile import ImageSources, base_reference, build_context, repository
+from orchestrator.render.dockerfile import (
+    GATEWAY_FOLDER,
+    GATEWAY_LABEL,
+    ImageSources,
+    base_reference,
+    build_context,
+    repository,
+)
 from orchestrator.render.scripts import IMAGE_FOLDER, SHELL_HOME, files, replica_folder, script_file, wrapped
 
 __all__ = [
+    "GATEWAY_FOLDER",
+    "GATEWAY_LABEL",
     "IMAGE_FOLDER",
     "SHELL_HOME",
     "Artifacts",

@@ -5,6 +5,7 @@ instruction and never one more: a value is `quoted`, a path or a reference is a 
 through `tojson`, a text after `#` is a `comment`.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +16,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import hidden_in
+from orchestrator.engine.gateway import IN_IMAGE, IN_IMAGE_PACKAGES
 from orchestrator.patches import AddedFile, Patch, manifest
 from orchestrator.plan import Engine, Plan
 from orchestrator.plan.patches import environment
 from orchestrator.render.artifacts import BuildContext, ContextFile
 
+GATEWAY_LABEL: Final = "deploy.gateway"  # the version of smg that an image holds
+GATEWAY_FOLDER: Final = "gateway"  # in the context
 _WORD: Final = re.compile(r"[A-Za-z0-9_./@][A-Za-z0-9_.+:/@-]*", re.ASCII)
 
 
@@ -82,7 +86,7 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
     except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         why = f"template `{plan.engine.template}` cannot be rendered: {error}"
         raise BuildError(why, where=f"engine {plan.engine.name}") from error
-    texts = {"Dockerfile": dockerfile, "patches/manifest.json": _manifest(plan, sources)}
+    texts = {"Dockerfile": dockerfile + _gateway_instructions(plan), "patches/manifest.json": _manifest(plan, sources)}
     contents = {path: text.encode() for path, text in texts.items()}
     contents |= {f"patches/{name}": program for name, program in sources.programs.items()}
     contents |= sources.files
@@ -123,6 +127,20 @@ def _tables(plan: Plan, sources: ImageSources) -> list[tuple[str, str, bytes]]:
                 raise BuildError(f"patch `{patch.id}` was planned with a `{patch.apply.input}` that is not given now")
             tables.append((f"tables/{patch.apply.input}", patch.apply.destination, content))
     return tables
+
+
+def _gateway_instructions(plan: Plan) -> str:
+    """The gateway as the last layer of its servers' image: nothing else is pulled, pinned or pushed for it."""
+    if plan.gateway is None:
+        return ""
+    words = ["pip", "install", "--no-cache-dir", "--no-deps", "--only-binary", ":all:"]
+    words += ["--target", IN_IMAGE_PACKAGES, "--requirement", f"{IN_IMAGE}/{plan.gateway.requirements}"]
+    return f"""
+# SGLang's gateway, which stands before several of these servers, by a complete and pinned list.
+COPY {GATEWAY_FOLDER} {IN_IMAGE}
+RUN {json.dumps(words)}
+LABEL {GATEWAY_LABEL}={quoted(plan.gateway.version)}
+"""
 
 
 def _label_instruction(plan: Plan) -> str:

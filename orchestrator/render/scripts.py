@@ -68,6 +68,7 @@ def gateway_script(artifacts: Artifacts) -> str:
     about = f"{plan.profile}: the gateway before {plan.replicas} servers, started when all of them serve"
     lines = ["#!/bin/sh", _comment(about), "#", *_origins([(" ".join(option.argv), option) for option in options])]
     lines += ["set -eu", 'CDPATH= cd -- "$(dirname -- "$0")"']
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in artifacts.command.env]
     return "\n".join([*lines, *_executed(artifacts)])
 
 

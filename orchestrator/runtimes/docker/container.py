@@ -2,34 +2,44 @@
 
 import hashlib
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from orchestrator import __version__
 from orchestrator.core.errors import StartError
 from orchestrator.core.log_files import MOST, PIECE
+from orchestrator.engine.gateway import IN_IMAGE, IN_IMAGE_PACKAGES, LAUNCHER
 from orchestrator.plan import ContainerNeeds, Plan
+from orchestrator.plan.replicas import replica_plans
 from orchestrator.render import (
     SHELL_HOME,
     Artifacts,
     BuildContext,
     ContextFile,
+    gateway_command,
     needs_options,
+    replica_folder,
     script_file,
     server_command,
     wrapped,
 )
+from orchestrator.runtimes.several import top_of
 from orchestrator.weights import overlay_path
 
 LOG_DRIVER: Final = "json-file"  # Docker's own default, which keeps a log without bound; read whole over its files
 LOG_OPTIONS: Final = {"max-size": f"{PIECE >> 20}m", "max-file": str(MOST)}
 RESTARTS: Final = 3  # a server that dies a fourth time has a cause that one more start does not mend
 RUN_DIR: Final = "deploy.run-dir"  # label: the directory on the starting machine that holds plan.json and the log
+PART: Final = "deploy.part"  # label: which of several servers it is; their gateway has none
 CONFIG_FILE: Final = "/run/secrets/deploy.yaml"  # sglang's `--config` file, which holds the API key
 
 _HERE: Final = 'RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"'
 
+_NOTHING: Final = ContainerNeeds(
+    devices=(), all_gpus=False, groups=(), ipc=None, shm_bytes=None, ulimits=(), security_opt=(), cap_add=()
+)
 # Compiled kernels, by what compiles them: tvm-ffi and hub metadata, and triton, where they write by default.
 _CACHED: Final = {"jit": "/root/.cache", "triton": "/root/.triton"}
 
@@ -59,15 +69,44 @@ class ContainerSpec:
     needs: ContainerNeeds
     mounts: tuple[Mount, ...]
     caches: tuple[CacheVolume, ...]
-    publish: tuple[str, int, int]  # host address, host port, container port
+    publish: tuple[str, int, int] | None  # host address, host port, container port; None: the host's own network
     restarts: int  # how often a server that died is started again
     stop_grace: int  # seconds
 
 
 def render(plan: Plan, build: BuildContext | None, image: str) -> Artifacts:
-    """A container listens on all its addresses: which of the host's it is reached by is decided when publishing."""
+    """A container listens on all its addresses: which of the host's it is reached by is decided when publishing.
+
+    Several servers are published on loopback alone, where their gateway, in the host's network, finds them: it runs
+    from their image, which has it. So whoever has Docker needs nothing else, on a far host too.
+    """
+    if plan.gateway is not None:
+        return _several(plan, build, image)
     command = server_command(plan, model_path=container_model(plan), host="0.0.0.0")  # noqa: S104
     return Artifacts(plan=plan, command=command, build=build, spec=container_spec(plan, image))
+
+
+def _several(plan: Plan, build: BuildContext | None, image: str) -> Artifacts:
+    gateway = ContainerSpec(
+        image=image,
+        needs=_NOTHING,
+        mounts=(),
+        caches=(),
+        publish=None,
+        restarts=RESTARTS,
+        stop_grace=plan.waiting.grace,
+    )
+    command = replace(
+        gateway_command(plan, launcher=f"{IN_IMAGE}/{LAUNCHER}"), env=(("PYTHONPATH", IN_IMAGE_PACKAGES),)
+    )
+    servers = tuple(render(each, None, image) for each in replica_plans(plan))
+    return Artifacts(plan=plan, command=command, build=build, spec=gateway, replicas=servers)
+
+
+def as_planned(artifacts: Artifacts, plan: Plan) -> Artifacts:
+    """Artifacts that were rendered as their image was found to be, under the plan that they were decided by."""
+    servers = zip(artifacts.replicas, replica_plans(plan), strict=False)  # one server has no replica
+    return replace(artifacts, plan=plan, replicas=tuple(replace(each, plan=planned) for each, planned in servers))
 
 
 def spec_of(artifacts: Artifacts) -> ContainerSpec:
@@ -77,10 +116,16 @@ def spec_of(artifacts: Artifacts) -> ContainerSpec:
     return artifacts.spec
 
 
-def docker_run_file(artifacts: Artifacts, name: str) -> ContextFile:
-    """`docker-run.sh`: the `docker run` line as a script."""
-    line = docker_run_line(artifacts, name)
-    return script_file("docker-run.sh", f"#!/bin/sh\nset -eu\nDEPLOY_HOME={SHELL_HOME}\n{_HERE}\n{line}")
+def docker_run_files(artifacts: Artifacts, name: str) -> Iterator[ContextFile]:
+    """`docker-run.sh`: the `docker run` line as a script; of several servers, one for each and for their gateway."""
+    for number, server in enumerate(artifacts.replicas, start=1):
+        folder = replica_folder(number)
+        yield _script(f"{folder}/docker-run.sh", docker_run_line(server, name, folder))
+    yield _script("docker-run.sh", docker_run_line(artifacts, name))
+
+
+def _script(path: str, line: str) -> ContextFile:
+    return script_file(path, f"#!/bin/sh\nset -eu\nDEPLOY_HOME={SHELL_HOME}\n{_HERE}\n{line}")
 
 
 def container_spec(plan: Plan, image: str) -> ContainerSpec:
@@ -96,14 +141,22 @@ def container_spec(plan: Plan, image: str) -> ContainerSpec:
     )
 
 
-def container_name(name: str) -> str:
-    """The container of the server `name`: prefixed, so that it does not meet a container of somebody else."""
-    return f"deploy-{name}"
+def container_name(name: str, part: str = "") -> str:
+    """The container of the server `name`: prefixed, so that it does not meet a container of somebody else.
+
+    A `part` is one of several servers; no name of a server has two dashes in it.
+    """
+    return f"deploy-{name}--{part}" if part else f"deploy-{name}"
 
 
-def container_labels(plan: Plan, name: str) -> dict[str, str]:
+def part_of(run_dir: Path) -> str:
+    """Which of several servers has that folder, "" for a server by itself and for a gateway."""
+    return run_dir.name if top_of(run_dir) != run_dir else ""
+
+
+def container_labels(plan: Plan, name: str, part: str = "") -> dict[str, str]:
     """The record of a server, kept where it cannot come apart from the server: on the container."""
-    return {
+    return ({PART: part} if part else {}) | {
         "deploy.name": name,
         "deploy.plan": plan.digest,
         "deploy.profile": plan.profile,
@@ -126,7 +179,11 @@ def container_argv(artifacts: Artifacts, *, config: bool) -> tuple[str, ...]:
     """What the container runs: the server, with `config` given its `--config` file, once the VRAM it needs is free."""
     plan = artifacts.plan
     argv = artifacts.command.argv + (("--config", CONFIG_FILE) if config else ())
-    return argv if plan.hardware.vendor == "cpu" else ("sh", "-c", vram_script(plan.gpus), "sh", *argv)
+    return (
+        argv
+        if plan.hardware.vendor == "cpu" or plan.gateway is not None
+        else ("sh", "-c", vram_script(plan.gpus), "sh", *argv)
+    )
 
 
 def vram_script(gpus: range, *, drm: str = "/sys/class/drm", pause: int = 5) -> str:
@@ -153,15 +210,17 @@ exec "$@"
 """
 
 
-def docker_run_line(artifacts: Artifacts, name: str) -> str:
+def docker_run_line(artifacts: Artifacts, name: str, part: str = "") -> str:
     """The `docker run` command that starts the same server, one option a line; the same text for the same plan.
 
     What differs between machines is left to the shell: the tool's home directory, the ids of groups, and the file that
     holds `api-key: ...`.
     """
     spec = spec_of(artifacts)
-    lines = [f"docker run --detach --init --name {shlex.quote(container_name(name))}"]
-    lines += [f"{option} {value}" for option, value in _options(artifacts, spec, name)]
+    lines = [f"docker run --detach --init --name {shlex.quote(container_name(name, part))}"]
+    lines += [
+        f"{option} {value}" for option, value in _options(artifacts, spec, container_labels(artifacts.plan, name, part))
+    ]
     argv = container_argv(artifacts, config=artifacts.plan.server.api_key_env is not None)
     return " \\\n  ".join([*lines, shlex.quote(spec.image), wrapped(argv)]) + "\n"
 
@@ -186,9 +245,9 @@ def _caches(plan: Plan, image: str) -> tuple[CacheVolume, ...]:
     return tuple(CacheVolume(name=f"deploy-cache-{key}-{kind}", target=at) for kind, at in sorted(targets.items()))
 
 
-def _options(artifacts: Artifacts, spec: ContainerSpec, name: str) -> Iterator[tuple[str, str]]:
+def _options(artifacts: Artifacts, spec: ContainerSpec, labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Every option with its value, quoted for a POSIX shell."""
-    for label, text in sorted(container_labels(artifacts.plan, name).items()):
+    for label, text in sorted(labels.items()):
         yield "--label", shlex.quote(f"{label}={text}")
     yield "--label", f'{RUN_DIR}="$RUN_DIR"'
     yield from _needs(spec)
@@ -197,8 +256,11 @@ def _options(artifacts: Artifacts, spec: ContainerSpec, name: str) -> Iterator[t
     yield "--log-driver", LOG_DRIVER
     for limit, most in LOG_OPTIONS.items():
         yield "--log-opt", f"{limit}={most}"
-    host, outside, inside = spec.publish
-    yield "--publish", shlex.quote(f"{f'[{host}]' if ':' in host else host}:{outside}:{inside}")
+    if spec.publish is None:
+        yield "--network", "host"
+    else:
+        host, outside, inside = spec.publish
+        yield "--publish", shlex.quote(f"{f'[{host}]' if ':' in host else host}:{outside}:{inside}")
     for mount in spec.mounts:
         yield "--mount", _bind(mount)
     for cache in spec.caches:

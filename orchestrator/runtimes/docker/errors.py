@@ -110,7 +110,7 @@ def _name(match: re.Match[str], _: DaemonRefusal) -> DeployError:
     container = match["name"]
     return NameTakenError(
         f"container `{container}` exists",
-        hint=f"`deploy status` shows it; `deploy down {container.removeprefix('deploy-')}` ends it",
+        hint=f"`deploy status` shows it; `deploy down {container.removeprefix('deploy-').partition('--')[0]}` ends it",
     )
 
 

@@ -1,7 +1,7 @@
 """The docker runtime, put together."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -10,11 +10,11 @@ from orchestrator.core.paths import Home
 from orchestrator.host import far_machine
 from orchestrator.images import as_found, build_image, differences, find_docker, found_image
 from orchestrator.plan import Plan
-from orchestrator.plan.rules import one_server
+from orchestrator.plan.rules import replicas_share_the_node
 from orchestrator.render import Artifacts, ContextFile
 from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind
 from orchestrator.runtimes.docker.checks import daemon, image, image_space
-from orchestrator.runtimes.docker.container import docker_run_file, render
+from orchestrator.runtimes.docker.container import as_planned, docker_run_files, render
 from orchestrator.runtimes.image import has_image, image_of
 
 
@@ -44,13 +44,13 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
         warn(text, hint=f"`deploy inspect {built.tag}` shows what was found")
     found = as_found(plan, built.receipt)
     if found is not plan:
-        artifacts = replace(render(found, artifacts.build, built.tag), plan=plan)
+        artifacts = as_planned(render(found, artifacts.build, built.tag), plan)
     not_needed = built.receipt.not_at_start(plan.patches)
     return Prepared(artifacts=artifacts, records=records, not_needed=not_needed, as_found=found, image=built.config)
 
 
 def _files(artifacts: Artifacts, name: str) -> tuple[ContextFile, ...]:
-    return (docker_run_file(artifacts, name),)
+    return (*docker_run_files(artifacts, name),)
 
 
 def _no_tables(_: Plan, __: Home) -> tuple[Path, ...]:
@@ -72,7 +72,7 @@ def _open(home: Home, host: str | None) -> Runtime:
 DOCKER: Final = RuntimeKind(
     name="docker",
     contained=True,
-    rules=(has_image, one_server),
+    rules=(has_image, replicas_share_the_node),
     checks=(daemon, image),
     spaces=image_space,
     far=far_machine,

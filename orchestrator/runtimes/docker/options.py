@@ -37,7 +37,7 @@ def container_options(
         "image": spec.image,
         "command": _argv(artifacts, secrets),
         "environment": dict(container_env(artifacts)),
-        "ports": [spec.publish[2]],
+        "ports": [spec.publish[2]] if spec.publish else [],
         "stop_timeout": spec.stop_grace,
     }
 
@@ -48,10 +48,14 @@ def host_options(artifacts: Artifacts, spec: ContainerSpec, *, home: str, gid: G
     `init` is needed: sglang as PID 1 exits with 0 when its scheduler is killed (0.5.14, 0.5.23), and a restart on
     failure then never happens.
     """
-    host, outside, inside = spec.publish
+    if spec.publish is None:
+        reached: dict[str, Any] = {"network_mode": "host"}
+    else:
+        host, outside, inside = spec.publish
+        reached = {"port_bindings": {inside: (host, outside)}}
     return {
         "mounts": [*_binds(spec, home), *_caches(spec, artifacts)],
-        "port_bindings": {inside: (host, outside)},
+        **reached,
         "restart_policy": {"Name": "on-failure", "MaximumRetryCount": spec.restarts},
         "init": True,
         "log_config": LogConfig(type=LOG_DRIVER, config=dict(LOG_OPTIONS)),

@@ -3,10 +3,12 @@
 import math
 import os
 import re
+import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -15,23 +17,43 @@ from docker.models.containers import Container
 from requests import codes
 
 from orchestrator.core.console import note, warn
-from orchestrator.core.errors import HostError
+from orchestrator.core.errors import HostError, NameTakenError
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process, identity
 from orchestrator.core.secret import Secret
+from orchestrator.core.waiting import look_until
 from orchestrator.engine import Delivery, delivery
 from orchestrator.plan import NAME
 from orchestrator.render import Artifacts
-from orchestrator.runtimes.base import LOG, Handle, ServerState, since_then
-from orchestrator.runtimes.docker.container import RUN_DIR, ContainerSpec, container_labels, container_name, spec_of
+from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
+from orchestrator.runtimes.docker.container import (
+    PART,
+    RUN_DIR,
+    ContainerSpec,
+    container_labels,
+    container_name,
+    part_of,
+    spec_of,
+)
 from orchestrator.runtimes.docker.errors import DaemonRefusal, start_error
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
 from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
 from orchestrator.runtimes.docker.state import ABSENT, server_state
+from orchestrator.runtimes.several import (
+    NO_GATEWAY,
+    all_logs,
+    all_tails,
+    each_of,
+    is_replica,
+    number_of,
+    together,
+    top_of,
+)
 
 _STARTER: Final = "deploy.starter"
+_PAUSE: Final = 0.2  # seconds between two looks at containers that end
 _URL: Final = re.compile(r"http://[\w.:\[\]-]{1,255}:\d{1,5}")
 _RECORD: Final = ("deploy.profile", "deploy.plan", "deploy.url")  # labels that a server of ours bears beside its name
 
@@ -45,10 +67,13 @@ class DockerRuntime:
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
         """See `Runtime.start`. A container that could not be started is removed before the error leaves."""
-        spec = spec_of(artifacts)
+        spec, run_dir = spec_of(artifacts), run_dir.absolute()
+        part = part_of(run_dir)
+        if part or artifacts.plan.gateway is not None:
+            self._require_own(name, top_of(run_dir))
         given = delivery(secrets, api_key_env=artifacts.plan.server.api_key_env)
         starter = f"{identity(os.getpid())}/{uuid.uuid4()}"
-        labels = container_labels(artifacts.plan, name) | {_STARTER: starter, RUN_DIR: str(run_dir.absolute())}
+        labels = container_labels(artifacts.plan, name, part) | {_STARTER: starter, RUN_DIR: str(run_dir)}
         with self._host.errors():
             self._host.copy_files(spec)
             try:
@@ -67,13 +92,20 @@ class DockerRuntime:
         """See `Runtime.find`."""
         label = "deploy.name" if name is None else f"deploy.name={name}"
         with self._host.errors():
-            found = self._host.client.containers.list(all=True, filters={"label": [label, *_RECORD]}, sparse=True)
-            labelled = [(container, container.attrs["Labels"]) for container in found]
-            handles = [self._handle(container, labels) for container, labels in labelled if is_record(labels)]
-        return tuple(sorted(handles, key=lambda handle: handle.name))
+            listed = self._host.client.containers.list(all=True, filters={"label": [label, *_RECORD]}, sparse=True)
+            known = [(container, container.attrs["Labels"]) for container in listed]
+            known = sorted(
+                ((container, labels) for container, labels in known if is_record(labels)),
+                key=lambda each: (each[1]["deploy.name"], number_of(each[1].get(PART, ""))),
+            )
+            handles = [self._handle(container, labels) for container, labels in known]
+        parts = {server.identity for (_, labels), server in zip(known, handles, strict=True) if PART in labels}
+        return tuple(_one(list(same), parts) for _, same in groupby(handles, key=lambda handle: handle.name))
 
     def state(self, handle: Handle) -> ServerState:
         """See `Runtime.state`. Raises HostError where the daemon does not answer: that is not the same as "gone"."""
+        if handle.replicas and not handle.identity:
+            return NO_GATEWAY
         container = self._get(handle)
         return ABSENT if container is None else server_state(container.attrs)
 
@@ -91,6 +123,9 @@ class DockerRuntime:
 
     def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; for a container that is gone, what was saved at its stop."""
+        if handle.replicas:
+            yield from all_logs(self, handle, follow=follow, since=since)
+            return
         container = self._get(handle)
         if container is None:
             kept = LogTail(Path(handle.run_dir, LOG)).to_end()
@@ -102,6 +137,8 @@ class DockerRuntime:
 
     def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
         """See `Runtime.tail`. Raises HostError at a call where the daemon does not answer."""
+        if handle.replicas:
+            return all_tails([self.tail(part) for part in each_of(handle)])
         tail = ContainerTail(lambda: self._get(handle))
 
         def new_lines() -> Iterator[str]:
@@ -111,7 +148,26 @@ class DockerRuntime:
         return new_lines
 
     def stop(self, handle: Handle, *, grace: float) -> None:
-        """See `Runtime.stop`. Waits `grace` seconds for running requests to drain; keeps the log."""
+        """See `Runtime.stop`. Waits `grace` seconds for running requests to drain; keeps the log.
+
+        A gateway ends first, and then the servers behind it, which drain at the same time.
+        """
+        until = time.monotonic() + grace
+        self._stop_one(handle, grace=grace)
+        for server in handle.replicas:
+            if (container := self._get(server)) is not None:
+                with self._host.errors(), _unless_gone():
+                    container.kill("SIGTERM")  # Docker takes it for a stop, and starts it no more
+        look_until(
+            lambda running: not running,
+            lambda: any(self.state(server).status is Status.RUNNING for server in handle.replicas),
+            within=max(until - time.monotonic(), 0),
+            pause=_PAUSE,
+        )
+        for server in handle.replicas:
+            self._stop_one(server, grace=0)
+
+    def _stop_one(self, handle: Handle, *, grace: float) -> None:
         container = self._get(handle)
         if container is None:
             return
@@ -123,6 +179,12 @@ class DockerRuntime:
     def close(self) -> None:
         """See `Runtime.close`."""
         self._host.close()
+
+    def _require_own(self, name: str, run: Path) -> None:
+        """Raise NameTakenError where a container of another start has the name of one of several servers."""
+        for other in self.find(name):
+            if str(top_of(Path(other.run_dir))) != str(run):
+                raise NameTakenError(f"there is a server `{name}`", hint=f"`deploy down {name}` ends it")
 
     def _keep_log(self, container: Container, run_dir: Path) -> None:
         """Keep the log where this home has a directory for it: another one's, or none, is not written to."""
@@ -138,7 +200,7 @@ class DockerRuntime:
 
     def _get(self, handle: Handle) -> Container | None:
         with self._host.errors(), suppress(NotFound):
-            return self._host.client.containers.get(handle.identity)
+            return self._host.client.containers.get(handle.identity) if handle.identity else None
         return None
 
     def _handle(self, container: Container, labels: Mapping[str, str]) -> Handle:
@@ -156,25 +218,30 @@ class DockerRuntime:
         self, artifacts: Artifacts, spec: ContainerSpec, *, labels: Mapping[str, str], secrets: Delivery
     ) -> Container:
         """A container with its secrets inside, ready to be started."""
-        api, name = self._host.client.api, container_name(labels["deploy.name"])
+        api, name = self._host.client.api, container_name(labels["deploy.name"], labels.get(PART, ""))
         options = container_options(artifacts, spec, secrets) | {"name": name, "labels": dict(labels)}
         machine = host_options(artifacts, spec, home=self._host.home, gid=self._host.group_id)
         options["host_config"] = api.create_host_config(**machine)
         try:
             created = api.create_container(**options)
         except APIError as error:
-            if error.status_code != codes.conflict or not self._clear_leftover(name):
+            if error.status_code != codes.conflict or not self._clear_leftover(name, labels[RUN_DIR]):
                 raise
             created = api.create_container(**options)
         container = self._host.client.containers.get(created["Id"])
         container.put_archive("/", archive(secret_files(secrets)))
         return container
 
-    def _clear_leftover(self, name: str) -> bool:
-        """Remove the container of a start that was killed half-way, and say whether there was one."""
+    def _clear_leftover(self, name: str, run_dir: str) -> bool:
+        """Remove the container of a start that was killed half-way, and say whether there was one.
+
+        One of several servers that has ended makes room as well, for its own next start behind the same gateway.
+        """
         with suppress(NotFound):
             container = self._host.client.containers.get(name)
-            if container.status != "created" or not _abandoned(container.labels.get(_STARTER, "")):
+            again = container.status == "exited" and container.labels.get(RUN_DIR) == run_dir
+            killed = container.status == "created" and _abandoned(container.labels.get(_STARTER, ""))
+            if not again and not killed:
                 return False
             _remove(container)
         return True
@@ -190,11 +257,18 @@ class DockerRuntime:
             warn(f"a container may be left: {error}", hint=f"`docker ps --all --filter label={label}` finds it")
 
 
+def _one(containers: Sequence[Handle], parts: Collection[str]) -> Handle:
+    """The containers of one name as one server; `parts` are the identities of those behind a gateway."""
+    own = next((each for each in containers if each.identity not in parts), None)
+    return together(own, [each for each in containers if each.identity in parts])
+
+
 def is_record(labels: Mapping[str, str]) -> bool:
     """Whether labels are as a start writes them; anybody may put others on a container of theirs."""
     url = _URL.fullmatch(labels["deploy.url"])
     named = NAME.match(labels["deploy.name"]) is not None
-    return named and url is not None and all(labels[label].isprintable() for label in _RECORD)
+    part = is_replica(labels.get(PART, "replica-1"))
+    return named and part and url is not None and all(labels[label].isprintable() for label in _RECORD)
 
 
 def _remove(container: Container) -> None:

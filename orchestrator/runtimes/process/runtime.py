@@ -7,20 +7,16 @@ read hides nothing: its server is listed, and ended where its processes can be t
 """
 
 import dataclasses
-import hashlib
 import json
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core import shell
 from orchestrator.core.errors import HostError, NameTakenError, StartError
-from orchestrator.core.files import read_own
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, Marks, family, read_title
@@ -31,6 +27,7 @@ from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
 from orchestrator.runtimes.process.ending import end, end_together, put_away, record_end, runs, serves
 from orchestrator.runtimes.process.handover import await_handover, handing_over
+from orchestrator.runtimes.several import NO_GATEWAY, all_logs, all_tails, each_of, together, top_of
 from orchestrator.runtimes.supervised.record import (
     FILE,
     Record,
@@ -39,7 +36,6 @@ from orchestrator.runtimes.supervised.record import (
     parts_of,
     read_record,
     token_of,
-    top_of,
 )
 from orchestrator.runtimes.supervised.start import start_request
 from orchestrator.runtimes.supervised.supervisor import StartRequest
@@ -89,7 +85,7 @@ class ProcessRuntime:
         except HostError as error:
             return _no_record(Status.UNKNOWN, error.message)
         if handle.replicas and not handle.identity:  # the start was killed before its gateway
-            return _no_record(Status.EXITED, "its gateway was not started")
+            return NO_GATEWAY
         if record is None or record.stopped or record.supervisor != handle.identity:
             return _no_record(Status.ABSENT, "")
         return _state(record)
@@ -106,7 +102,7 @@ class ProcessRuntime:
     def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. The supervisor has stored it without the secrets, and without times of its own."""
         if handle.replicas:
-            yield from self._all_logs(handle, follow=follow, since=since)
+            yield from all_logs(self, handle, follow=follow, since=since)
             return
         tail = LogTail(Path(handle.run_dir, LOG))
         if since is not None:
@@ -118,30 +114,9 @@ class ProcessRuntime:
             time.sleep(_POLL * 4)
         yield from tail.to_end()
 
-    def _all_logs(self, handle: Handle, *, follow: bool, since: datetime | None) -> Iterator[str]:
-        """The logs of several servers and their gateway, each piece below the name of its file, as `tail` does."""
-        parts = _each(handle)
-        names = [os.path.relpath(Path(part.run_dir, LOG), top_of(Path(handle.run_dir))) for part in parts]
-        for name, part in zip(names, parts, strict=True):
-            yield f"==> {name} <=="
-            yield from self.logs(part, follow=False, since=since)
-        tails = [LogTail(Path(part.run_dir, LOG)) for part in parts] if follow else []
-        for tail in tails:
-            deque(tail(), maxlen=0)
-        last = names[-1]
-        while follow and any(self.state(part).status is Status.RUNNING for part in parts):
-            time.sleep(_POLL * 4)
-            for name, tail in zip(names, tails, strict=True):
-                for line in tail():
-                    if name != last:
-                        yield f"==> {name} <=="
-                    last = name
-                    yield line
-
     def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
         """See `Runtime.tail`."""
-        tails = [LogTail(Path(part.run_dir, LOG)) for part in _each(handle)]
-        return lambda: chain.from_iterable(tail() for tail in tails)
+        return all_tails([LogTail(Path(part.run_dir, LOG)) for part in each_of(handle)])
 
     def close(self) -> None:
         """See `Runtime.close`. Nothing is held."""
@@ -284,25 +259,7 @@ class _RecordedRun:
     def handle(self) -> Handle:
         behind = tuple(_handle(record, place) for record, place in self.records if place != self.run_dir)
         own = next((_handle(record, place) for record, place in self.records if place == self.run_dir), None)
-        if own is not None:
-            return dataclasses.replace(own, replicas=behind)
-        return dataclasses.replace(
-            behind[0], plan_digest=_planned_digest(self.run_dir), url="", run_dir=str(self.run_dir.absolute()),
-            identity="", replicas=behind,
-        )  # fmt: skip
-
-
-def _planned_digest(run_dir: Path) -> str:
-    """The digest of the plan of a run; "" where it cannot be read."""
-    try:
-        return hashlib.sha256(read_own(run_dir / "plan.json")).hexdigest()
-    except (OSError, ValueError):
-        return ""
-
-
-def _each(handle: Handle) -> tuple[Handle, ...]:
-    """A server, or a gateway and the servers behind it, each by itself."""
-    return (dataclasses.replace(handle, replicas=()), *handle.replicas)
+        return together(own, behind)
 
 
 def _handle(record: Record, run_dir: Path) -> Handle:

@@ -13,11 +13,11 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.files import read_own, write_whole
 from orchestrator.core.procfs import Marks
 from orchestrator.core.text import parse_json
+from orchestrator.runtimes.several import is_replica, number_of, top_of
 
 FILE: Final = "process.json"
 UNREADABLE: Final = f"{FILE}.unreadable"  # one that was put out of the way
 CONFIG: Final = "secrets.yaml"  # a FIFO, until the server has read it
-_REPLICA: Final = re.compile(r"replica-[1-9][0-9]?")  # as `render.replica_folder` calls it
 _IDENTITY: Final = re.compile(r"[0-9a-z-]+/[0-9]{1,10}/[0-9]{1,20}")
 _OUTPUT: Final = re.compile(r"pipe:\[[0-9]{1,20}\]")  # nothing that a stranger may write to, as /dev/null
 
@@ -50,19 +50,14 @@ class Record:
         return Marks(token=self.token, supervisor=self.supervisor, server=self.server, output=self.output)
 
 
-def top_of(run_dir: Path) -> Path:
-    """The directory of the run that a server belongs to: one of several has a folder of its own in it."""
-    return run_dir.parent if _REPLICA.fullmatch(run_dir.name) else run_dir
-
-
 def parts_of(run_dir: Path) -> tuple[Path, ...]:
     """Where the record of a run stands, and those of its replicas, in their order."""
     try:
         with os.scandir(run_dir) as entries:
-            found = [entry.name for entry in entries if _REPLICA.fullmatch(entry.name)]
+            found = [entry.name for entry in entries if is_replica(entry.name)]
     except OSError:
         found = []
-    return (run_dir, *(run_dir / name for name in sorted(found, key=lambda name: int(name.rpartition("-")[2]))))
+    return (run_dir, *(run_dir / name for name in sorted(found, key=number_of)))
 
 
 def token_of(run_dir: Path) -> str:

@@ -8,7 +8,8 @@
 # inferred   --policy cache_aware
 set -eu
 CDPATH= cd -- "$(dirname -- "$0")"
-exec python3 launch_gateway.py \
+export PYTHONPATH=/opt/deploy/gateway/packages
+exec python3 /opt/deploy/gateway/launch_gateway.py \
   --host 127.0.0.1 \
   --port 30000 \
   --worker-urls http://127.0.0.1:30008 http://127.0.0.1:30016 \

@@ -196,3 +196,14 @@ def test_a_registry_that_does_not_tell_is_no_reason_to_refuse_a_dry_run(
     plan = ready_preview(request, july(), Place(home=Home(tmp_path), far="ssh://node"), silent)
     assert plan.ready_image == "ghcr.io/me/tp8:v1"
     assert "its receipt is held against the plan once it is pulled" in capsys.readouterr().err
+
+
+def test_an_image_without_the_gateway_is_none_for_several_servers() -> None:
+    plan = load("mi355x-tp4x2").plan
+    without = ready(plan, version=plan.engine.version)
+    with pytest.raises(BuildError) as refused:
+        require_ready(plan, without)
+    assert "it holds no gateway" in [problem.message for problem in refused.value.problems]
+    with pytest.raises(BuildError) as refused:
+        require_ready(plan, labelled("deploy.gateway", "1.9.0", without))
+    assert "it holds gateway 1.9.0, the plan has 1.13.0" in [problem.message for problem in refused.value.problems]

@@ -95,10 +95,10 @@ def test_ports_beyond_the_last_one_are_refused() -> None:
 
 def test_a_runtime_that_starts_one_server_says_which_starts_several() -> None:
     with pytest.raises(ProfileError) as error:
-        load("mi355x-tp8", overrides=("replicas=2", "layout.tp=4"))
-    found = next(problem for problem in error.value.each() if "docker runtime" in problem.message)
+        load("mi355x-tp8", overrides=("replicas=2", "layout.tp=4", "runtime=kubernetes"))
+    found = next(problem for problem in error.value.each() if "kubernetes runtime" in problem.message)
     assert (found.message, found.where) == (
-        "the docker runtime starts one server, not 2 behind a gateway",
+        "the kubernetes runtime starts one server, not 2 behind a gateway",
         "--set replicas",
     )
-    assert "runtime=process" in found.hint
+    assert "runtime=docker" in found.hint

@@ -35,24 +35,14 @@
 #   eagle_sample))
 # hint: use sglang 0.5.21 or newer where sampling matters, or leave speculation out
 set -eu
-CDPATH= cd -- "${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
-export PYTHONSAFEPATH=1  # nothing in that folder is imported
 export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
 export SAFETENSORS_FAST_GPU=1
 export SGLANG_TIMEOUT_KEEP_ALIVE=900
 export SGLANG_USE_AITER=1
-# `deploy up` makes a copy of the interpreter's sglang and sees to these patches in it, by content:
-#   aiter-fp4-moe-table
-#   dsa-topk-v2-off
-#   eagle-verify-broadcast
-#   mtp-shared-expert-exclude
-#   rocm-cuda-runtime-guard
-: "${PATCHED_SGLANG:?the absolute path of that copy, a folder below packages in the home of deploy}"
-export PYTHONPATH="$PATCHED_SGLANG/python${PYTHONPATH:+:$PYTHONPATH}"
 exec python3 -m sglang.launch_server \
-  --model-path models/glm-5.2-mxfp4 \
+  --model-path /models/glm-5.2-mxfp4 \
   --served-model-name glm-5.2 \
-  --host 127.0.0.1 \
+  --host 0.0.0.0 \
   --port 30016 \
   --tp-size 4 \
   --base-gpu-id 4 \

@@ -1,0 +1,129 @@
+"""Several real servers behind the real gateway, all of them containers, as a user of Docker starts them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from command_line import CommandLine
+from patience import wait_for
+from pip_standin import with_pip
+from ports import free_port
+from standin import AITER, PACKAGE, engine_image, packages_of
+
+from orchestrator.core.paths import Home
+from orchestrator.environments import Environment
+from orchestrator.images import Docker
+from orchestrator.prove import count_servers
+
+pytestmark = [pytest.mark.engine, pytest.mark.docker]
+
+NAME = f"several-{os.getpid()}"
+KEY = "sk-of-several-containers"
+PARTS = [f"deploy-{NAME}", f"deploy-{NAME}--replica-1", f"deploy-{NAME}--replica-2"]
+
+
+@pytest.fixture(scope="module")
+def base(docker_daemon: Docker, cpu_environment: Environment) -> str:
+    engine = engine_image(packages_of(cpu_environment.python), docker=docker_daemon.program)
+    return with_pip(engine, docker=docker_daemon.program)
+
+
+@pytest.fixture
+def deploy(engine_home: Home, tiny_model: Path) -> Iterator[CommandLine]:
+    assert tiny_model.is_dir()
+    yield CommandLine(engine_home, {"PAIR_KEY": KEY})
+    docker("rm", "--force", *PARTS)
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def up(base: str, port: int) -> list[str]:
+    settings = {
+        "runtime": "docker",
+        "replicas": 2,
+        "engine.image": base,
+        "engine.template": "sglang-rocm",
+        "engine.source_dir": PACKAGE,
+        "engine.aiter_dir": str(Path(AITER).parent),
+        "server.port": port,
+        "server.api_key_env": "PAIR_KEY",
+        "waiting.grace": 0,
+    }
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    return ["up", "--profile", "cpu-tiny", "--name", NAME, *words]
+
+
+def docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False).stdout
+
+
+def containers() -> list[str]:
+    return sorted(docker("ps", "--all", "--filter", f"label=deploy.name={NAME}", "--format", "{{.Names}}").split())
+
+
+def test_the_whole_line_of_several_containers(deploy: CommandLine, up: list[str], port: int) -> None:
+    """Interrupted, up, proved, asked, a replica killed that Docker starts again, its log, another plan, down."""
+    with deploy.running(*up) as command:
+        command.wait_for("started replica 2")
+        assert command.end(signal.SIGINT)[0] == 130
+    assert containers() == []
+
+    first = deploy.run(*up, "--json")
+    assert first.returncode == 0, first.stderr
+    result, url = json.loads(first.stdout), f"http://127.0.0.1:{port}"
+    assert (result["smoke"]["ok"], result["url"]) == (True, url)
+    verdicts = {check["name"]: check["verdict"] for check in result["smoke"]["checks"]}
+    for name in ("replica 1: prefix cached", "replica 2: key required", "gateway: all counted"):
+        assert verdicts[name] == "passed"
+    assert containers() == PARTS
+    assert KEY not in docker("inspect", *PARTS)
+    published = [line.rpartition(":")[0] for name in PARTS[1:] for line in docker("port", name).split() if ":" in line]
+    assert published == ["127.0.0.1", "127.0.0.1"]
+    [shown] = json.loads(deploy.run("status", NAME, "--json").stdout)
+    assert (shown["url"], shown["health"]) == (url, "healthy")
+    assert deploy.run("ask", NAME, "Once upon a time", "--tokens", "4").stdout.strip()
+    log = deploy.run("logs", NAME).stdout
+    assert all(f"==> {name} <==" in log for name in ("server.log", "replica-1/server.log", "replica-2/server.log"))
+
+    again = deploy.run(*up)
+    assert (again.returncode, "is already up" in again.stderr) == (0, True), again.stderr
+    other = deploy.run(*up, "--set", "gateway.policy=random")
+    assert (other.returncode, "--replace" in other.stderr) == (6, True), other.stderr
+
+    os.kill(int(docker("inspect", "--format", "{{.State.Pid}}", PARTS[2])), signal.SIGKILL)
+    wait_for(lambda: count_servers(url) == 1)
+    answer = httpx.post(
+        f"{url}/v1/completions",
+        json={"model": "tiny", "prompt": "one still serves", "max_tokens": 4},
+        headers={"Authorization": f"Bearer {KEY}"},
+        timeout=60,
+        trust_env=False,
+    )
+    assert answer.status_code == 200
+    wait_for(lambda: count_servers(url) == 2)
+    assert deploy.run("status", NAME).returncode == 0
+
+    down = deploy.run("down", NAME)
+    assert down.returncode == 0, down.stderr
+    assert containers() == []
+    kept = max((deploy.home.runs / NAME).glob("*-*"))
+    assert all(Path(kept, part, "server.log").stat().st_size for part in (".", "replica-1", "replica-2"))
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_a_port_of_the_gateway_that_is_taken_starts_nothing(deploy: CommandLine, up: list[str], port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)):
+        refused = deploy.run(*up)
+    assert (refused.returncode, f"port {port}" in refused.stderr) == (4, True), refused.stderr
+    assert containers() == []

@@ -1,0 +1,122 @@
+"""Several servers as containers: what each is given, and how they are found again as one."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from docker.models.containers import Container
+from plan_samples import plan_of
+
+from orchestrator.core.errors import NameTakenError
+from orchestrator.core.paths import Home
+from orchestrator.plan import Plan
+from orchestrator.plan.replicas import replica_plans
+from orchestrator.render import Artifacts
+from orchestrator.runtimes import Status
+from orchestrator.runtimes.docker.container import (
+    PART,
+    RUN_DIR,
+    as_planned,
+    container_labels,
+    docker_run_line,
+    render,
+    spec_of,
+)
+from orchestrator.runtimes.docker.runtime import DockerRuntime
+
+IMAGE = "deploy/pair:0123456789ab"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return plan_of("mi355x-tp4x2", "server.host=0.0.0.0", "server.api_key_env=SERVING_KEY")
+
+
+@pytest.fixture
+def pair(plan: Plan) -> Artifacts:
+    return render(plan, None, IMAGE)
+
+
+class Daemon:
+    """Containers as the Docker API lists them: each bears every label that is asked for."""
+
+    containers = property(lambda self: self)
+
+    def __init__(self, *labels: Mapping[str, str]) -> None:
+        self._labels = labels
+
+    def list(self, *, filters: Mapping[str, Sequence[str]], **_: bool) -> list[Container]:
+        return [
+            Container({"Id": f"{number}", "Labels": labels})
+            for number, labels in enumerate(self._labels)
+            if {label.partition("=")[0] for label in filters["label"]} <= labels.keys()
+        ]
+
+
+def runtime(home: Path, *labels: Mapping[str, str]) -> DockerRuntime:
+    found = DockerRuntime(Home(home), "unix:///nowhere")
+    found._host.__dict__["client"] = Daemon(*labels)
+    return found
+
+
+def labels_of(plan: Plan, run: Path, part: str = "") -> dict[str, str]:
+    return container_labels(plan, "pair", part) | {RUN_DIR: str(run / part)}
+
+
+def test_servers_are_published_on_loopback_and_the_gateway_alone_in_the_network_of_the_host(pair: Artifacts) -> None:
+    assert [spec_of(server).publish for server in pair.replicas] == [
+        ("127.0.0.1", 30008, 30008),
+        ("127.0.0.1", 30016, 30016),
+    ]
+    gateway = docker_run_line(pair, "pair")
+    assert "--network host" in gateway
+    assert "--host 0.0.0.0 \\\n  --port 30000" in gateway
+    assert not [word for word in ("--device", "--publish", "mem_info_vram_used") if word in gateway]
+    assert "--config /run/secrets/deploy.yaml" in gateway
+    assert "--name deploy-pair--replica-2 " in docker_run_line(pair.replicas[1], "pair", "replica-2")
+
+
+def test_a_server_waits_for_the_vram_of_its_own_gpus(pair: Artifacts) -> None:
+    assert "sed -n 5,8p" in docker_run_line(pair.replicas[1], "pair", "replica-2")
+
+
+def test_what_the_image_was_found_to_hold_changes_no_record(plan: Plan) -> None:
+    other = plan_of("mi355x-tp4x2", "env.HSA_FOUND=one")
+    held = as_planned(render(other, None, IMAGE), plan)
+    assert (held.plan, tuple(server.plan for server in held.replicas)) == (plan, replica_plans(plan))
+    assert all(("HSA_FOUND", "one") in server.command.env for server in held.replicas)
+
+
+def test_containers_of_one_name_are_one_server(plan: Plan, tmp_path: Path) -> None:
+    first, second = replica_plans(plan)
+    found = runtime(
+        tmp_path,
+        labels_of(second, tmp_path, "replica-2"),
+        labels_of(plan, tmp_path),
+        labels_of(first, tmp_path, "replica-1"),
+    ).find()
+    assert [(each.url, each.plan_digest, each.run_dir) for each in found] == [
+        ("http://127.0.0.1:30000", plan.digest, str(tmp_path))
+    ]
+    assert [server.url for server in found[0].replicas] == ["http://127.0.0.1:30008", "http://127.0.0.1:30016"]
+
+
+def test_servers_whose_gateway_was_not_started_are_told_with_the_plan_of_their_run(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    docker = runtime(tmp_path, labels_of(replica_plans(plan)[0], tmp_path, "replica-1"))
+    (found,) = docker.find()
+    assert (found.identity, found.url, found.run_dir) == ("", "", str(tmp_path))
+    assert found.plan_digest == plan.digest == hashlib.sha256((tmp_path / "plan.json").read_bytes()).hexdigest()
+    state = docker.state(found)
+    assert (state.status, state.detail) == (Status.EXITED, "its gateway was not started")
+
+
+def test_a_label_that_no_start_writes_makes_no_server(plan: Plan, tmp_path: Path) -> None:
+    assert runtime(tmp_path, labels_of(plan, tmp_path) | {PART: "replica-zwei"}).find() == ()
+
+
+def test_servers_of_another_start_keep_their_name(plan: Plan, pair: Artifacts, tmp_path: Path) -> None:
+    theirs = runtime(tmp_path, labels_of(replica_plans(plan)[0], tmp_path / "theirs", "replica-1"))
+    with pytest.raises(NameTakenError, match="there is a server `pair`"):
+        theirs.start(pair.replicas[1], name="pair", run_dir=tmp_path / "ours/replica-2", secrets={})
