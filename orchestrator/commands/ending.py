@@ -8,9 +8,9 @@ from typing import Final
 from orchestrator.commands.runs import RunDir
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.paths import Home
-from orchestrator.runtimes import REGISTRY, Handle, Runtime, ServerState, Status
+from orchestrator.runtimes import ENDING, REGISTRY, Handle, Runtime, ServerState, Status
 
-ENDING_FILE: Final = "ending.json"
+ENDING_FILE: Final = ENDING
 HEALING_FILE: Final = "healing.json"  # when `deploy watch` began to heal this start, and why
 HEALING: Final = "ended by `deploy watch`, to be started again"  # why a server was stopped
 UP_FAILED: Final = "`up` failed"

@@ -24,7 +24,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret, know_variable
 from orchestrator.engine import parts, read_key
 from orchestrator.render import replica_folder
-from orchestrator.runtimes import REGISTRY, Handle, Runtime, RuntimeKind, Status
+from orchestrator.runtimes import REGISTRY, Handle, Runtime, RuntimeKind, Status, UnansweredError
 
 PARTS_FILE: Final = "parts.json"  # what a server is made of, noted when it is ready
 
@@ -78,6 +78,7 @@ class Fleet:
             try:
                 yield from runtime.find(name)
             except HostError as error:  # without a Docker daemon, processes are still listed
+                yield from error.found if isinstance(error, UnansweredError) else ()
                 if kind in self.named or self._started_with(kind):
                     self.silent[kind] = error.message
 

@@ -201,9 +201,11 @@ def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) ->
     """
     for handle in () if request.replace else servers.find(name):
         state = servers.runtime(handle).state(handle)
-        if state.status is Status.UNKNOWN:
-            continue
         hint = f"`{request.command(name)} --replace` stops it first; or take another name with `--name`"
+        if state.status is Status.UNKNOWN:
+            if state.started_at is None:  # no record that can be read
+                continue
+            raise StartError(f"`{name}`: {state.detail}", hint=hint)
         if handle.plan_digest != plan.digest:
             old = read_plan(latest_run(servers.home, name))
             details = changes(old.to_dict(), plan.to_dict()) if old else ""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from orchestrator.runtimes.base import (
+    ENDING,
     LOG,
     Cache,
     Handle,
@@ -13,6 +14,7 @@ from orchestrator.runtimes.base import (
     RuntimeKind,
     ServerState,
     Status,
+    UnansweredError,
     since_then,
 )
 
@@ -55,6 +57,7 @@ def runtime_kind(name: str) -> RuntimeKind:
 
 
 __all__ = [
+    "ENDING",
     "LOG",
     "REGISTRY",
     "Cache",
@@ -65,6 +68,7 @@ __all__ = [
     "RuntimeKind",
     "ServerState",
     "Status",
+    "UnansweredError",
     "runtime_kind",
     "since_then",
 ]

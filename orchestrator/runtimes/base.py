@@ -13,6 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from orchestrator.core.errors import HostError
+
 if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this module
     from orchestrator.core.paths import Home
     from orchestrator.core.secret import Secret
@@ -24,6 +26,7 @@ if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this 
     from orchestrator.render import Artifacts, ContextFile
 
 LOG: Final = "server.log"  # in the run directory
+ENDING: Final = "ending.json"  # in the run directory of a server that was stopped
 _UNITS: Final = ((86400, "days"), (3600, "h"), (60, "min"))
 
 
@@ -34,7 +37,7 @@ class Status(StrEnum):
     RUNNING = "running"
     EXITED = "exited"
     ABSENT = "absent"
-    UNKNOWN = "unknown"  # its record cannot be read
+    UNKNOWN = "unknown"  # its record cannot be read, or its machine does not answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,15 @@ def since_then(
     return written_since(lines, since.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S"))
 
 
+class UnansweredError(HostError):
+    """Some of the places that were asked for servers did not answer; `found` are those of the others."""
+
+    def __init__(self, message: str, *, found: tuple[Handle, ...], hint: str = "", details: str = "") -> None:
+        """`message` says which did not."""
+        super().__init__(message, hint=hint, details=details)
+        self.found = found
+
+
 class Runtime(Protocol):
     """A way to run a server."""
 
@@ -106,7 +118,10 @@ class Runtime(Protocol):
         """
 
     def find(self, name: str | None = None) -> tuple[Handle, ...]:
-        """The servers of this runtime (of that name), running or exited, sorted by name."""
+        """The servers of this runtime (of that name), running or exited, sorted by name.
+
+        Raises HostError where they cannot be told, UnansweredError where some of them can.
+        """
 
     def state(self, handle: Handle) -> ServerState:
         """What has become of it; never raises for "gone"."""

@@ -78,8 +78,7 @@ class OwnCluster:
             "--advertise-client-urls", client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
             "--initial-cluster", f"default={peer}", "--unsafe-no-fsync",
         )  # fmt: skip
-        self.start_api(key, client)
-        wait_for(self.answers)
+        self.start_api()
         common = ("--kubeconfig", str(self.config), "--leader-elect=false", "--port=0")
         self._run(
             "kube-controller-manager", *common, f"--secure-port={free_port()}", "--bind-address=127.0.0.1",
@@ -92,15 +91,23 @@ class OwnCluster:
         )  # fmt: skip
         wait_for(lambda: bool(self.get("serviceaccounts", "--namespace", "default")))
 
-    def start_api(self, key: Path, etcd: str) -> None:
-        """Start the API server."""
+    def start_api(self) -> None:
+        """Start the API server; returns when it answers."""
+        key = self.folder / "accounts.key"
         self._run(
-            "kube-apiserver", "--etcd-servers", etcd, "--secure-port", str(self.port), "--bind-address", "127.0.0.1",
+            "kube-apiserver", "--etcd-servers", f"http://127.0.0.1:{self.etcd[0]}",
+            "--secure-port", str(self.port), "--bind-address", "127.0.0.1",
             "--advertise-address", "127.0.0.1", "--cert-dir", str(self.folder / "api"), "--token-auth-file",
             str(self.folder / "tokens"), "--service-account-key-file", str(key), "--service-account-signing-key-file",
             str(key), "--service-account-issuer", "tests", "--service-cluster-ip-range", "10.199.0.0/24",
             "--authorization-mode", "RBAC",
         )  # fmt: skip
+
+        wait_for(self.answers)
+
+    def end_api(self) -> None:
+        """End the API server; `start_api` starts it again, with everything that it knew."""
+        self.programs.pop("kube-apiserver").end(signal.SIGKILL)
 
     def answers(self) -> bool:
         dead = [name for name, program in self.programs.items() if program.code is not None]

@@ -3,18 +3,27 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from threading import Barrier
 from typing import Any, Final
 
 import pytest
+from cluster_samples import cluster_plan
+from command_line import Running
 from own_cluster import OwnCluster, own_cluster, unavailable
 from patience import wait_for
 
+from orchestrator.commands.planning import render_artifacts
+from orchestrator.core.errors import NameTakenError
 from orchestrator.core.paths import Home
+from orchestrator.runtimes import Handle
+from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=f"a real Kubernetes {unavailable()}")
 
@@ -242,6 +251,68 @@ def test_the_life_of_a_server_that_waits(cluster: OwnCluster, home: Home, namesp
     wait_for(lambda: ends_pods(cluster, namespace) and stopping.poll() is not None)
     assert ended(stopping)[0] == 0
     assert not listed(cluster, home)
+
+
+def test_of_several_starts_at_once_one_wins_and_the_others_touch_nothing(
+    cluster: OwnCluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From homes that know nothing of each other."""
+    monkeypatch.setenv("KUBECONFIG", str(cluster.config))
+    plan = cluster_plan("cpu-tiny", HOST_PATH[1], f"kubernetes.namespace={namespace}")
+    artifacts, together = render_artifacts(plan), Barrier(5)
+    runtimes = [KubernetesRuntime(Home(tmp_path / str(number))) for number in range(together.parties)]
+
+    def start(number: int) -> Handle | NameTakenError:
+        together.wait()
+        try:
+            return runtimes[number].start(artifacts, name="boxed", run_dir=tmp_path / str(number), secrets={})
+        except NameTakenError as error:
+            return error
+
+    with ThreadPool(together.parties) as pool:
+        told = pool.map(start, range(together.parties), chunksize=1)
+    [winner] = [each for each in told if isinstance(each, Handle)]
+    lost = [each for each in told if isinstance(each, NameTakenError)]
+    assert {error.message.partition(" at ")[0] for error in lost} == {
+        f"`boxed` exists in namespace `{namespace}`: started from {socket.gethostname()}"
+    }
+    made = cluster.get("deployments,services,networkpolicies", "--namespace", namespace, "--selector", "deploy.name")
+    assert len(made) == 3
+    assert {each["metadata"]["annotations"]["deploy.run-dir"] for each in made} == {winner.run_dir}
+
+    [runtime] = [each for each, end in zip(runtimes, told, strict=True) if end is winner]
+    with ThreadPool(1) as pool:
+        stopping = pool.apply_async(runtime.stop, (winner,), {"grace": 0})
+        wait_for(lambda: ends_pods(cluster, namespace) and stopping.ready())
+        stopping.get()
+
+
+def test_an_api_server_that_is_gone_for_a_while_is_waited_for(cluster: OwnCluster, home: Home, namespace: str) -> None:
+    """What a start that is interrupted meanwhile cannot remove is said, with the command that does."""
+    starting = command(cluster, home, *up_words(namespace, *HOST_PATH, patience=600))
+    said = Running(starting)
+    container_says(cluster, namespace, {"waiting": {"reason": "ContainerCreating"}})
+    said.wait_for("waiting on node-a for its image")
+    cluster.end_api()
+    assert "waiting for it for 5 min" in said.wait_for("the kubeconfig's current context does not answer")
+    code, _, errors = deploy(cluster, home, "status")
+    assert (code, "the kubeconfig's current context does not answer" in errors) == (4, True)
+    cluster.start_api()
+    said.wait_for("the cluster answers again")
+    cluster.end_api()
+    said.wait_for("does not answer")
+    code, errors = said.end(signal.SIGINT)
+    assert code == 130
+    assert "warning: `boxed` may still run: the cluster of the kubeconfig's current context does not answer" in errors
+    assert "hint: `deploy down boxed` stops it" in errors
+
+    cluster.start_api()
+    (pod,) = cluster.get("pods", "--namespace", namespace)
+    cluster.say(pod["metadata"]["name"], namespace, phase="Failed", reason="Evicted", message="low on memory")
+    wait_for(lambda: "was evicted from node-a: low on memory" in listed(cluster, home)[0]["detail"])
+    stopping = command(cluster, home, "down", "boxed")
+    wait_for(lambda: ends_pods(cluster, namespace) and stopping.poll() is not None)
+    assert ended(stopping)[0] == 0
 
 
 @pytest.mark.parametrize("after", ["started", "placed"])

@@ -4,8 +4,12 @@ It is the user's own: contexts, plug-ins that log in and proxies are as in their
 """
 
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
@@ -13,8 +17,11 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.shell import PIPE, Program, ProgramMissingError, ProgramResult, quote, run, start
 
 MANAGER: Final = "deploy"  # of the fields that we apply
-_LIMIT: Final = 60.0  # seconds that kubectl may take, its plug-ins included
-_ASKED: Final = "10s"  # that the API server may take
+_ASKED: Final = 10.0  # seconds that the API server may take
+_BRIEFLY: Final = 4.0  # the same, where all clusters are asked what runs in them
+_ASIDE: Final = 4.0  # seconds more that kubectl may then
+_AT_ONCE: Final = 16  # clusters
+_BESIDE: Final = 50.0  # seconds more that kubectl may, with its plug-ins that log in
 # What kubectl says of a cluster that it cannot reach, or that does not know us (1.20 and 1.32).
 _UNREACHED: Final = re.compile(
     r"Unable to connect|was refused|no such host|i/o timeout|Client\.Timeout|timed out|TLS handshake|x509:|EOF"
@@ -39,20 +46,21 @@ class Cluster:
         """The same as a person would write it."""
         return f"`{quote(self.argv(*words))}`"
 
-    def ask(self, *words: str, stdin: str | None = None, limit: float = _LIMIT) -> ProgramResult:
-        """Run kubectl to its end. Raises HostError for a cluster that does not answer; a refusal is a result."""
-        done = _run(self.argv(f"--request-timeout={_ASKED}", *words), stdin=stdin, limit=limit)
-        if not done.ok and (done.code == 124 or _UNREACHED.search(done.stderr)):
-            raise self._silent(done)
-        return done
+    def ask(self, *words: str, stdin: str | None = None, within: float = _ASKED) -> ProgramResult:
+        """Run kubectl to its end; the API server has so many seconds for each answer.
 
-    def json(self, *words: str) -> Mapping[str, Any]:
+        Raises HostError for a cluster that does not answer; a refusal is a result.
+        """
+        return self._answer(_run(self.argv(_timeout(within), *words), stdin=stdin, limit=within + _BESIDE))
+
+    def json(self, *words: str, within: float = _ASKED) -> Mapping[str, Any]:
         """What it answers, as JSON. Raises HostError where it refuses."""
-        done = self.ask(*words, *(() if "--raw" in words else ("--output", "json")))
-        if not done.ok:
-            raise self.refused(done)
-        found: Mapping[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
-        return found
+        return self._read(self.ask(*words, *(() if "--raw" in words else ("--output", "json")), within=within))
+
+    def create(self, made: Mapping[str, Any]) -> ProgramResult:
+        """Make an object that is not there yet, as ours; its text is the object as it was made."""
+        words = ("create", f"--field-manager={MANAGER}", "--output", "json", "--filename", "-")
+        return self.ask(*words, stdin=json.dumps(made))
 
     def apply(self, objects: Sequence[Mapping[str, Any]]) -> ProgramResult:
         """Apply objects on the server's side, as ours. They go through a pipe: no argv and no file holds a Secret."""
@@ -73,6 +81,17 @@ class Cluster:
             f"the cluster refuses: {said.splitlines()[0] if said else f'exit code {done.code}'}", details=said
         )
 
+    def _answer(self, done: ProgramResult) -> ProgramResult:
+        if not done.ok and (done.code == 124 or _UNREACHED.search(done.stderr)):
+            raise self._silent(done)
+        return done
+
+    def _read(self, done: ProgramResult) -> Mapping[str, Any]:
+        if not done.ok:
+            raise self.refused(done)
+        found: Mapping[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
+        return found
+
     def _silent(self, done: ProgramResult) -> HostError:
         where = f"context `{self.context}`" if self.context else "the kubeconfig's current context"
         said = done.stderr.strip().splitlines()
@@ -81,6 +100,41 @@ class Cluster:
             hint=f"{self.shown('get', 'pods')} has to work; `--set kubernetes.context=…` names another",
             details=f"  {said[-1]}" if said else "",
         )
+
+
+def ask_each(clusters: Sequence[Cluster], *words: str) -> Iterator[Mapping[str, Any] | HostError]:
+    """What each of several clusters answers as JSON, or why it does not; they are asked at once, and briefly."""
+    for batch in (clusters[at : at + _AT_ONCE] for at in range(0, len(clusters), _AT_ONCE)):
+        with ExitStack() as last:
+            asked = [last.enter_context(_asked(cluster, *words)) for cluster in batch]
+            end = time.monotonic() + _BRIEFLY + _ASIDE
+            for cluster, answer in zip(batch, asked, strict=True):
+                try:
+                    yield cluster._read(cluster._answer(answer(end)))  # noqa: SLF001 - this module's own
+                except HostError as error:
+                    yield error
+
+
+@contextmanager
+def _asked(cluster: Cluster, *words: str) -> Iterator[Callable[[float], ProgramResult]]:
+    """A question that goes on meanwhile; what is given waits for the answer, until then on the monotonic clock."""
+    argv = (_timeout(_BRIEFLY), *words, "--output", "json")
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as errors,
+        cluster.start(*argv, output=out, errors=errors) as program,
+    ):
+
+        def answer(end: float) -> ProgramResult:
+            code = program.wait_for(max(end - time.monotonic(), 0))
+            said = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in (out, errors)]
+            return ProgramResult(argv=argv, code=124 if code is None else code, stdout=said[0], stderr=said[1])
+
+        yield answer
+
+
+def _timeout(seconds: float) -> str:
+    return f"--request-timeout={seconds:g}s"
 
 
 def _run(argv: Sequence[str], *, stdin: str | None, limit: float) -> ProgramResult:

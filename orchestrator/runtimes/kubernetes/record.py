@@ -9,7 +9,9 @@ from orchestrator import __version__
 from orchestrator.plan import Plan
 
 NAME: Final = "deploy.name"  # the label that selects all objects of a server
+STAGES: Final = "deploy.stages"  # the label of what brings a server's checkpoint: a Service sends nothing there
 RUN_DIR: Final = "deploy.run-dir"  # annotation: the directory on the starting machine that holds plan.json and the log
+STARTER: Final = "deploy.starter"  # annotation: the starting machine, and what tells this start from all others
 PLAN: Final = "deploy.plan"
 PROFILE: Final = "deploy.profile"
 URL: Final = "deploy.url"

@@ -1,8 +1,10 @@
 """Servers in Kubernetes clusters. What runs is recorded on the objects, as labels and annotations."""
 
 import json
+import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
@@ -16,14 +18,16 @@ from orchestrator.core.log_lines import LogTail, redacted, split_lines
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.core.shell import ProgramResult
+from orchestrator.core.signals import held
+from orchestrator.core.text import printable
 from orchestrator.core.waiting import look_until
 from orchestrator.engine import delivery
 from orchestrator.plan import NAME as SERVER_NAME
 from orchestrator.render import Artifacts
-from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
+from orchestrator.runtimes.base import ENDING, LOG, Handle, ServerState, Status, UnansweredError, since_then
 from orchestrator.runtimes.kubernetes.files import image_of_pods
 from orchestrator.runtimes.kubernetes.forward import Forward
-from orchestrator.runtimes.kubernetes.kubectl import Cluster
+from orchestrator.runtimes.kubernetes.kubectl import Cluster, ask_each
 from orchestrator.runtimes.kubernetes.logs import ServerLog
 from orchestrator.runtimes.kubernetes.manifests import (
     CONFIG,
@@ -34,16 +38,14 @@ from orchestrator.runtimes.kubernetes.manifests import (
     secret_name,
     server_objects,
 )
-from orchestrator.runtimes.kubernetes.record import NAME, PLAN, PROFILE, RUN_DIR, URL, object_name
+from orchestrator.runtimes.kubernetes.record import NAME, PLAN, PROFILE, RUN_DIR, STARTER, URL, object_name
+from orchestrator.runtimes.kubernetes.sightings import Sightings, warnings_of
 from orchestrator.runtimes.kubernetes.staging import staging_job
-from orchestrator.runtimes.kubernetes.state import PodView, has_started, is_over, newest, server_state, trouble
+from orchestrator.runtimes.kubernetes.state import PodView, has_started, is_over, server_state, trouble
 
-# Everything that a start makes; a claim is none of it: nobody's weights are deleted. What would make a pod anew goes
-# before the pod does.
-_KINDS: Final = "deployments,replicasets,services,networkpolicies,poddisruptionbudgets,secrets,jobs"
-_FRESH: Final = 0.8  # seconds for which what was seen is taken for what is
+# What a start makes beside the Deployment; a claim is none of it: nobody's weights are deleted.
+_KINDS: Final = "services,networkpolicies,poddisruptionbudgets,secrets,jobs"
 _PAUSE: Final = 0.5
-_OUTAGE: Final = 60.0  # seconds without an answer in which what was seen last is taken for what is
 _UNSTARTED: Final = 15.0  # seconds beyond its grace after which nothing of a deleted pod starts any more
 _LATE: Final = 60.0  # seconds beyond its grace after which a pod's end is not waited for
 # The command line of each process that is no zombie: behind the name in /proc/PID/stat stands its state (proc(5)).
@@ -54,7 +56,7 @@ for process in /proc/[0-9]*; do
   tr '\\0' ' ' < "$process/cmdline" && echo
 done 2>/dev/null
 """
-_OWN: Final = (NAME, "app.kubernetes.io/managed-by=deploy")
+_OURS: Final = "app.kubernetes.io/managed-by=deploy"
 
 
 class KubernetesRuntime:
@@ -65,23 +67,27 @@ class KubernetesRuntime:
         self._places: dict[str, Cluster] = {}  # by the identity of a server
         self._forwards: dict[str, Forward] = {}
         self._tails: list[ServerLog] = []
-        self._seen: dict[str, tuple[float, Mapping[str, Any] | None, PodView | None]] = {}
+        self._seen = Sightings()
         self._stuck_since: dict[str, float] = {}
         self._patience: dict[str, float] = {}
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
-        """See `Runtime.start`. What was applied is deleted before an error leaves."""
+        """See `Runtime.start`. What was made is deleted before an error leaves.
+
+        The Deployment is made first, and made rather than applied: of two starts of a name the API server lets one win.
+        """
         plan, settings = artifacts.plan, cluster_of(artifacts.plan)
         cluster = Cluster(settings.context or "", settings.namespace)
-        self._require_free(cluster, name)
-        objects = list(self._objects(cluster, artifacts, name, secrets))
-        for each in objects:
-            each["metadata"]["annotations"][RUN_DIR] = str(run_dir.absolute())
+        *others, deployment = self._objects(cluster, artifacts, name, secrets)
+        start = {RUN_DIR: str(run_dir.absolute()), STARTER: f"{socket.gethostname()}/{uuid.uuid4()}"}
+        for each in (*others, deployment):
+            each["metadata"]["annotations"] |= start
         try:
-            _require_taken(cluster.apply(objects))
-            made = cluster.json("get", "deployment", object_name(name))
+            with held():  # a request that was sent cannot be taken back
+                made = self._made(cluster, deployment, name)
+            _require_taken(cluster.apply(others))
         except BaseException:  # Ctrl-C, above all: nobody would know of these objects
-            self._discard(cluster, name)
+            self._discard(cluster, name, start[STARTER])
             raise
         handle = self._handle(cluster, made)
         self._patience[handle.identity] = settings.patience
@@ -90,23 +96,25 @@ class KubernetesRuntime:
 
     def find(self, name: str | None = None) -> tuple[Handle, ...]:
         """See `Runtime.find`. One that is asked for by name is reached from here; others by their Service alone."""
-        selected = ",".join((f"{NAME}={name}" if name else NAME, *_OWN[1:]))
-        handles = []
-        for cluster in known_places(self._home, name):
-            items = cluster.json("get", "deployments,pods", "--selector", selected)["items"]
-            for each in items:
-                if each["kind"] == "Deployment" and is_record(each["metadata"]):
-                    handles.append(self._handle(cluster, each))
-                    self._see(handles[-1], items)
+        places = known_places(self._home, name)
+        selected = ",".join((f"{NAME}={name}" if name else NAME, _OURS))
+        answers = ask_each(places, "get", "deployments,pods", "--selector", selected)
+        found = [self._servers(*each, named=name is not None) for each in zip(places, answers, strict=True)]
+        handles = [handle for each in found if not isinstance(each, HostError) for handle in each]
         if name is not None:
             handles = [self._reached(handle) for handle in handles]
-        return tuple(sorted(handles, key=lambda handle: handle.name))
+        handles.sort(key=lambda handle: handle.name)
+        if silent := [each for each in found if isinstance(each, HostError)]:
+            said = "; ".join(dict.fromkeys(error.message for error in silent))
+            raise UnansweredError(said, found=tuple(handles), hint=silent[0].hint, details=silent[0].details)
+        return tuple(handles)
 
     def state(self, handle: Handle) -> ServerState:
         """See `Runtime.state`. One that has waited too long for what it will not get is stuck."""
         deployment, view = self._look(handle)
         state = server_state(deployment, view)
-        if view is not None and view.runs_since and (forward := self._forwards.get(handle.identity)):
+        forward = self._forwards.get(handle.identity)
+        if view is not None and view.runs_since and forward and self._seen.answers(self._places[handle.identity]):
             forward.lead_to(view.name, _run(view))
         if state.status is not Status.PENDING or not trouble(deployment, view):
             self._stuck_since.pop(handle.identity, None)
@@ -144,23 +152,7 @@ class KubernetesRuntime:
         """See `Runtime.stop`. Raises HostError for a pod whose node does not say that it has ended."""
         cluster = self._places[handle.identity]
         self._keep_log(handle)
-        self._delete(cluster, handle.name, grace)
-        began = time.monotonic()
-
-        def running() -> list[Mapping[str, Any]]:
-            pods = cluster.json("get", "pods", "--selector", f"{NAME}={handle.name}")["items"]
-            late = time.monotonic() - began > grace + _UNSTARTED
-            return [pod for pod in pods if not (is_over(pod) or (late and not has_started(pod)))]
-
-        left = look_until(lambda found: not found, running, within=grace + _LATE, pause=_PAUSE)
-        self._forget(handle)
-        if left:
-            pod, node = left[0]["metadata"]["name"], left[0]["spec"].get("nodeName", "no node")
-            force = cluster.shown("delete", "pod", pod, "--force", "--grace-period=0")
-            raise HostError(
-                f"pod `{pod}` is deleted, and {node} does not say that it has ended",
-                hint=f"where that node is gone for good: {force}",
-            )
+        self._stop(cluster, handle, grace)
 
     def close(self) -> None:
         """See `Runtime.close`."""
@@ -187,47 +179,42 @@ class KubernetesRuntime:
                 continue
             yield each
 
-    def _require_free(self, cluster: Cluster, name: str) -> None:
-        """Raise NameTakenError where somebody's server has that name, HostError for a namespace that is not there."""
-        if not cluster.ask("get", "namespace", cluster.namespace).ok:
-            create = replace(cluster, namespace="default").shown("create", "namespace", cluster.namespace)
-            raise HostError(f"there is no namespace `{cluster.namespace}` that you may look at", hint=create)
+    def _made(self, cluster: Cluster, deployment: Manifest, name: str) -> Mapping[str, Any]:
+        """The Deployment as it was made. Raises NameTakenError, or StartError for a refusal."""
+        done = cluster.create(deployment)
+        if done.ok:
+            made: Mapping[str, Any] = json.loads(done.stdout)
+            return made
+        if "AlreadyExists" not in done.stderr:
+            _require_taken(done)
         found = cluster.json("get", "deployment", object_name(name), "--ignore-not-found")
-        if found:
-            raise NameTakenError(
-                f"`{name}` exists in namespace `{cluster.namespace}`",
-                hint=f"another `--name`; {cluster.shown('get', 'deployment', object_name(name))} shows it",
-            )
+        raise NameTakenError(
+            f"`{name}` exists in namespace `{cluster.namespace}`{holder(found.get('metadata', {}))}",
+            hint=f"another `--name`; {cluster.shown('get', 'deployment', object_name(name))} shows it",
+        )
+
+    def _servers(
+        self, cluster: Cluster, answer: Mapping[str, Any] | HostError, *, named: bool
+    ) -> list[Handle] | HostError:
+        """The servers in what a namespace has answered; or why it has not."""
+        if isinstance(answer, HostError):
+            return answer
+        items = answer["items"]
+        records = [each for each in items if each["kind"] == "Deployment" and is_record(each["metadata"])]
+        handles = [self._handle(cluster, each) for each in records]
+        wait = any(PodView(pod=each).placed for each in items if each["kind"] == "Pod")
+        try:
+            warnings = warnings_of(cluster) if wait and not named else None  # of all at once
+            for handle in handles:
+                self._seen.keep(handle, cluster, items, warnings)
+        except HostError as error:
+            return error
+        return handles
 
     def _look(self, handle: Handle) -> tuple[Mapping[str, Any] | None, PodView | None]:
-        """The Deployment and the pod, at most a second old. Raises HostError for a cluster that does not answer."""
-        at, deployment, view = self._seen.get(handle.identity, (-inf, None, None))
-        if time.monotonic() - at < _FRESH:
-            return deployment, view
-        cluster = self._places[handle.identity]
-        try:
-            items = cluster.json("get", "deployments,pods", "--selector", f"{NAME}={handle.name}")["items"]
-        except HostError:  # its API server is restarted, say: pods run on
-            if time.monotonic() - at > _OUTAGE:
-                raise
-            return deployment, view
-        self._see(handle, items)
-        return self._seen[handle.identity][1:]
-
-    def _see(self, handle: Handle, items: Sequence[Mapping[str, Any]]) -> None:
-        """Keep what a list of objects says of a server; of a pod that does not start its warnings are asked."""
-        ours = [each for each in items if each["metadata"]["labels"][NAME] == handle.name]
-        deployment = next((each for each in ours if each["metadata"]["uid"] == handle.identity), None)
-        pod = newest([each for each in ours if each["kind"] == "Pod"])
-        view = PodView(pod=pod) if pod else None
-        if view is not None and view.placed:
-            view = replace(view, events=self._events(self._places[handle.identity], view))
-        self._seen[handle.identity] = (time.monotonic(), deployment, view)
-
-    def _events(self, cluster: Cluster, view: PodView) -> tuple[Mapping[str, Any], ...]:
-        about = f"involvedObject.name={view.name},type=Warning"
-        found = cluster.json("get", "events", "--field-selector", about)["items"]
-        return tuple(sorted(found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")))
+        """The Deployment and the pod. Raises HostError for a cluster that has not answered for too long."""
+        seen = self._seen.of(handle, self._places[handle.identity])
+        return seen.deployment, seen.view
 
     def _log(self, handle: Handle, since: datetime | None = None) -> ServerLog:
         def look() -> tuple[bool, PodView | None]:
@@ -243,26 +230,57 @@ class KubernetesRuntime:
             note(f"the log is not kept: `{run_dir}` is not a run directory of this home")
             return
         try:
-            self._seen.pop(handle.identity, None)
+            self._seen.forget(handle)
             if self._look(handle)[0] is not None:
                 write_whole(run_dir / LOG, "".join(f"{line}\n" for line in self.logs(handle, follow=False)))
         except (DeployError, OSError) as error:
             warn(f"the log is not kept: {error}")
 
-    def _delete(self, cluster: Cluster, name: str, grace: float) -> None:
-        """Delete every object of a server; its pod has `grace` seconds. Raises HostError."""
-        selected = ("--selector", f"{NAME}={name},{_OWN[1]}", "--ignore-not-found", "--wait=false")
-        done = cluster.ask("delete", _KINDS, *selected)
-        if not done.ok:
-            raise cluster.refused(done)
-        cluster.ask("delete", "pods", *selected, f"--grace-period={max(int(grace), 1)}")
+    def _stop(self, cluster: Cluster, handle: Handle, grace: float) -> None:
+        """Delete every object of a server, and await its pods' end. Raises HostError.
 
-    def _discard(self, cluster: Cluster, name: str) -> None:
+        Its Deployment goes last: the name is free from then on. What has another's by now is left alone.
+        """
+        selected = ("--selector", f"{NAME}={handle.name},{_OURS}")
+        unwaited = ("--ignore-not-found", "--wait=false")
+        told: set[str] = set()
+        began = time.monotonic()
+
+        def seen() -> tuple[bool, list[Mapping[str, Any]]]:
+            items = cluster.json("get", "deployments,pods", *selected)["items"]
+            theirs = any(each["kind"] == "Deployment" and each["metadata"]["uid"] != handle.identity for each in items)
+            pods = (each for each in items if each["kind"] == "Pod")
+            return theirs, [pod for pod in pods if not theirs or pod["metadata"]["name"] in told]
+
+        def running() -> list[Mapping[str, Any]]:
+            pods = seen()[1]
+            if new := {pod["metadata"]["name"] for pod in pods} - told:
+                cluster.ask("delete", "pods", *sorted(new), *unwaited, f"--grace-period={max(int(grace), 1)}")
+                told.update(new)
+            late = time.monotonic() - began > grace + _UNSTARTED
+            return [pod for pod in pods if not (is_over(pod) or (late and not has_started(pod)))]
+
+        for words in () if seen()[0] else ((_KINDS, *selected), ("deployment", object_name(handle.name))):
+            if not (done := cluster.ask("delete", *words, *unwaited)).ok:
+                raise cluster.refused(done)
+        left = look_until(lambda found: not found, running, within=grace + _LATE, pause=_PAUSE)
+        self._forget(handle)
+        if left:
+            pod, node = left[0]["metadata"]["name"], left[0]["spec"].get("nodeName", "no node")
+            force = cluster.shown("delete", "pod", pod, "--force", "--grace-period=0")
+            raise HostError(
+                f"pod `{pod}` is deleted, and {node} does not say that it has ended",
+                hint=f"where that node is gone for good: {force}",
+            )
+
+    def _discard(self, cluster: Cluster, name: str, starter: str) -> None:
         """Delete what a start has made; where that fails, say so: the error to raise is the start's own."""
         try:
-            self._delete(cluster, name, 1)
+            found = cluster.json("get", "deployment", object_name(name), "--ignore-not-found")
+            if found and found["metadata"].get("annotations", {}).get(STARTER) == starter:
+                self._stop(cluster, self._handle(cluster, found), 1)
         except DeployError as error:
-            hint = f"{cluster.shown('delete', _KINDS, '--selector', f'{NAME}={name}')} removes it"
+            hint = f"{cluster.shown('delete', f'deployments,{_KINDS}', '--selector', f'{NAME}={name}')} removes them"
             warn(f"objects of `{name}` may be left: {error}", hint=hint)
 
     def _handle(self, cluster: Cluster, deployment: Mapping[str, Any]) -> Handle:
@@ -289,22 +307,30 @@ class KubernetesRuntime:
         return replace(handle, url=self._forwards[handle.identity].url)
 
     def _forget(self, handle: Handle) -> None:
-        self._seen.pop(handle.identity, None)
+        self._seen.forget(handle)
         if forward := self._forwards.get(handle.identity):
             forward.close()
+
+
+def holder(about: Mapping[str, Any]) -> str:
+    """Who started the server that these metadata are of, as far as they tell."""
+    host = about.get("annotations", {}).get(STARTER, "").partition("/")[0]
+    since = about.get("creationTimestamp")
+    return f": started from {printable(host)} at {since}" if host and since else ""
 
 
 def known_places(home: Home, name: str | None = None) -> tuple[Cluster, ...]:
     """The namespaces in which servers were started from a home, by the newest plan of each name.
 
-    Of a name that this home knows it is its own alone: another cluster may be gone.
+    Of a name that this home knows it is its own alone: another cluster may be gone. For a list of all, those of servers
+    that were stopped from here are not asked.
     """
     found = set()
     own = home.runs / (name or "")
     folders = [own] if name and own.is_dir() else home.runs.glob("*") if home.runs.is_dir() else ()
     for folder in folders:
         newest_run = max((path for path in folder.glob("*-*") if path.is_dir()), default=None)
-        if newest_run is None or newest_run.is_symlink():
+        if newest_run is None or newest_run.is_symlink() or (name is None and (newest_run / ENDING).is_file()):
             continue
         try:
             said = json.loads(read_own(newest_run / "plan.json"))["kubernetes"]

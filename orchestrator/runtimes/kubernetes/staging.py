@@ -14,7 +14,7 @@ from orchestrator.runtimes.kubernetes.manifests import (
     models_volume,
     placement,
 )
-from orchestrator.runtimes.kubernetes.record import object_name
+from orchestrator.runtimes.kubernetes.record import STAGES, object_name
 
 _TOKEN: Final = "/run/secrets/hub"  # noqa: S105 - where it is
 _TRIES: Final = 20  # a download goes on where it was cut, so that each of them gets on
@@ -28,9 +28,11 @@ def staging_job(plan: Plan, name: str) -> Manifest | None:
     cluster = cluster_of(plan)
     if cluster.stage_image is None or plan.model.source.kind != "hub":
         return None
-    spec = {"backoffLimit": _TRIES, "template": {"spec": _pod(plan, cluster, cluster.stage_image)}}
+    template = {"metadata": {"labels": {STAGES: name}}, "spec": _pod(plan, cluster, cluster.stage_image)}
+    spec = {"backoffLimit": _TRIES, "template": template}
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
     about = metadata(plan, name, f"{object_name(name)}-stage-{digest}")
+    about["labels"][STAGES] = name
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": spec}
 
 

@@ -1,7 +1,7 @@
 """What the API server says of a server's objects, as the state of a server. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from orchestrator.runtimes.base import ServerState, Status
@@ -34,6 +34,8 @@ class PodView:
 
     pod: Seen
     events: Sequence[Seen] = ()
+    staging: Sequence[Seen] = ()  # the Job that brings its checkpoint, and the pods of that
+    lost: Seen | None = None  # the pod whose place it took, where that one failed: evicted, above all
 
     @property
     def name(self) -> str:
@@ -62,6 +64,12 @@ class PodView:
         """Whether a node has taken it, and its containers are still to come."""
         return bool(self.pod.get("spec", {}).get("nodeName")) and self.runs_since is None
 
+    @property
+    def awaits_checkpoint(self) -> bool:
+        """Whether it waits for a Job to bring its checkpoint: that is what its init container does."""
+        statuses = self.pod.get("status", {}).get("initContainerStatuses", ())
+        return any("running" in each.get("state", {}) for each in statuses)
+
 
 def is_over(pod: Seen) -> bool:
     """Whether a deleted pod runs nothing any more: its kubelet takes up to 10 s more to let go of the object."""
@@ -76,11 +84,27 @@ def has_started(pod: Seen) -> bool:
     return any("running" in each["state"] or _last_end(each) is not None for each in statuses)
 
 
+def pod_view(pods: Sequence[Seen]) -> PodView | None:
+    """What is seen of a server by all of its pods."""
+    if (pod := newest(pods)) is None:
+        return None
+    return PodView(pod=pod, lost=_latest([each for each in pods if _has_failed(each) and each is not pod]))
+
+
 def newest(pods: Sequence[Seen]) -> Seen | None:
-    """The pod that counts: one that is being ended only where there is no other."""
+    """The pod that counts: one that is being ended, or has failed, only where there is no other."""
     pods = [pod for pod in pods if not is_over(pod)]
     stays = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
-    return max(stays or pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
+    return _latest([pod for pod in stays if not _has_failed(pod)] or stays or pods)
+
+
+def _latest(pods: Sequence[Seen]) -> Seen | None:
+    return max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
+
+
+def _has_failed(pod: Seen) -> bool:
+    """Whether the whole pod has ended for good, and its Deployment makes another."""
+    return pod.get("status", {}).get("phase") in {"Failed", "Succeeded"}
 
 
 def server_state(deployment: Seen | None, view: PodView | None) -> ServerState:
@@ -97,10 +121,15 @@ def server_state(deployment: Seen | None, view: PodView | None) -> ServerState:
             if scaled
             else _pending(_refused(deployment) or "waiting for its pod")
         )
-    return _ending(view) if view.pod["metadata"].get("deletionTimestamp") else _of_pod(view)
+    state = _ending(view) if view.pod["metadata"].get("deletionTimestamp") else _of_pod(view)
+    if view.lost is None:
+        return state
+    return replace(state, detail="; ".join(filter(None, [state.detail, f"its pod before {_failed(view.lost)}"])))
 
 
 def _of_pod(view: PodView) -> ServerState:
+    if _has_failed(view.pod):
+        return _exited(f"its pod {_failed(view.pod)}; another is to come")
     if (since := view.runs_since) is not None:
         return _running(view, since)
     if view.restarts or _last_end(view.container) is not None:
@@ -116,7 +145,21 @@ def trouble(deployment: Seen | None, view: PodView | None) -> str:
 
 
 def _troubles(view: PodView) -> Iterator[str]:
-    status = view.pod.get("status", {})
+    yield from _held(view.pod)
+    for reasons, what in ((_MOUNTS, "a volume cannot be mounted"), (_SANDBOX, "the node cannot make its pod")):
+        said = [str(event.get("message", "")) for event in view.events if event.get("reason") in reasons]
+        if said and view.placed:
+            yield f"{what}: {said[-1]}"
+    for each in view.staging if view.awaits_checkpoint else ():
+        ended = [each for each in each.get("status", {}).get("conditions", ()) if each["type"] == "Failed"]
+        said = [f"{job.get('reason', 'Failed')}: {job.get('message', '')}" for job in ended if job["status"] == "True"]
+        for why in (*said, *_held(each)):
+            yield f"its checkpoint is not staged, says `{each['metadata']['name']}`: {why}"
+
+
+def _held(pod: Seen) -> Iterator[str]:
+    """What keeps a pod from its node, or its containers from starting."""
+    status = pod.get("status", {})
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             yield f"no node takes it: {condition.get('message', condition.get('reason', ''))}"
@@ -124,10 +167,6 @@ def _troubles(view: PodView) -> Iterator[str]:
         waiting = container.get("state", {}).get("waiting", {})
         if what := _HELD.get(waiting.get("reason", "")):
             yield f"{what}: {waiting.get('message') or waiting['reason']}"
-    for reasons, what in ((_MOUNTS, "a volume cannot be mounted"), (_SANDBOX, "the node cannot make its pod")):
-        said = [str(event.get("message", "")) for event in view.events if event.get("reason") in reasons]
-        if said and view.placed:
-            yield f"{what}: {said[-1]}"
 
 
 def _refused(deployment: Seen) -> str:
@@ -142,9 +181,9 @@ def _waits_for(view: PodView) -> str:
     if not view.placed:
         return "waiting for a node"
     node = view.pod["spec"]["nodeName"]
-    for container in view.pod.get("status", {}).get("initContainerStatuses", ()):
-        if "running" in container.get("state", {}):
-            return f"waiting on {node} until the checkpoint is staged"
+    if view.awaits_checkpoint:
+        jobs = [each["metadata"]["name"] for each in view.staging if each.get("kind") == "Job"]
+        return f"waiting on {node} until the checkpoint is staged" + (f" by job `{jobs[0]}`" if jobs else "")
     return f"waiting on {node} for its image and its volumes"
 
 
@@ -153,11 +192,29 @@ def _pending(detail: str) -> ServerState:
 
 
 def _running(view: PodView, since: str) -> ServerState:
+    if _is_out_of_sight(view):
+        node = view.pod.get("spec", {}).get("nodeName", "")
+        detail = f"its node {node} does not answer the cluster: nobody knows whether it still runs"
+        return replace(_exited(detail), status=Status.UNKNOWN, restarts=view.restarts, started_at=_utc(since))
     last = view.container.get("lastState", {}).get("terminated")
     detail = f"restarted {view.restarts} times, the last time after it {_ended(last)}" if last else ""
     return ServerState(
         status=Status.RUNNING, exit_code=None, restarts=view.restarts, started_at=_utc(since), detail=detail
     )
+
+
+def _is_out_of_sight(view: PodView) -> bool:
+    """Whether the node controller has taken the pod for not ready, and its kubelet has not (MarkPodsNotReady)."""
+    said = {each["type"]: each["status"] for each in view.pod.get("status", {}).get("conditions", ())}
+    return said.get("Ready") == "False" and said.get("ContainersReady") == "True"
+
+
+def _failed(pod: Seen) -> str:
+    """Why a whole pod has ended (core/v1 PodStatus): `was evicted from node-a: the node was low on memory`."""
+    status, node = pod.get("status", {}), pod.get("spec", {}).get("nodeName", "no node")
+    reason = status.get("reason") or status.get("phase", "")
+    what = f"was evicted from {node}" if reason == "Evicted" else f"ended on {node} ({reason})"
+    return _one_line(": ".join(filter(None, [what, status.get("message", "")])))
 
 
 def _between(view: PodView) -> ServerState:
@@ -177,7 +234,8 @@ def _between(view: PodView) -> ServerState:
 
 
 def _ending(view: PodView) -> ServerState:
-    return _exited(f"its pod is being ended on {view.pod.get('spec', {}).get('nodeName', 'no node')}")
+    lost = ", which does not answer the cluster" if view.pod.get("status", {}).get("reason") == "NodeLost" else ""
+    return _exited(f"its pod is being ended on {view.pod.get('spec', {}).get('nodeName', 'no node')}{lost}")
 
 
 def _exited(detail: str) -> ServerState:

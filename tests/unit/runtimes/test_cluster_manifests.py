@@ -128,7 +128,8 @@ def test_a_server_waits_for_the_receipt_of_what_a_job_stages() -> None:
     assert waits["command"][-1] == f"/models/{plan.model.name}.receipt.json"
     (stages,) = objects(plan)["Job"]["spec"]["template"]["spec"]["containers"]
     assert stages["args"][:4] == ["stage", GLM, "--dir", f"/models/{plan.model.name}"]
-    assert "labels" not in objects(plan)["Job"]["spec"]["template"].get("metadata", {})  # else the Service finds it
+    labels = objects(plan)["Job"]["spec"]["template"]["metadata"]["labels"]
+    assert labels == {"deploy.stages": GLM}  # by that of a server its Service would find it
     assert "initContainers" not in pod(cluster_plan(GLM, HOST_PATH))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.paths import Home
+from orchestrator.runtimes import ENDING
 from orchestrator.runtimes.kubernetes.runtime import Cluster, known_places
 
 RUNS = {"near": None, "blue": {"context": "one", "namespace": "web"}, "green": {"context": None, "namespace": "web"}}
@@ -30,3 +31,13 @@ def test_a_cluster_that_is_gone_is_not_asked_for_a_server_of_another(
         (run / "plan.json").write_text(json.dumps({"kubernetes": place}))
         (run / "plan.json").chmod(0o600)
     assert list(known_places(home, name)) == places
+
+
+def test_a_list_asks_no_cluster_for_what_was_stopped(tmp_path: Path) -> None:
+    run = Home(tmp_path).runs / "blue" / "20261122T000000Z-00000000"
+    run.mkdir(parents=True)
+    (run / "plan.json").write_text(json.dumps({"kubernetes": RUNS["blue"]}))
+    (run / "plan.json").chmod(0o600)
+    (run / ENDING).write_text("{}")
+    assert known_places(Home(tmp_path)) == ()
+    assert known_places(Home(tmp_path), "blue") == (Cluster("one", "web"),)

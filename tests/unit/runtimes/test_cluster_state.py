@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.runtimes import ServerState, Status
 from orchestrator.runtimes.kubernetes.runtime import is_record
-from orchestrator.runtimes.kubernetes.state import PodView, newest, server_state, trouble
+from orchestrator.runtimes.kubernetes.state import PodView, newest, pod_view, server_state, trouble
 
 DEPLOYMENT: dict[str, Any] = {"kind": "Deployment", "spec": {"replicas": 1}, "status": {}}
 BEGAN, ENDED = "2026-11-22T10:00:00Z", "2026-11-22T10:05:00Z"
@@ -97,6 +97,24 @@ def test_what_comes_by_itself_is_no_trouble(seen: dict[str, Any], words: str) ->
     assert not trouble(DEPLOYMENT, PodView(pod=seen))
 
 
+def test_a_checkpoint_that_is_not_staged_says_why() -> None:
+    waits = pod(initContainerStatuses=[{"name": "checkpoint", "state": {"running": {}}}])
+    job: dict[str, Any] = {"kind": "Job", "metadata": {"name": "stage-1"}, "status": {}}
+    view = PodView(pod=waits, staging=[job])
+    assert server_state(DEPLOYMENT, view).detail == (
+        "waiting on node-a until the checkpoint is staged by job `stage-1`"
+    )
+    assert not trouble(DEPLOYMENT, view)
+    held = pod("stage-1-x", containerStatuses=server(state={"waiting": {"reason": "ErrImagePull", "message": "why"}}))
+    view = PodView(pod=waits, staging=[job, held])
+    assert trouble(DEPLOYMENT, view) == (
+        "its checkpoint is not staged, says `stage-1-x`: its image cannot be pulled: why"
+    )
+    over = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "20 tries"}
+    view = PodView(pod=waits, staging=[{**job, "status": {"conditions": [over]}}])
+    assert trouble(DEPLOYMENT, view).endswith("`stage-1`: BackoffLimitExceeded: 20 tries")
+
+
 def test_a_quota_that_makes_no_pod_is_said() -> None:
     condition = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus"}
     found = server_state({**DEPLOYMENT, "status": {"conditions": [condition]}}, None)
@@ -104,6 +122,40 @@ def test_a_quota_that_makes_no_pod_is_said() -> None:
     assert trouble({**DEPLOYMENT, "status": {"conditions": [condition]}}, None) == found.detail
     assert "its pod" in server_state(DEPLOYMENT, None).detail
     assert server_state({**DEPLOYMENT, "spec": {"replicas": 0}}, None).status is Status.EXITED
+
+
+def evicted(name: str = "a", *, created: str = BEGAN) -> dict[str, Any]:
+    return pod(name, created=created, phase="Failed", reason="Evicted", message="The node was low on\nmemory.")
+
+
+def test_an_eviction_is_told_until_the_pod_is_removed() -> None:
+    only = server_state(DEPLOYMENT, pod_view([evicted()]))
+    assert (only.status, only.detail) == (
+        Status.EXITED,
+        "its pod was evicted from node-a: The node was low on memory.; another is to come",
+    )
+    waits = server_state(DEPLOYMENT, pod_view([evicted(), pod("b", node="")]))
+    assert (waits.status, waits.detail) == (
+        Status.PENDING,
+        "waiting for a node; its pod before was evicted from node-a: The node was low on memory.",
+    )
+    runs = pod("b", containerStatuses=server(state={"running": {"startedAt": BEGAN}}))
+    again = server_state(DEPLOYMENT, pod_view([runs, evicted(created=ENDED), evicted("c")]))
+    assert (again.status, again.detail.count("was evicted from node-a")) == (Status.RUNNING, 1)
+
+
+def test_a_node_that_does_not_answer_leaves_its_server_unknown() -> None:
+    """The node controller says `Ready` of the pod; everything else is as the kubelet left it."""
+    running = server(state={"running": {"startedAt": BEGAN}})
+    left = [{"type": "ContainersReady", "status": "True"}, {"type": "Ready", "status": "False"}]
+    found = state_of(pod(containerStatuses=running, conditions=left))
+    assert found.status is Status.UNKNOWN
+    assert "its node node-a does not answer" in found.detail
+    loading = [{"type": "ContainersReady", "status": "False"}, {"type": "Ready", "status": "False"}]
+    assert state_of(pod(containerStatuses=running, conditions=loading)).status is Status.RUNNING
+    leaving = pod(reason="NodeLost", containerStatuses=running)
+    leaving["metadata"]["deletionTimestamp"] = ENDED
+    assert "being ended on node-a, which does not answer" in state_of(leaving).detail
 
 
 def test_one_that_is_gone_is_absent_once_its_pod_is() -> None:
