@@ -2,8 +2,9 @@
 
 Rules: sglang 0.5.14 models/deepseek_v2.py:2650-2715 (`determine_num_fused_shared_experts`), 0.5.18 and later also
 `QuarkConfig.can_fuse_shared_expert` (layers/quantization/quark/quark.py), whose veto by the MTP layer's own entries is
-lifted in 0.5.19 (sgl-project/sglang#36124). It looks at the exclude list alone: schemes of layers it compares under the
-name `shared_expert`, which the modules of this family do not have (0.5.18 to 0.5.22).
+lifted in 0.5.19 (sgl-project/sglang#36124). No option lifts what it vetoes (0.5.18 deepseek_v2.py:3019, "even if
+--enforce-shared-experts-fusion is specified"; so to 0.5.23). It looks at the exclude list alone: schemes of layers it
+compares under the name `shared_expert`, which the modules of this family do not have (0.5.18 to 0.5.22).
 """
 
 import re
@@ -55,15 +56,15 @@ def decide_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
         return _without_checkpoint(plan)
     if veto := _stored_apart(checkpoint):
         return _kept_apart(plan, checkpoint, veto)
-    if plan.flag(_ON) is not None:
-        return Fusion(fused=True, because="flag `--enforce-shared-experts-fusion`")
     version = _version(plan.engine.version)
     if version >= _ASKS_THE_CHECKPOINT and (entry := _mistaken_draft_entry(checkpoint, version)):
         return Fusion(
             fused=False,
             because=f"exclude entry `{entry}`: sglang {plan.engine.version} takes the MTP layer's for the model's",
-            hint="`--enforce-shared-experts-fusion` lifts that veto",
+            hint=f"`--{_ON}` does not lift that veto; {_told_apart(version)}",
         )
+    if plan.flag(_ON) is not None:
+        return Fusion(fused=True, because=f"flag `--{_ON}`")
     return _by_configuration(plan, checkpoint.moe)
 
 
@@ -131,6 +132,12 @@ def _mistaken_draft_entry(checkpoint: MoeCheckpoint, version: tuple[int, ...]) -
         own += [f"model.layers.{checkpoint.layers + number}." for number in range(checkpoint.draft_layers)]
     entries = (entry for entry in checkpoint.exclude if _is_shared(entry) and not entry.startswith(tuple(own)))
     return next(entries, None)
+
+
+def _told_apart(version: tuple[int, ...]) -> str:
+    if version < _IGNORES_THE_DRAFT:
+        return "sglang 0.5.19 tells the two apart"
+    return "entries under the MTP layer's own number are told apart, those of `model.decoder` are not"
 
 
 def _is_shared(entry: str) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from plan_samples import plan_of
 from quark_samples import RECIPES, Tiny, write_tiny
 from test_patches_draft_model import run_lines
-from wheels import unpacked
+from wheels import read, unpacked
 
 from orchestrator.environments import Environment
 from orchestrator.kernels import decide_fusion
@@ -111,3 +111,12 @@ def test_what_the_ordinary_way_writes_unprepared_is_loaded_without_a_word_and_re
     loaded = run_lines(cpu_environment, "target", "off", str(folder))["ordinary"]
     assert loaded["loaded"] == "GlmMoeDsaForCausalLM"
     assert any(each.fatal for each in compared(local_outline(folder), drafts=False))
+
+
+@pytest.mark.parametrize("version", ["0.5.18", "0.5.19", "0.5.23"])
+def test_what_the_exclude_list_vetoes_is_vetoed_whatever_flag_is_given(version: str) -> None:
+    """sglang's own order: the checkpoint is asked first, then whether the flag is set."""
+    source = read(version, "srt/models/deepseek_v2.py")
+    reasons = source.partition("def shared_experts_fusion_disable_reason")[2]
+    asked, enforced = (reasons.index(word) for word in ("if quant_blocks_", "if get_exec().moe.enforce_shared_experts"))
+    assert asked < enforced

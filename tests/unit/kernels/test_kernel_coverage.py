@@ -106,8 +106,22 @@ def test_flags_decide() -> None:
     assert decide_fusion(glm_plan(disable_shared_experts_fusion=None), None).fused is False
     assert decide_fusion(glm_plan(enable_two_batch_overlap=None), checkpoint()).fused is False
     assert decide_fusion(glm_plan(moe_a2a_backend="deepep"), checkpoint()).fused is False
-    enforced = glm_plan(version="0.5.18", enforce_shared_experts_fusion=None)
-    assert decide_fusion(enforced, checkpoint(BF16_DRAFT)).fused is True
+    enforced = glm_plan(version="0.5.18", enable_two_batch_overlap=None, enforce_shared_experts_fusion=None)
+    assert decide_fusion(enforced, checkpoint()).fused is True
+
+
+@pytest.mark.parametrize(
+    ("version", "entry", "helps"),
+    [
+        ("0.5.18", BF16_DRAFT, "sglang 0.5.19 tells the two apart"),
+        ("0.5.23", "model.decoder.mlp.shared_experts.gate_proj", "those of `model.decoder` are not"),
+    ],
+)
+def test_no_flag_lifts_the_veto_of_an_entry_that_is_taken_for_the_models(version: str, entry: str, helps: str) -> None:
+    enforced = decide_fusion(glm_plan(version=version, enforce_shared_experts_fusion=None), checkpoint(entry))
+    assert enforced.fused is False
+    assert "`--enforce-shared-experts-fusion` does not lift that veto" in enforced.hint
+    assert helps in enforced.hint
 
 
 def test_without_a_checkpoint_the_decision_is_open_and_both_keys_count() -> None:
