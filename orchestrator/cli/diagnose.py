@@ -83,12 +83,12 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[tuple[Iter
     from orchestrator.commands.logs import kept_log
     from orchestrator.commands.runs import known_names
     from orchestrator.commands.servers import fleet, lost_parts
-    from orchestrator.core.log_lines import LogTail, split_lines, whole_lines
+    from orchestrator.core.log_lines import Lines, LogTail, whole_lines
     from orchestrator.core.nearest import did_you_mean
     from orchestrator.plan import NAME
 
     if subject == "-":
-        yield split_lines(whole_lines(iter(lambda: sys.stdin.buffer.read(1 << 16), b""))), ""
+        yield Lines(whole_lines(iter(lambda: sys.stdin.buffer.read(1 << 16), b""))), ""
     elif Path(subject).is_file():
         yield LogTail(Path(subject), alone=True).to_end(), ""
     else:

@@ -3,11 +3,11 @@
 All of it works on blocks of lines, in memory that does not grow with the log or with its longest line.
 """
 
-import codecs
 import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -21,7 +21,7 @@ CHUNK_BYTES: Final = 256 * 1024
 LONGEST_LINE: Final = 1 << 20  # bytes; a longer one is cut, so that a server that writes no line ends is still read
 _BATCH: Final = 256 * 1024  # characters
 _CUT_BACK: Final = 4096  # characters before its end at which a line without end is cut
-_EMPTY_LINES: Final = re.compile(r"\n{2,}")
+_EMPTY_LINES: Final = re.compile(rb"\n{2,}")
 
 
 class LogTail:
@@ -39,24 +39,28 @@ class LogTail:
         self._inode = 0
         self._rest = b""
 
-    def __call__(self) -> Iterator[str]:
+    def __call__(self) -> "Lines":
         """The lines that were completed since the last call."""
+        return Lines(self._blocks())
+
+    def to_end(self) -> "Lines":
+        """All new lines of a log that nobody writes to any more, an unfinished last one included."""
+        return Lines(chain(self._blocks(), self._unfinished()))
+
+    def _blocks(self) -> Iterator[str]:
         while chunk := self._read():
-            data = self._rest + chunk
-            if b"\r" in chunk:
-                data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            data = self._rest + chunk.replace(b"\r", b"\n")
             end = data.rfind(b"\n") + 1
             if len(data) - end > MAX_LINE_BYTES:
                 end = len(data)
             self._rest = data[end:]
-            yield from filter(None, data[:end].decode(errors="replace").split("\n"))
+            if block := _tidy(data[:end]):
+                yield block
 
-    def to_end(self) -> Iterator[str]:
-        """All new lines of a log that nobody writes to any more, an unfinished last one included."""
-        yield from self()
-        if self._rest:
-            yield self._rest.decode(errors="replace")
-            self._rest = b""
+    def _unfinished(self) -> Iterator[str]:
+        rest, self._rest = self._rest, b""
+        if block := _tidy(rest):
+            yield block
 
     def _read(self) -> bytes:
         """The next bytes: of the piece that is read, and at its end of the one that was written after it."""
@@ -110,21 +114,20 @@ def whole_lines(pieces: Iterable[bytes]) -> Iterator[str]:
 
     Each line has its line end; `\r` of a progress bar ends one as well.
     """
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    waiting: list[str] = []  # pieces of one line
+    waiting: list[bytes] = []  # pieces of one line
     length = 0
-    for piece in pieces:
-        text = decoder.decode(piece).replace("\r", "\n")
-        waiting.append(text)
-        length += len(text)
-        if "\n" not in text and length <= LONGEST_LINE:
+    for each in pieces:
+        piece = each.replace(b"\r", b"\n")
+        waiting.append(piece)
+        length += len(piece)
+        if b"\n" not in piece and length <= LONGEST_LINE:
             continue
-        text = "".join(waiting)
-        end = text.rfind("\n") + 1 or safe_cut(text, len(text) - _CUT_BACK)
-        if block := _tidy(text[:end]):
+        data = b"".join(waiting)
+        end = data.rfind(b"\n") + 1 or _cut_of_line(data)
+        if block := _tidy(data[:end]):
             yield block
-        waiting, length = [text[end:]], len(text) - end
-    if block := _tidy("".join(waiting) + decoder.decode(b"", final=True)):
+        waiting, length = [data[end:]], len(data) - end
+    if block := _tidy(b"".join(waiting)):
         yield block
 
 
@@ -136,37 +139,60 @@ def redacted(pieces: Iterable[bytes]) -> Iterator[str]:
     yield stream.close()
 
 
-def split_lines(blocks: Iterable[str]) -> Iterator[str]:
-    """The lines of blocks of whole lines, without their ends."""
-    for block in blocks:
-        yield from filter(None, block.split("\n"))
+class Lines(Iterator[str]):
+    """The lines of blocks of whole lines, without their ends: one by one, or by blocks, which is quicker."""
+
+    def __init__(self, blocks: Iterable[str]) -> None:
+        """Read none of them yet."""
+        self.blocks = blocks
+        self._lines = (line for block in blocks for line in filter(None, block.split("\n")))
+
+    def __iter__(self) -> Iterator[str]:  # noqa: PYI034 - without a step of ours for each line
+        return self._lines
+
+    def __next__(self) -> str:
+        return next(self._lines)
 
 
-def batches(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Lines by as many at a time as take little memory."""
+def batches(lines: Iterable[str]) -> Iterator[str]:
+    """Lines by as many at a time as take little memory: a text, in which a line end stands between two of them."""
+    if isinstance(lines, Lines):
+        yield from (block.removesuffix("\n") for block in lines.blocks if block)
+        return
     batch: list[str] = []
     size = 0
     for line in lines:
         batch.append(line)
         size += len(line)
         if size > _BATCH:
-            yield batch
+            yield "\n".join(batch)
             batch, size = [], 0
     if batch:
-        yield batch
+        yield "\n".join(batch)
 
 
-def holding(literal: str, text: str) -> Iterator[str]:
+def holding(literal: bytes, text: bytes) -> Iterator[bytes]:
     """The lines of `text` that hold `literal`."""
     at = text.find(literal)
     while at >= 0:
-        end = text.find("\n", at)
-        yield text[text.rfind("\n", 0, at) + 1 : end if end >= 0 else len(text)]
+        end = text.find(b"\n", at)
+        yield text[text.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(text)]
         at = text.find(literal, end) if end >= 0 else -1
 
 
-def _tidy(block: str) -> str:
-    if "\n\n" in block:
-        block = _EMPTY_LINES.sub("\n", block)
-    block = block.removeprefix("\n")
+def last_lines(text: str, most: int) -> list[str]:
+    """The last lines of a text, at most so many."""
+    return text.rsplit("\n", most)[-most:]
+
+
+def _cut_of_line(data: bytes) -> int:
+    """Where to cut a line that is too long: after a whole character, and through nothing that looks like a secret."""
+    text = data.decode(errors="surrogateescape")
+    return len(text[: safe_cut(text, len(text) - _CUT_BACK)].encode(errors="surrogateescape"))
+
+
+def _tidy(data: bytes) -> str:
+    if b"\n\n" in data:
+        data = _EMPTY_LINES.sub(b"\n", data)
+    block = data.removeprefix(b"\n").decode(errors="replace")
     return block if block.endswith("\n") or not block else f"{block}\n"

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -72,6 +73,15 @@ _IN_NO_TELLTALE: Final = bytes(
 )
 _LINE: Final = 32  # letters: of shorter lines it costs more to tell them apart than to search them
 _REPEATED: Final = 3  # lines of each kind: with fewer, to read them all costs less than to tell the kinds apart
+
+# Where many lines each hold a secret of their own, one word stands in for all of these until it is cut: the lines are
+# of one kind then. Every shape takes it in. What it stands for is longer than the words within what tells a secret
+# (`is`, `provided`), and ends in none at which that may begin.
+_SAMPLE: Final = 1 << 12  # characters of a text that show whether it is so
+_MANY: Final = 8  # different values behind the same letters, among those
+_CONTEXT: Final = 4  # characters before a shape that looks at what stands there: `api_` of a key
+_STAND_IN: Final = "S0meOneOfTheManyOfThisText"
+_STOOD_FOR: Final = r"(?!\d+\b)[A-Za-z0-9_-]{12,}+(?i:(?<!key)(?<!password)(?<!token)(?<!bearer)(?<!basic))"
 _LOWER: Final = {capital: capital + 32 for capital in range(ord("A"), ord("Z") + 1)}
 
 
@@ -104,8 +114,36 @@ def lookalikes(text: str) -> Iterator[Lookalike]:
                 yield Lookalike(before, start, end)
 
 
-def without_lookalikes(text: str) -> tuple[str, list[str]]:
-    """`text` with `[REDACTED]` for all that looks like a secret, and what that was. Lines of one kind are read once."""
+def without_lookalikes(text: str) -> str:
+    """`text` with `[REDACTED]` for all that looks like a secret."""
+    if text.isascii() and (leads := _leads_of_many(text[:_SAMPLE])):
+        alike_ones = text
+        for lead in leads:
+            alike_ones = re.sub(re.escape(lead) + _STOOD_FOR, lead + _STAND_IN, alike_ones)
+        shown, _ = cut_lookalikes(alike_ones)
+        if _STAND_IN not in shown:  # else it stands for what is no secret
+            return shown
+    return cut_lookalikes(text)[0]
+
+
+def _leads_of_many(text: str) -> list[str]:
+    """What stands right before the values, where there are many that follow the same."""
+    if not (told := [*_told(text)]):
+        return []
+    lower, values = text.lower(), defaultdict[str, set[str]](set)
+    for telltale, shape, is_secret in _SHAPES:
+        if telltale not in told or is_secret is not _is_value:
+            continue
+        context = _CONTEXT if "(?<" in shape.pattern else 0
+        for match in shape.finditer(lower):
+            start = match.start("value")
+            lead = text[max(match.start() - context, text.rfind("\n", 0, start) + 1) : start]
+            values[lead].add(match["value"])
+    return [lead for lead, different in values.items() if lead and len(different) >= _MANY]
+
+
+def cut_lookalikes(text: str) -> tuple[str, Iterable[str]]:
+    """The same, and what was cut. Lines of one kind are read once."""
     if not (told := [*_told(text)]):
         return text, []
     lines = text.split("\n")
@@ -120,7 +158,7 @@ def without_lookalikes(text: str) -> tuple[str, list[str]]:
     cut = {line: _cut(line, spans[kind]) for line, kind in zip(different, kinds, strict=True) if kind in spans}
     if not cut:
         return text, []
-    removed = [each for line in lines if line in cut for each in cut[line][1]]
+    removed = (each for line in lines if line in cut for each in cut[line][1])
     return "\n".join([cut[line][0] if line in cut else line for line in lines]), removed
 
 

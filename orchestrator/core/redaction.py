@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from orchestrator.core.known_secrets import MOST_APART, known_as_it_is, known_spans, may_begin
-from orchestrator.core.lookalikes import REDACTED, lookalikes, merged, without, without_lookalikes
+from orchestrator.core.lookalikes import REDACTED, cut_lookalikes, lookalikes, merged, without, without_lookalikes
 
 _TELLING: Final = 4  # characters of a secret that may be shown: the last ones before a stream pauses
 
@@ -14,9 +14,9 @@ def redact(text: str) -> str:
     """`text` with every known secret, and everything that looks like one, replaced by `[REDACTED]`."""
     if (plain := known_as_it_is(text)) is None:
         return without(text, merged(_spans(text)))
-    shown, removed = without_lookalikes(text)
     if not plain:
-        return shown
+        return without_lookalikes(text)
+    shown, removed = cut_lookalikes(text)
     if text.count(plain) == shown.count(plain) + "\n".join(removed).count(plain):  # none stands over the end of another
         return shown.replace(plain, REDACTED)
     return without(text, merged(_spans(text)))

@@ -98,9 +98,9 @@ def _read(data: bytes) -> bytes:
     if b"\\" in data:
         data = data.replace(b"\\\\", b"\1")  # one of them, written by two: it begins no escape of this layer
         data = data.replace(b"\\n", b"").replace(b"\\r", b"").replace(b"\\x", b"=").replace(b"\\u00", b"=")
-    if b"==" in data:  # of which quoted-printable would make one
-        data = data.replace(b"==", b"=\0=").replace(b"==", b"=\0=")
-    if b"=" in data:
+    if b"=" in data and _NUMBER.search(data):
+        if b"==" in data:  # of which quoted-printable would make one
+            data = data.replace(b"==", b"=\0=").replace(b"==", b"=\0=")
         data = binascii.a2b_qp(data)
     return data.translate(_AS_READ, b"\0\r\n")
 

@@ -6,9 +6,9 @@ from functools import cache
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
-from orchestrator.core.log_lines import batches, holding
+from orchestrator.core.log_lines import batches, holding, last_lines
 from orchestrator.core.redaction import excerpt
-from orchestrator.core.text import alike
+from orchestrator.core.text import kinds
 from orchestrator.diagnose.catalogue import Clause, Signature, load_catalogue
 from orchestrator.diagnose.report import TAIL_LINES, Diagnosis, Evidence, Match
 from orchestrator.engine import quotes_a_user
@@ -17,6 +17,7 @@ KEPT_EVIDENCE: Final = 3
 SHOWN_CHARACTERS: Final = 400
 _KEPT_CHARACTERS: Final = 8192  # of a line: enough to tell a secret that stands where it is cut
 _SHARED: Final = range(4, 10)  # characters
+_SHORT: Final = 16  # characters: of lines that are shorter it costs more to tell them apart than to search them
 _NO_LETTERS: Final = bytes({*range(256)} - {*b"_", *range(ord("A"), ord("Z") + 1), *range(ord("a"), ord("z") + 1)})
 
 
@@ -64,20 +65,25 @@ class _Search:
     """
 
     def __init__(self, watches: Sequence[_Watch]) -> None:
-        self._watches: dict[str, list[_Watch]] = {}
+        self._watches: dict[bytes, list[_Watch]] = {}
         for watch in watches:
             for clause in _clauses(watch.signature):
-                self._watches.setdefault(alike(clause.text), []).append(watch)
-        self._literals: dict[str, list[str]] = {}  # by their letters
+                self._watches.setdefault(kinds(clause.text), []).append(watch)
+        self._literals: dict[bytes, list[bytes]] = {}  # by their letters
         for literal in self._watches:
             self._literals.setdefault(_letters(literal), []).append(literal)
 
-    def see(self, lines: Sequence[str], *, before: int) -> None:
-        """Show each line to the signatures it may be a line of; `before` lines were shown already."""
-        kinds = alike("\n".join(lines)).split("\n")
-        concerned = self._concerned("\n".join(dict.fromkeys(kinds)))
-        judged: dict[str, list[tuple[_Watch, tuple[bool, bool, bool]]]] = {}
-        for index, kind in enumerate(kinds):
+    def see(self, text: str, *, before: int) -> int:
+        """Show each line to the signatures it may be a line of, `before` shown already; returns how many by now."""
+        found = kinds(text)
+        after = before + found.count(b"\n") + 1
+        if len(found) < _SHORT * (after - before) and not self._told(found):
+            return after
+        of_lines = found.split(b"\n")
+        if not (concerned := self._concerned(b"\n".join(dict.fromkeys(of_lines)))):
+            return after
+        lines, judged = text.split("\n"), dict[bytes, list[tuple[_Watch, tuple[bool, bool, bool]]]]()
+        for index, kind in enumerate(of_lines):
             if kind not in concerned:
                 continue
             line = lines[index]
@@ -87,16 +93,21 @@ class _Search:
                 said = watch.says(line) if watch.numbered else of_kind
                 if any(said):
                     watch.see(before + index + 1, line, said)
+        return after
 
-    def _concerned(self, kinds: str) -> dict[str, list[_Watch]]:
+    def _concerned(self, of_lines: bytes) -> dict[bytes, list[_Watch]]:
         """Those kinds of lines with a literal in them, to the signatures."""
-        concerned: dict[str, dict[int, _Watch]] = {}
-        letters, by_piece = _letters(kinds), _by_piece(frozenset(self._literals) - {""})
-        found = ["", *(each for piece, all_of in by_piece.items() if piece in letters for each in all_of)]
-        for literal in [literal for each in found for literal in self._literals.get(each, ())]:
-            for kind in holding(literal, kinds):
+        concerned: dict[bytes, dict[int, _Watch]] = {}
+        for literal in self._told(of_lines):
+            for kind in holding(literal, of_lines):
                 concerned.setdefault(kind, {}).update((id(watch), watch) for watch in self._watches[literal])
         return {kind: [*watches.values()] for kind, watches in concerned.items()}
+
+    def _told(self, of_lines: bytes) -> list[bytes]:
+        """The literals whose letters stand there as a piece of them does."""
+        letters, by_piece = _letters(of_lines), _by_piece(frozenset(self._literals) - {b""})
+        found = [b"", *(each for piece, all_of in by_piece.items() if piece in letters for each in all_of)]
+        return [literal for each in found for literal in self._literals.get(each, ())]
 
 
 def diagnose(lines: Iterable[str], *, catalogue: Sequence[Signature] | None = None) -> Diagnosis:
@@ -109,9 +120,8 @@ def diagnose(lines: Iterable[str], *, catalogue: Sequence[Signature] | None = No
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     total = 0
     for batch in batches(lines):
-        search.see(batch, before=total)
-        total += len(batch)
-        tail.extend(line[:_KEPT_CHARACTERS] for line in batch[-TAIL_LINES:])
+        total = search.see(batch, before=total)
+        tail.extend(line[:_KEPT_CHARACTERS] for line in last_lines(batch, TAIL_LINES))
     matches = [Match(signature=w.signature, count=w.count, evidence=tuple(w.evidence)) for w in watches if w.count]
     return Diagnosis(
         matches=tuple(sorted(matches, key=Match.order)),
@@ -121,18 +131,18 @@ def diagnose(lines: Iterable[str], *, catalogue: Sequence[Signature] | None = No
 
 
 @cache
-def _by_piece(literals: frozenset[str]) -> Mapping[str, list[str]]:
+def _by_piece(literals: frozenset[bytes]) -> Mapping[bytes, list[bytes]]:
     """The literals by a piece of each, so that all pieces together cost little.
 
     Always the piece next that saves most. What one saves only falls while others are taken, so that it is reckoned
     again for those alone that come to the top.
     """
-    left, by_piece, holders = set(literals), dict[str, list[str]](), dict[str, list[str]]()
+    left, by_piece, holders = set(literals), dict[bytes, list[bytes]](), dict[bytes, list[bytes]]()
     for literal in sorted(literals):
         for piece in _pieces(literal):
             holders.setdefault(piece, []).append(literal)
 
-    def cost(piece: str) -> tuple[float, str]:
+    def cost(piece: bytes) -> tuple[float, bytes]:
         return 1 / len(piece) - sum(1 / len(literal) for literal in holders[piece] if literal in left), piece
 
     heap = [cost(piece) for piece in holders]
@@ -148,14 +158,14 @@ def _by_piece(literals: frozenset[str]) -> Mapping[str, list[str]]:
     return by_piece
 
 
-def _pieces(literal: str) -> set[str]:
+def _pieces(literal: bytes) -> set[bytes]:
     """What others may share of it, and itself."""
     starts = range(len(literal) - _SHARED.start + 1)
     return {literal, *(literal[at : at + length] for length in _SHARED for at in starts)}
 
 
-def _letters(text: str) -> str:
-    return text.encode("utf-8", "surrogatepass").translate(None, _NO_LETTERS).decode("ascii")
+def _letters(text: bytes) -> bytes:
+    return text.translate(None, _NO_LETTERS)
 
 
 def _clauses(signature: Signature) -> tuple[Clause, ...]:

@@ -7,9 +7,9 @@ from enum import Enum, auto
 from typing import Final
 
 from orchestrator.core.known_secrets import MOST_APART
-from orchestrator.core.log_lines import holding
+from orchestrator.core.log_lines import holding, last_lines
 from orchestrator.core.redaction import excerpt
-from orchestrator.core.text import alike
+from orchestrator.core.text import kinds
 
 KEPT_LINES: Final = 40
 KEPT_CHARACTERS: Final = 2000  # of each of them
@@ -40,7 +40,10 @@ _COUNT: Final = re.compile(r"(?P<what>loading|capturing) .*?\|\s*(?P<n>\d+)/(?P<
 _PORT_TAKEN: Final = "error while attempting to bind on address"
 _ACCESS: Final = re.compile(r'"(?:get|head) /(?:health|metrics)')  # someone's probe is not the server's progress
 _ONCE: Final = (*(telltale for telltale, name in _STAGES.items() if name != "capturing"), _PORT_TAKEN)
-_TELLTALES: Final = (*_STAGES, "loading ", "/health", "/metrics", _PORT_TAKEN)  # a line without any says nothing
+_TELLTALES: Final = tuple(  # a line without any says nothing
+    telltale.encode() for telltale in (*_STAGES, "loading ", "/health", "/metrics", _PORT_TAKEN)
+)
+_SHORT: Final = 16  # characters: of lines that are shorter it costs more to tell them apart than to search them
 # What a user or a client wrote, not what happened: the arguments, and requests under --log-requests.
 _QUOTING: Final = ("server_args=ServerArgs(", "Receive: obj=", "Finish: obj=")
 
@@ -98,23 +101,27 @@ class StageReader:
         """Whether the server's own log has said that it is ready."""
         return _LAST in self.names
 
-    def feed(self, lines: Sequence[str]) -> bool:
+    def feed(self, text: str) -> bool:
         """Take lines in; returns whether one of them is a sign of life.
 
         Lines that differ in numbers only say the same: what they say is looked up once, and of a progress bar the last
         state is read.
         """
-        kinds = alike("\n".join(lines).lower()).split("\n")
-        telling = _telling("\n".join(dict.fromkeys(kinds)))
+        found = kinds(text, lower=True)
+        if len(found) < _SHORT * found.count(b"\n") and not any(telltale in found for telltale in _TELLTALES):
+            self._keep(last_lines(text, KEPT_LINES))
+            return True
+        lines, of_lines = text.split("\n"), found.split(b"\n")
+        telling = _telling(b"\n".join(dict.fromkeys(of_lines)))
         done, alive = 0, False
-        for index in [index for index, kind in enumerate(kinds) if kind in telling]:
+        for index in [index for index, kind in enumerate(of_lines) if kind in telling]:
             if done < index:
                 self._keep(lines[done:index])
                 alive = True
-            done, says = index + 1, telling[kinds[index]]
+            done, says = index + 1, telling[of_lines[index]]
             if says is not _Says.PROBED:
                 alive = True
-                if says is _Says.MORE or kinds[done : done + 1] != [kinds[index]]:
+                if says is _Says.MORE or of_lines[done : done + 1] != [of_lines[index]]:
                     self._read(lines[index])
         self._keep(lines[done:])
         return alive or done < len(lines)
@@ -163,9 +170,9 @@ class StageReader:
             self.count = f"{found['n']}/{found['total']}"
 
 
-def _telling(kinds: str) -> dict[str, _Says]:
+def _telling(of_lines: bytes) -> dict[bytes, _Says]:
     """What those kinds of lines say, in lower case, that say more than that the server lives."""
-    said = {kind: _says(kind) for telltale in _TELLTALES for kind in holding(telltale, kinds)}
+    said = {kind: _says(kind.decode(errors="replace")) for each in _TELLTALES for kind in holding(each, of_lines)}
     return {kind: says for kind, says in said.items() if says is not None}
 
 

@@ -129,9 +129,9 @@ class _Wait:
             )
 
     def _read_log(self) -> None:
-        for lines in batches(self._server.log()):
+        for text in batches(self._server.log()):
             was_ready = self.reader.says_ready
-            alive = self.reader.feed(lines)
+            alive = self.reader.feed(text)
             if self.reader.port_taken:
                 raise self._error(f"the port of `{self._server.url}` is taken by another process")
             if alive and not was_ready:  # later lines may be the echo of our own health requests

@@ -97,9 +97,9 @@ def tail(path: Path) -> Iterator[str]:
 
 
 def of_container(path: Path) -> None:
-    from orchestrator.core.log_lines import redacted, split_lines
+    from orchestrator.core.log_lines import Lines, redacted
 
-    read_all(split_lines(redacted(pieces(path))))
+    read_all(Lines(redacted(pieces(path))))
 
 
 def awaited(path: Path) -> None:

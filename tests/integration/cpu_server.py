@@ -107,7 +107,7 @@ def wait_by_its_log(server: CpuServer) -> list[str]:
     wait(starting, silence=240)
     reader = StageReader()
     for line in LogTail(server.log)():
-        reader.feed([line])
+        reader.feed(line)
     return reader.names
 
 

@@ -153,7 +153,7 @@ def counters(server: CpuServer) -> set[str]:
 def stages(server: CpuServer) -> list[str]:
     reader = StageReader()
     for line in server.runtime.logs(server.handle, follow=False):
-        reader.feed([line])
+        reader.feed(line)
     return reader.names
 
 

@@ -11,7 +11,7 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.log_lines import redacted, split_lines, whole_lines
+from orchestrator.core.log_lines import Lines, redacted, whole_lines
 from orchestrator.core.waiting import look_until
 from orchestrator.runtimes.base import LOG
 
@@ -57,7 +57,7 @@ class ContainerTail:
         before = self._seen
         since = datetime.fromisoformat(f"{before[:26]}+00:00").timestamp() if before else None
         pieces = container.logs(stream=True, follow=False, timestamps=True, since=since)
-        for line in split_lines(whole_lines(pieces)):
+        for line in Lines(whole_lines(pieces)):
             stamp, _, text = line.partition(" ")
             if not _STAMP.match(stamp):  # the rest of a line with a carriage return
                 stamp, text = self._seen, line
@@ -93,4 +93,4 @@ def _runs_again(container: Container, run: str) -> bool:
 
 
 def _lines(container: Container, *, follow: bool, since: float | None) -> Iterator[str]:
-    return split_lines(redacted(container.logs(stream=True, follow=follow, since=since)))
+    return Lines(redacted(container.logs(stream=True, follow=follow, since=since)))

@@ -11,7 +11,7 @@ from itertools import dropwhile
 from math import inf
 from typing import Final, TypeAlias
 
-from orchestrator.core.log_lines import LONGEST_LINE, split_lines, whole_lines
+from orchestrator.core.log_lines import LONGEST_LINE, Lines, whole_lines
 from orchestrator.core.shell import DEVNULL, Program
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.manifests import CONTAINER
@@ -102,12 +102,12 @@ class ServerLog:
             _, view = self._look()
             if view is None or time.monotonic() - self._ended < _PAUSE or not self._has_more(view):
                 return
-            yield from split_lines(whole_lines(self._before(view)))
+            yield from Lines(whole_lines(self._before(view)))
             self._following = self._start(view, "--follow")
         data, ended = _at_hand(self._following)
         if ended:
             self.close()
-        yield from split_lines(whole_lines([self._lines.of(data)]))
+        yield from Lines(whole_lines([self._lines.of(data)]))
 
     def close(self) -> None:
         """End what `tail` holds open."""

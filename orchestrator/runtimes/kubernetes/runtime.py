@@ -14,7 +14,7 @@ from typing import Any, Final
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.core.files import read_own, write_whole
-from orchestrator.core.log_lines import LogTail, redacted, split_lines
+from orchestrator.core.log_lines import Lines, LogTail, redacted
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.core.shell import ProgramResult
@@ -141,7 +141,7 @@ class KubernetesRuntime:
             yield from kept if since is None else since_then(kept, since, started=None, zone=UTC)
             return
         log = self._log(handle, since)
-        yield from split_lines(redacted(log.follow() if follow else log.so_far()))
+        yield from Lines(redacted(log.follow() if follow else log.so_far()))
 
     def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
         """See `Runtime.tail`."""

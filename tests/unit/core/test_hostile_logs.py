@@ -44,7 +44,7 @@ def test_lines_are_the_same_wherever_the_looks_fall(tmp_path: Path, pieces: list
 def test_stages_are_read_out_of_anything_and_little_is_kept(lines: list[str]) -> None:
     reader = StageReader()
     for line in lines:
-        reader.feed([line])
+        reader.feed(line)
 
     assert len(reader.names) == len(set(reader.names))
     assert len(reader.last_lines) <= 40

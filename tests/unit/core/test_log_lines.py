@@ -14,7 +14,7 @@ from orchestrator.core import log_lines
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import open_own
 from orchestrator.core.log_files import BoundedLog
-from orchestrator.core.log_lines import LONGEST_LINE, LogTail, holding, split_lines, whole_lines
+from orchestrator.core.log_lines import LONGEST_LINE, Lines, LogTail, holding, whole_lines
 from orchestrator.core.text import alike
 
 Bounded = Callable[[int, int], BoundedLog]
@@ -122,18 +122,24 @@ def test_bytes_that_are_no_text_do_not_stop_the_reading(log: Path) -> None:
 
 
 def test_lines_are_whole_wherever_the_pieces_are_cut() -> None:
-    pieces = [b"one\ntw", b"o\r\nth", b"ree", b"\n\n", b"10%\r20%\r", b"end"]
+    pieces = [b"one\ntw", b"o\r\nth", b"ree", b"\n\n", b"10%\r20%\r", b"\xc3", b"\xa4", b"\xc3\nend"]
 
-    assert list(split_lines(whole_lines(pieces))) == ["one", "two", "three", "10%", "20%", "end"]
+    assert list(Lines(whole_lines(pieces))) == ["one", "two", "three", "10%", "20%", "\xe4\ufffd", "end"]
 
 
 def test_line_without_end_is_cut_before_it_fills_the_memory() -> None:
     pieces = (b"x" * 65536 for _ in range(40))
 
-    lines = list(split_lines(whole_lines(pieces)))
+    lines = list(Lines(whole_lines(pieces)))
 
     assert sum(map(len, lines)) == 40 * 65536
     assert max(map(len, lines)) <= LONGEST_LINE + 65536
+
+
+def test_a_line_that_is_cut_keeps_its_letters_and_what_is_no_text() -> None:
+    data = ("\xe4" * LONGEST_LINE).encode() + b"\xff" + "\xe4".encode() * 2048
+
+    assert "".join(Lines(whole_lines([data, "\xe4\n".encode()]))) == data.decode(errors="replace") + "\xe4"
 
 
 def test_lines_that_differ_in_digits_only_are_alike() -> None:
@@ -146,7 +152,7 @@ def test_lines_that_differ_in_digits_only_are_alike() -> None:
 @given(st.lists(st.text("ab\n", max_size=5)))
 def test_the_lines_that_hold_a_word_are_all_found(words: list[str]) -> None:
     text = "".join(words)
-    assert [*holding("ab", text)] == [line for line in text.split("\n") if "ab" in line]
+    assert [*holding(b"ab", text.encode())] == [line.encode() for line in text.split("\n") if "ab" in line]
 
 
 def private(path: str, flags: int) -> int:

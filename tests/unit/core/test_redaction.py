@@ -474,6 +474,25 @@ def test_what_is_cut_a_line_at_a_time_is_what_is_found_in_all_of_it(pieces: list
     )
 
 
+LEADS: Final = ("Bearer ", "api_key=", "api_key='", "--api-key ", '"auth_token": "', "keyfile_password=", "hf_token:")
+VALUES: Final = (
+    *("QwErTyUiOpAsDf", "QwErTyUiOpAsDf.g+h", "012345678901", "0123456789-ab", "xxxxxxxxxxx-api-key", "provided", "is"),
+    *("QwErTyUiOphf_token", "hf_QwErTyUiOpAsDfGhJk", "QwErTyUiOpBEARER", "api_key", "$tail", "None", "K"),  # a kelvin
+)
+
+
+@given(st.sampled_from(LEADS), st.lists(st.sampled_from([*LEADS, *VALUES, *LOOKALIKES]), max_size=30))
+@settings(max_examples=400)
+def test_in_a_flood_of_secrets_nothing_is_cut_that_is_none_and_nothing_left_that_is_one(
+    lead: str, pieces: list[str]
+) -> None:
+    """A word stands in for most of them, which may neither hide what another one is told by nor be seen itself."""
+    flood = "".join(f"{lead}{'abcdefghijklmnop'[at:]}{'QRSTUVWXYZ-abcdefg'[: at + 9]} , and so on\n" for at in range(9))
+    text = flood + "".join(pieces)
+    assert redact(text) == without(text, merged(redaction._spans(text)))
+    assert redact(flood).count(REDACTED) == 9
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

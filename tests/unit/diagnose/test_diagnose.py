@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from orchestrator.core.text import alike
+from orchestrator.core.text import kinds
 from orchestrator.diagnose import diagnose, load_catalogue
 from orchestrator.diagnose.catalogue import Clause
 from orchestrator.diagnose.match import _by_piece, _Search, _Watch
+from orchestrator.diagnose.report import TAIL_LINES
 
 LOGS = Path(__file__).with_name("logs")
 
@@ -92,6 +93,15 @@ def test_secrets_do_not_pass_through() -> None:
     assert "sk-very-secret" not in diagnosis.to_text() + str(diagnosis.to_dict())
 
 
+def test_among_short_lines_a_known_one_is_found_where_it_stands() -> None:
+    """Of many short lines none is looked at where none of their letters tell anything."""
+    lines = ["a", "", "b"] * 1000
+    assert diagnose(lines).to_dict() == {**diagnose([]).to_dict(), "lines": 3000, "tail": lines[-TAIL_LINES:]}
+    found = diagnose([*lines, "OOMKilled", *lines]).cause
+    assert found is not None
+    assert [each.line for each in found.evidence] == [3001]
+
+
 def test_a_long_log_is_read_in_bounded_memory() -> None:
     def long_log() -> Iterator[str]:
         for number in range(200_000):
@@ -126,7 +136,7 @@ def test_the_catalogue_file_has_each_id_once_and_cites_a_source() -> None:
 
 def test_every_literal_is_found_by_a_piece_of_it_and_all_pieces_cost_less() -> None:
     literals = frozenset(
-        f"{number} {word} available" for word in ("GPUs", "ranks") for number in ("no", "too few", "all")
+        f"{number} {word} available".encode() for word in ("GPUs", "ranks") for number in ("no", "too few", "all")
     )
     by_piece = _by_piece(literals)
     assert sorted(literal for found in by_piece.values() for literal in found) == sorted(literals)
@@ -138,8 +148,10 @@ SEARCH = _Search([_Watch(signature) for signature in load_catalogue()])
 LITERALS = sorted(SEARCH._watches)
 
 
-@given(st.lists(st.sampled_from([*LITERALS, *(each[1:] for each in LITERALS), "\n", "0", ": ", "é"]), max_size=12))
-def test_every_line_with_a_literal_of_the_catalogue_is_judged(pieces: list[str]) -> None:
-    kinds = alike("".join(pieces))
-    holds = {kind for kind in kinds.split("\n") if any(literal in kind for literal in LITERALS)}
-    assert {*SEARCH._concerned(kinds)} == holds
+@given(
+    st.lists(st.sampled_from([*LITERALS, *(each[1:] for each in LITERALS), b"\n", b"0", b": ", b"\xe4"]), max_size=12)
+)
+def test_every_line_with_a_literal_of_the_catalogue_is_judged(pieces: list[bytes]) -> None:
+    of_lines = kinds(b"".join(pieces).decode(errors="surrogateescape"))
+    holds = {kind for kind in of_lines.split(b"\n") if any(literal in kind for literal in LITERALS)}
+    assert {*SEARCH._concerned(of_lines)} == holds
