@@ -477,20 +477,51 @@ def test_what_is_cut_a_line_at_a_time_is_what_is_found_in_all_of_it(pieces: list
 LEADS: Final = ("Bearer ", "api_key=", "api_key='", "--api-key ", '"auth_token": "', "keyfile_password=", "hf_token:")
 VALUES: Final = (
     *("QwErTyUiOpAsDf", "QwErTyUiOpAsDf.g+h", "012345678901", "0123456789-ab", "xxxxxxxxxxx-api-key", "provided", "is"),
-    *("QwErTyUiOphf_token", "hf_QwErTyUiOpAsDfGhJk", "QwErTyUiOpBEARER", "api_key", "$tail", "None", "K"),  # a kelvin
+    *(
+        "QwErTyUiOphf_token",
+        "hf_QwErTyUiOpAsDfGhJk",
+        "QwErTyUiOpBEARER",
+        "api_key",
+        "$tail",
+        "None",
+        "\u212a",
+    ),  # a kelvin
 )
+
+
+def flood(lead: str) -> str:
+    return "".join(f"{lead}{'abcdefghijklmnop'[at:]}{'QRSTUVWXYZ-abcdefg'[: at + 9]} , and so on\n" for at in range(9))
 
 
 @given(st.sampled_from(LEADS), st.lists(st.sampled_from([*LEADS, *VALUES, *LOOKALIKES]), max_size=30))
 @settings(max_examples=400)
-def test_in_a_flood_of_secrets_nothing_is_cut_that_is_none_and_nothing_left_that_is_one(
-    lead: str, pieces: list[str]
-) -> None:
-    """A word stands in for most of them, which may neither hide what another one is told by nor be seen itself."""
-    flood = "".join(f"{lead}{'abcdefghijklmnop'[at:]}{'QRSTUVWXYZ-abcdefg'[: at + 9]} , and so on\n" for at in range(9))
-    text = flood + "".join(pieces)
+def test_in_a_flood_of_secrets_just_those_are_cut_that_are_found_without_one(lead: str, pieces: list[str]) -> None:
+    text = flood(lead) + "".join(pieces)
     assert redact(text) == without(text, merged(redaction._spans(text)))
-    assert redact(flood).count(REDACTED) == 9
+    assert redact(flood(lead)).count(REDACTED) == 9
+
+
+@pytest.mark.parametrize(
+    ("lead", "line"),
+    [
+        ("Bearer ", "Bearer someones-api-key secret,"),  # the first ends in what the second is told by
+        ("Bearer ", "Bearer someones_hf_token=secret"),
+        ("Bearer ", "Bearer someones_api_Key='secret'"),
+        ("Bearer ", "Bearer ofsomebasic dXNlcjpzZWNyZXQ="),
+        ("--api-key ", "--api-key is: secret99"),  # as if it were the value
+        ("auth_token=", "auth_token=http://someone:someonesnames:secret@host"),
+        ("api_key='", "api_key='abcdefghijklmnop\\'secret'"),
+    ],
+)
+def test_a_flood_of_secrets_carries_no_other_one_past(lead: str, line: str) -> None:
+    """One word stands in for most of the flood; it would have hidden what the next secret is told by."""
+    assert "secret" not in redact(f"{flood(lead)}{line}\n").replace(REDACTED, "")
+
+
+def test_what_only_looks_like_one_of_a_flood_stays_as_it_is() -> None:
+    ordinary = "the profile_password=abcdefghijklmno\n"  # the end of its name is that of `keyfile_password`
+    assert redact(flood("keyfile_password=") + ordinary).endswith(ordinary)
+    assert redact(flood("xkey=")) == flood("xkey=")
 
 
 @pytest.mark.parametrize(
