@@ -120,11 +120,14 @@ def _say_up(done: "Up", *, json: bool) -> None:
     if json:
         out_json(done.to_dict())
         return
-    if done.smoke is None:
-        say(f"`{done.handle.name}` is already up at {done.handle.url}")
-        return
-    say(done.smoke.to_table(width=terminal_width(sys.stderr)))
-    say(f"`{done.handle.name}` is up at {done.handle.url}")
+    handle, already = done.handle, "already " if done.smoke is None else ""
+    if done.smoke is not None:
+        say(done.smoke.to_table(width=terminal_width(sys.stderr)))
+    say(
+        f"`{handle.name}` is {already}up at {handle.service or handle.url}" + (" in its cluster" * bool(handle.service))
+    )
+    if handle.forward:
+        note(f"`{handle.forward}` leads there from this machine")
 
 
 def status(

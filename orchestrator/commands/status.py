@@ -99,7 +99,7 @@ def _status(servers: Fleet, handle: Handle, *, ask: bool) -> ServerStatus:
         runtime=handle.runtime,
         status=state.status,
         health=health,
-        url=handle.url,
+        url=handle.service or handle.url,  # a way there that this command has opened ends with it
         plan=handle.plan_digest,
         started_at=state.started_at,
         ended_at=state.ended_at,

@@ -1,11 +1,13 @@
-"""How long `deploy status` takes with many servers: containers, beside `docker ps` of the same, or processes.
+"""How long `deploy status` takes with many servers: containers, pods or processes.
 
-    python tests/benchmarks/status_many.py {containers|processes} [SERVERS] [ROUNDS]
+    python tests/benchmarks/status_many.py {containers|pods|processes} [SERVERS] [ROUNDS]
 
 The containers sleep, in the stand-in image that the integration tests build, and carry the labels of servers. They need
-a Docker engine. The processes sleep below supervisors of their own. Everything is removed at the end.
+a Docker engine. The processes sleep below supervisors of their own. A real API server is told that the pods run, on a
+node that is only said to be there (`make kubernetes` builds it). Everything is removed at the end.
 """
 
+import json
 import os
 import signal
 import statistics
@@ -16,12 +18,19 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
 
+from cluster_samples import cluster_plan
 from cpu_server import CpuEngine
+from own_cluster import own_cluster
+from patience import wait_for
 from standin import base_image
 from wheels import wheel
 
+from orchestrator.commands.planning import render_artifacts
+from orchestrator.commands.runs import open_run
 from orchestrator.core.paths import Home
+from orchestrator.runtimes.kubernetes.manifests import server_objects
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 
 PREFIX = "deploy-bench-status"
@@ -56,7 +65,7 @@ def seconds(argv: list[str], rounds: int, env: dict[str, str] | None = None) -> 
 def status_seconds(home: str, rounds: int, servers: int) -> float:
     argv, env = [sys.executable, "-m", "orchestrator", "status"], {**os.environ, "DEPLOY_HOME": home}
     found = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
-    assert found.stdout.count(PREFIX) == servers
+    assert sum(line.startswith(PREFIX) for line in found.stdout.splitlines()) == servers
     return seconds(argv, rounds, env)
 
 
@@ -93,7 +102,32 @@ def of_processes(servers: int, rounds: int) -> None:
                 runtime.stop(handle, grace=0)
 
 
+def of_pods(servers: int, rounds: int) -> None:
+    settings = ("kubernetes.image_on_node=true", "kubernetes.weights.host_path=/srv")
+    artifacts = render_artifacts(cluster_plan("cpu-tiny", *settings))
+    names = [f"{PREFIX}-{number}" for number in range(servers)]
+    objects = [each for name in names for each in server_objects(artifacts, "x", name)]
+    items = [each for each in objects if each["apiVersion"] != "policy/v1"]  # younger than this Kubernetes
+    running = {"name": "server", "image": "x", "imageID": "", "ready": True, "restartCount": 0}
+    running["state"] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+    with own_cluster() as cluster, tempfile.TemporaryDirectory() as folder:
+        cluster.node("node-a")
+        cluster.kubectl("create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+        wait_for(lambda: len(placed := cluster.get("pods")) == servers and all("nodeName" in p["spec"] for p in placed))
+        for pod in cluster.get("pods"):
+            cluster.say(pod["metadata"]["name"], phase="Running", containerStatuses=[running])
+        for name in names:  # as if each had been started from this home
+            open_run(Home(Path(folder)), name, artifacts.plan).write(())
+        for plan in Path(folder).glob("runs/*/*/"):
+            (plan / "plan.json").write_text(artifacts.plan.to_json())
+            (plan / "plan.json").chmod(0o600)
+        os.environ["KUBECONFIG"] = str(cluster.config)
+        listed = seconds(["kubectl", "get", "deployments,pods", "-o", "json"], rounds)
+        print(f"kubectl get of {servers:3} servers       {listed:6.2f} s")
+        print(f"deploy status of {servers:3} servers     {status_seconds(folder, rounds, servers):6.2f} s")
+
+
 if __name__ == "__main__":
     kind, *numbers = sys.argv[1:]
-    measure = {"containers": of_containers, "processes": of_processes}[kind]
+    measure = {"containers": of_containers, "pods": of_pods, "processes": of_processes}[kind]
     measure(*([int(word) for word in numbers] + [50, 5][len(numbers) :]))

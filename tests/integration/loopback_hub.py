@@ -52,13 +52,13 @@ def git_sha1(path: Path) -> str:
 
 
 @contextmanager
-def serve(hub: Hub) -> Iterator[Hub]:
-    """The hub, until the end of the block."""
+def serve(hub: Hub, reached: str = "127.0.0.1") -> Iterator[Hub]:
+    """The hub, until the end of the block; it is `reached` at another address from elsewhere."""
     handler = type("Handler", (_Handler,), {"hub": hub})
-    server = _Server(("127.0.0.1", free_port()), handler)
+    server = _Server((reached if reached == "127.0.0.1" else "", free_port()), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
-    hub.url = f"http://127.0.0.1:{server.server_port}"
+    hub.url = f"http://{reached}:{server.server_port}"
     try:
         yield hub
     finally:

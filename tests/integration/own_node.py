@@ -34,7 +34,10 @@ _KERNEL: Final = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "ke
 _ENDS: Final = 60.0  # seconds that killed containers may take
 _PAUSE: Final = "deploy.test/pause:1"
 ENGINE_IMAGE: Final = "deploy.test/engine:1"
-PACKAGES: Final = "engine"  # beside the models, in a pod of ENGINE_IMAGE
+TOOL_IMAGE: Final = "deploy.test/tool:1"
+PACKAGES: Final = "packages"  # beside the models, in a pod of ENGINE_IMAGE or TOOL_IMAGE
+CHECKOUT: Final = "checkout"  # the same, of this tool
+HOST: Final = "10.198.0.1"  # this machine, as its pods reach it
 PYTHON_IMAGE: Final = "deploy.test/python:1"  # Debian's Python and a shell
 
 
@@ -66,7 +69,11 @@ class OwnNode:
     def start(self) -> None:
         """Returns when pods can be placed on it."""
         (self.folder / "cni").mkdir()
-        address = {"type": "host-local", "ranges": [[{"subnet": "10.198.0.0/24"}]], "dataDir": str(self.folder / "ips")}
+        address = {
+            "type": "host-local",
+            "ranges": [[{"subnet": "10.198.0.0/24", "gateway": HOST}]],
+            "dataDir": str(self.folder / "ips"),
+        }
         plugins = [{"type": "ptp", "ipam": address}]
         network = {"cniVersion": "0.4.0", "name": "tests", "plugins": plugins}
         (self.folder / "cni/10-tests.conflist").write_text(json.dumps(network))
@@ -84,7 +91,9 @@ class OwnNode:
         self.load(PYTHON_IMAGE, lambda _: None)
         wait_for(self._is_ready)
 
-    def load(self, tag: str, fill: Callable[[tarfile.TarFile], None], *, of: Sequence[str] = ()) -> None:
+    def load(
+        self, tag: str, fill: Callable[[tarfile.TarFile], None], *, of: Sequence[str] = (), env: Sequence[str] = ()
+    ) -> None:
         """Give the node an image: a system with Python and a shell, and what `fill` puts into it."""
         layer = self.folder / "layer.tar"
         with tarfile.open(layer, "w") as tar:
@@ -92,7 +101,7 @@ class OwnNode:
             fill(tar)
         with layer.open("rb") as written:
             digest = hashlib.file_digest(written, "sha256").hexdigest()
-        settings = {"Env": ["PATH=/usr/local/bin:/usr/bin:/usr/sbin"], "Entrypoint": list(of)}
+        settings = {"Env": ["PATH=/usr/local/bin:/usr/bin:/usr/sbin", *env], "Entrypoint": list(of)}
         config = {"architecture": "amd64", "os": "linux", "config": settings}
         config["rootfs"] = {"type": "layers", "diff_ids": [f"sha256:{digest}"]}
         listed = [{"Config": "config.json", "RepoTags": [tag], "Layers": ["layer.tar"]}]
@@ -174,12 +183,22 @@ def load_engine(node: OwnNode) -> str:
     return ENGINE_IMAGE
 
 
-def models_with(node: OwnNode, packages: Path, model: Path) -> Path:
-    """A directory for a pod's checkpoints: the model, and the packages of an engine, which are no part of an image."""
-    for name, place in ((PACKAGES, packages), (model.name, model)):
-        (node.folder / "models" / name).mkdir(parents=True)
-        subprocess.run(["mount", "--bind", str(place), str(node.folder / "models" / name)], check=True)
-    return node.folder / "models"
+def load_tool(node: OwnNode, hub: str) -> str:
+    """Give the node an image with this tool, whose parts lie beside the models, and the address of a hub; its tag."""
+    script = b'#!/bin/sh\nexec python3 -P -m orchestrator "$@"\n'
+    env = (f"HF_ENDPOINT={hub}", f"PYTHONPATH=/models/{PACKAGES}:/models/{CHECKOUT}", "DEPLOY_HOME=/tmp/home")
+    node.load(TOOL_IMAGE, lambda tar: add_file(tar, "/usr/local/bin/deploy", script, mode=0o755), env=env)
+    return TOOL_IMAGE
+
+
+def models_with(node: OwnNode, name: str, **places: Path) -> Path:
+    """A directory of that name for a pod's checkpoints, in which directories of this machine are shown."""
+    folder = node.folder / name
+    folder.mkdir()
+    for each, place in places.items():
+        (folder / each).mkdir()
+        subprocess.run(["mount", "--bind", str(place), str(folder / each)], check=True)
+    return folder
 
 
 @contextmanager

@@ -152,9 +152,9 @@ def _repository() -> Iterator[tuple[str, bytes]]:
     yield "config", b"[core]\n\trepositoryformatversion = 0\n"
 
 
-def add_file(tar: tarfile.TarFile, path: str, content: bytes) -> None:
+def add_file(tar: tarfile.TarFile, path: str, content: bytes, *, mode: int = 0o644) -> None:
     entry = tarfile.TarInfo(path.lstrip("/"))
-    entry.size, entry.mode = len(content), 0o644
+    entry.size, entry.mode = len(content), mode
     tar.addfile(entry, io.BytesIO(content))
 
 

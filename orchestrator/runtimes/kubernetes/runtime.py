@@ -17,7 +17,7 @@ from orchestrator.core.files import read_own, write_whole
 from orchestrator.core.log_lines import Lines, LogTail, redacted
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
-from orchestrator.core.shell import ProgramResult
+from orchestrator.core.shell import ProgramResult, quote
 from orchestrator.core.signals import held
 from orchestrator.core.text import printable
 from orchestrator.core.waiting import look_until
@@ -242,27 +242,35 @@ class KubernetesRuntime:
         Its Deployment goes last: the name is free from then on. What has another's by now is left alone.
         """
         selected = ("--selector", f"{NAME}={handle.name},{_OURS}")
-        unwaited = ("--ignore-not-found", "--wait=false")
         told: set[str] = set()
         began = time.monotonic()
+
+        def delete(*words: str) -> None:
+            if not (done := cluster.ask("delete", *words, "--ignore-not-found", "--wait=false")).ok:
+                raise cluster.refused(done)
+
+        def end(*objects: str) -> None:
+            """With what is to go in `grace` seconds: whoever else deletes a pod gives it the time that it asks for."""
+            delete(*objects, f"--grace-period={max(int(grace), 1)}")
+            told.update(objects)
 
         def seen() -> tuple[bool, list[Mapping[str, Any]]]:
             items = cluster.json("get", "deployments,pods", *selected)["items"]
             theirs = any(each["kind"] == "Deployment" and each["metadata"]["uid"] != handle.identity for each in items)
             pods = (each for each in items if each["kind"] == "Pod")
-            return theirs, [pod for pod in pods if not theirs or pod["metadata"]["name"] in told]
+            return theirs, [pod for pod in pods if not theirs or _named(pod) in told]
 
         def running() -> list[Mapping[str, Any]]:
             pods = seen()[1]
-            if new := {pod["metadata"]["name"] for pod in pods} - told:
-                cluster.ask("delete", "pods", *sorted(new), *unwaited, f"--grace-period={max(int(grace), 1)}")
-                told.update(new)
+            if new := {_named(pod) for pod in pods} - told:
+                end(*sorted(new))
             late = time.monotonic() - began > grace + _UNSTARTED
             return [pod for pod in pods if not (is_over(pod) or (late and not has_started(pod)))]
 
-        for words in () if seen()[0] else ((_KINDS, *selected), ("deployment", object_name(handle.name))):
-            if not (done := cluster.ask("delete", *words, *unwaited)).ok:
-                raise cluster.refused(done)
+        theirs, pods = seen()
+        if not theirs:
+            delete(_KINDS, *selected)
+            end(f"deployment/{object_name(handle.name)}", *(_named(pod) for pod in pods))  # its end would be theirs
         left = look_until(lambda found: not found, running, within=grace + _LATE, pause=_PAUSE)
         self._forget(handle)
         if left:
@@ -287,7 +295,7 @@ class KubernetesRuntime:
         about = deployment["metadata"]
         said, identity = about["annotations"], str(about["uid"])
         self._places[identity] = cluster
-        name = about["labels"][NAME]
+        name, port = about["labels"][NAME], said[URL].rpartition(":")[2]
         return Handle(
             runtime="kubernetes",
             name=name,
@@ -296,12 +304,14 @@ class KubernetesRuntime:
             url=self._forwards[identity].url if identity in self._forwards else said[URL],
             run_dir=said.get(RUN_DIR) or str(self._home.runs / name / "unknown"),
             identity=identity,
+            service=said[URL],
+            forward=quote(cluster.argv("port-forward", f"service/{object_name(name)}", port)),
         )
 
     def _reached(self, handle: Handle) -> Handle:
         """With a local port that leads to the server, where it runs."""
         if handle.identity not in self._forwards:
-            port = int(handle.url.rpartition(":")[2])
+            port = int(handle.service.rpartition(":")[2])
             self._forwards[handle.identity] = Forward(self._places[handle.identity], port)
             self.state(handle)
         return replace(handle, url=self._forwards[handle.identity].url)
@@ -346,6 +356,11 @@ def is_record(about: Mapping[str, Any]) -> bool:
     texts = [said.get(each, "") for each in (PLAN, PROFILE, URL)]
     port = texts[2].rpartition(":")[2]
     return bool(SERVER_NAME.match(name)) and all(text and text.isprintable() for text in texts) and port.isdecimal()
+
+
+def _named(pod: Mapping[str, Any]) -> str:
+    """A pod as kubectl takes it among other objects."""
+    return f"pod/{pod['metadata']['name']}"
 
 
 def _run(view: PodView) -> str:

@@ -14,6 +14,7 @@ from orchestrator.runtimes.kubernetes.record import NAME, STAGES
 from orchestrator.runtimes.kubernetes.state import PodView, pod_view
 
 _FRESH: Final = 0.8  # seconds for which what was seen is taken for what is, and a cluster is not asked again in vain
+_LISTED: Final = 10.0  # seconds for which what a list of all servers has shown is told of each, once
 OUTAGE: Final = 300.0  # seconds without an answer: pods run on, and a control plane that is replaced takes minutes
 
 
@@ -32,16 +33,20 @@ class Sightings:
     def __init__(self) -> None:
         """Nothing was seen yet."""
         self._seen: dict[str, Sighting] = {}
+        self._untold: set[str] = set()  # of those that were seen in a list
         self._failed: dict[Cluster, float] = {}  # clusters that do not answer, and when they did not
 
     def of(self, handle: Handle, cluster: Cluster) -> Sighting:
         """What is there, or was when its cluster still answered. Raises HostError once that is too long ago."""
-        seen = self._seen.get(handle.identity, Sighting())
-        if time.monotonic() - max(seen.at, self._failed.get(cluster, -inf)) < _FRESH:
+        seen, fresh = self._seen.get(handle.identity, Sighting()), _FRESH
+        if handle.identity in self._untold:
+            self._untold.discard(handle.identity)
+            fresh = _LISTED  # fifty servers are not asked for one by one because the first took a second
+        if time.monotonic() - max(seen.at, self._failed.get(cluster, -inf)) < fresh:
             return seen
         try:
             items = cluster.json("get", "deployments,pods", "--selector", f"{NAME}={handle.name}")["items"]
-            self.keep(handle, cluster, items)
+            self._keep(handle, cluster, items)
         except HostError as error:
             if time.monotonic() - seen.at > OUTAGE:
                 raise
@@ -61,6 +66,16 @@ class Sightings:
         warnings: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Keep what lists say of a server; without one of warnings they are asked for. Raises HostError."""
+        self._keep(handle, cluster, items, warnings)
+        self._untold.add(handle.identity)
+
+    def _keep(
+        self,
+        handle: Handle,
+        cluster: Cluster,
+        items: Sequence[Mapping[str, Any]],
+        warnings: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
         ours = [each for each in items if each["metadata"]["labels"][NAME] == handle.name]
         deployment = next((each for each in ours if each["metadata"]["uid"] == handle.identity), None)
         view = pod_view([each for each in ours if each["kind"] == "Pod"])

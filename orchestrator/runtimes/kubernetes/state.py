@@ -183,7 +183,10 @@ def _waits_for(view: PodView) -> str:
     node = view.pod["spec"]["nodeName"]
     if view.awaits_checkpoint:
         jobs = [each["metadata"]["name"] for each in view.staging if each.get("kind") == "Job"]
-        return f"waiting on {node} until the checkpoint is staged" + (f" by job `{jobs[0]}`" if jobs else "")
+        statuses = [one for each in view.staging for one in each.get("status", {}).get("containerStatuses", ())]
+        failed = sum(int(each.get("restartCount", 0)) for each in statuses)
+        by = f" by job `{jobs[0]}`" + (f", of which {failed} tries have failed" if failed else "") if jobs else ""
+        return f"waiting on {node} until the checkpoint is staged{by}"
     return f"waiting on {node} for its image and its volumes"
 
 

@@ -105,6 +105,9 @@ def test_a_checkpoint_that_is_not_staged_says_why() -> None:
         "waiting on node-a until the checkpoint is staged by job `stage-1`"
     )
     assert not trouble(DEPLOYMENT, view)
+    again = pod("stage-1-x", containerStatuses=[{"name": "stage", "restartCount": 3, "state": {"running": {}}}])
+    view = PodView(pod=waits, staging=[job, again])
+    assert server_state(DEPLOYMENT, view).detail.endswith("by job `stage-1`, of which 3 tries have failed")
     held = pod("stage-1-x", containerStatuses=server(state={"waiting": {"reason": "ErrImagePull", "message": "why"}}))
     view = PodView(pod=waits, staging=[job, held])
     assert trouble(DEPLOYMENT, view) == (
