@@ -1,17 +1,40 @@
 """Ports of this machine for the tests' own servers."""
 
+import fcntl
 import random
 import socket
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import IO, Final
+
+_RANGE: Final = range(10_000, 32_000)  # below the ephemeral ports, of which sglang opens many
+_SHARE: Final = 1000  # ports that one process has to itself
+_held: list[IO[bytes]] = []  # the lock on them, as long as the process lives
 
 
 def free_port() -> int:
-    """A port nobody listens on, below the ephemeral range, where sglang opens many of its own.
+    """A port nobody listens on, of those that no other process of any run of the tests takes one from.
 
-    By the system's dice: two runs of the tests on one machine do not take the same one, nor two forks of one process.
+    Between the choice of a port and its use lies the start of a server: time enough for another run to choose it too.
     """
     dice = random.SystemRandom()
     while True:
-        port = dice.randrange(20000, 32000)
+        port = dice.choice(_share())
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) != 0:
                 return port
+
+
+@cache
+def _share() -> range:
+    """The ports of this process, its forks included; all of them where others have every share."""
+    for start in random.SystemRandom().sample(_RANGE[::_SHARE], len(_RANGE) // _SHARE):
+        try:
+            lock = Path(tempfile.gettempdir(), f"deploy-test-ports-{start}").open("ab")
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another's
+            continue
+        _held.append(lock)
+        return range(start, start + _SHARE)
+    return _RANGE
