@@ -102,8 +102,9 @@ class _Release:
         return wheel
 
     def lines(self) -> Iterator[YamlLine]:
-        yield YamlLine(path=("source",), value=f"sglang wheel {self.request.what}")
-        yield YamlLine(path=("version",), value=self.request.what, comment="sglang/_version.py in its wheel")
+        found = wheel_version(self.wheel)  # first: of a version that is not there nothing else is asked
+        yield YamlLine(path=("source",), value=f"sglang wheel {found}")
+        yield YamlLine(path=("version",), value=found, comment="sglang/_version.py in its wheel")
 
     def asked(self) -> Mapping[str, Problem]:
         local = "or name an image that is on this machine instead of the version: `deploy onboard engine IMAGE`"

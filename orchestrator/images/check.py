@@ -4,6 +4,7 @@ import re
 import sys
 import tempfile
 import zipfile
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from orchestrator.images.client import Docker
 from orchestrator.images.sources import program_paths
 from orchestrator.patches import Patch, manifest, read_diffs, read_ledger
 
+_VERSIONS: Final = re.compile(r"\(from versions: ([^)]+)\)")  # pip, of a requirement that none satisfies
+_NEAR: Final = 2
 _WHEEL: Final = "such as 0.5.15.post1, or a wheel file"
 _VERSION_LINE: Final = re.compile(r"^__version__ = .*'(.+)'$", re.MULTILINE)  # as images/apply_patches.py reads it
 _CHECK: Final = ("check", "--manifest", "-")
@@ -147,6 +150,32 @@ def wheel_version(wheel: Path) -> str | None:
     return named and named[1]
 
 
+def _no_wheel(version: str, said: str) -> UsageError:
+    """Why pip gave none: there is no such version, and these are near; or else what it said."""
+    listed = _VERSIONS.search(said)
+    if listed is None or not (near := _nearest(Version(version), listed[1].split(", "))):
+        download = quote(["pip", "download", f"sglang=={version}"])
+        return UsageError(
+            f"the package index gave no wheel of sglang {version}",
+            details=said.strip()[-2000:],
+            hint=f"download it yourself and give the file: `{download}`",
+        )
+    names = ", ".join(f"`{each}`" for each in near)
+    return UsageError(
+        f"the package index has no sglang {version}", hint=f"the nearest it has: {names}; or give a wheel file"
+    )
+
+
+def _nearest(version: Version, listed: Sequence[str]) -> list[str]:
+    """The next ones below it and above it that are listed, a few, in their order."""
+    try:
+        ordered = sorted(map(Version, listed))
+    except InvalidVersion:
+        return []
+    at = bisect_left(ordered, version)
+    return [str(each) for each in ordered[max(at - _NEAR, 0) : at + _NEAR]]
+
+
 def fetch_wheel(version: str, folder: Path) -> Path:
     """The wheel of one sglang version in `folder`, downloaded where it is missing.
 
@@ -164,9 +193,5 @@ def fetch_wheel(version: str, folder: Path) -> Path:
         done = run(own("pip", "download", *options, f"sglang=={version}"))
         found = sorted(Path(partial).glob("sglang-*.whl"))
         if not done.ok or not found:
-            raise UsageError(
-                f"the package index gave no wheel of sglang {version}",
-                details=done.stderr.strip()[-2000:],
-                hint=f"download it yourself and give the file: `{quote(['pip', 'download', f'sglang=={version}'])}`",
-            )
+            raise _no_wheel(version, done.stderr)
         return found[0].rename(folder / found[0].name)

@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator.cli.images import check_patches
 from orchestrator.core.errors import PatchError, UsageError
+from orchestrator.core.shell import ProgramResult
 from orchestrator.images import PatchState, SourceChecker, fetch_wheel
 from orchestrator.images.check import aiter_beside, package_in
 
@@ -50,6 +51,27 @@ def test_a_version_is_a_version(tmp_path: Path, version: str) -> None:
     with pytest.raises(UsageError, match="is not a version of sglang"):
         fetch_wheel(version, tmp_path)
     assert fetch_wheel("v0.5.14", tmp_path).name == "sglang-0.5.14-py3-none-any.whl"
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        ("0.5.9, 0.5.10, 0.5.10.post1, 0.5.12, 0.5.13", "nearest it has: `0.5.10`, `0.5.10.post1`, `0.5.12`, `0.5.13`"),
+        ("0.5.9, 0.5.10", "the nearest it has: `0.5.9`, `0.5.10`"),
+        ("none", "download it yourself"),  # as pip says it where the index cannot be reached
+    ],
+)
+def test_of_a_version_that_is_not_there_the_nearest_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, said: str
+) -> None:
+    stderr = f"ERROR: Could not find a version that satisfies the requirement sglang==0.5.11 (from versions: {listed})"
+    monkeypatch.setattr(
+        "orchestrator.images.check.run", lambda _: ProgramResult(argv=(), code=1, stdout="", stderr=stderr)
+    )
+    with pytest.raises(UsageError) as error:
+        fetch_wheel("0.5.11", tmp_path)
+    assert said in error.value.hint
+    assert ("from versions" in error.value.details) == (listed == "none")
 
 
 @pytest.mark.parametrize(
