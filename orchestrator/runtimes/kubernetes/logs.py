@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from itertools import dropwhile
+from itertools import chain, dropwhile
 from math import inf
 from typing import Final, TypeAlias
 
@@ -46,10 +46,14 @@ class NewLines:
         """kubectl's, for a stream of a pod that is taken up where those before have ended."""
         if pod != self._pod:
             self._pod, self._last = pod, ()
-        self._given, self._rest = self._last, b""
+        self.begin()
         since = _moment(self._last)[0] if self._last else self._since
         moment = (f"--since-time={since.astimezone(UTC).strftime('%Y-%m-%dT%H:%M:%SZ')}",) if since else ()
         return "--timestamps", *moment, pod
+
+    def begin(self) -> None:
+        """The next piece is the first of its stream, whichever was read since its words were asked for."""
+        self._given, self._rest = self._last, b""
 
     def of(self, piece: bytes) -> bytes:
         """The new lines that a piece of the stream completes."""
@@ -82,16 +86,14 @@ class ServerLog:
         """Whole lines of what is there."""
         _, view = self._look()
         if view is not None and has_started(view.pod):
-            yield from self._before(view)
-            yield from self._pieces(view)
+            yield from self._runs(view)
 
     def follow(self) -> Iterator[bytes]:
         """The same, and what comes, until the server is gone. Waits for its next run, or its next pod."""
         while True:
             there, view = self._look()
             if view is not None and self._has_more(view):
-                yield from self._before(view)
-                yield from self._pieces(view, "--follow")
+                yield from self._runs(view, "--follow")
             elif not there:
                 return
             time.sleep(_PAUSE)
@@ -102,7 +104,8 @@ class ServerLog:
             _, view = self._look()
             if view is None or time.monotonic() - self._ended < _PAUSE or not self._has_more(view):
                 return
-            yield from Lines(whole_lines(self._before(view)))
+            if view.restarts:
+                yield from Lines(whole_lines(self._pieces(view, "--previous")))
             self._following = self._start(view, "--follow")
         data, ended = _at_hand(self._following)
         if ended:
@@ -122,20 +125,35 @@ class ServerLog:
         self._read = run
         return more
 
-    def _before(self, view: PodView) -> Iterator[bytes]:
-        """What the run before has written: all of it, or what came after its stream had ended."""
+    def _runs(self, view: PodView, *options: str) -> Iterator[bytes]:
+        """The run before, where there is one, and the one that runs.
+
+        A restart comes between any two questions. Once the stream gives something its run is certain, and so is the one
+        before it, which is then asked for (again) and comes first.
+        """
         if view.restarts:
             yield from self._pieces(view, "--previous")
+        with self._start(view, *options) as program:
+            first = _next(program)
+            yield from self._pieces(view, "--previous")
+            self._lines.begin()
+            for piece in chain([first], iter(lambda: _next(program), b"")):
+                yield self._lines.of(piece)
 
     def _pieces(self, view: PodView, *options: str) -> Iterator[bytes]:
         with self._start(view, *options) as program:
-            for piece in iter(lambda: program.output.read1(_PIECE), b""):  # type: ignore[attr-defined]
+            for piece in iter(lambda: _next(program), b""):
                 yield self._lines.of(piece)
 
     def _start(self, view: PodView, *options: str) -> Program:
         return self._cluster.start(
             "logs", "--container", CONTAINER, *options, *self._lines.words(view.name), errors=DEVNULL
         )
+
+
+def _next(program: Program) -> bytes:
+    """What it writes next, empty at its end."""
+    return program.output.read1(_PIECE)  # type: ignore[attr-defined, no-any-return]
 
 
 def _at_hand(program: Program) -> tuple[bytes, bool]:

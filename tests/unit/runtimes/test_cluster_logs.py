@@ -1,11 +1,19 @@
 """The lines of a pod's log, each once, out of streams that kubectl gives. The shapes are those of kubelet 1.20."""
 
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.runtimes.kubernetes.logs import NewLines
+from orchestrator.runtimes.kubernetes.kubectl import Cluster
+from orchestrator.runtimes.kubernetes.logs import NewLines, ServerLog
+from orchestrator.runtimes.kubernetes.state import PodView
 
 
 def stamped(second: int, text: str, *, nano: int = 0, zone: str = "Z") -> bytes:
@@ -72,6 +80,34 @@ def test_a_long_line_is_put_together_and_an_endless_one_is_cut() -> None:
     endless = b"".join(stamped(2, entry, nano=number)[:-1] for number in range(70))
     assert len(lines.of(endless)) > 1 << 20
     assert lines.of(stamped(3, "after")) == b"after\n"
+
+
+class Restarting:
+    """A cluster whose pod has been started again, which its API server does not say yet."""
+
+    def __init__(self, previous: bytes, stream: bytes) -> None:
+        self.previous, self.stream = previous, stream
+
+    @contextmanager
+    def start(self, *words: str, **_: object) -> Iterator[Any]:
+        yield SimpleNamespace(
+            output=io.BufferedReader(io.BytesIO(self.previous if "--previous" in words else self.stream))
+        )
+
+
+@pytest.mark.parametrize(
+    ("previous", "stream"),
+    [
+        (stamped(1, "one"), stamped(2, "two")),  # it was before the stream began
+        (stamped(1, "one") + stamped(2, "two"), stamped(1, "one") + stamped(2, "two")),  # and after
+        (b"", stamped(1, "one") + stamped(2, "two")),  # it was not at all
+    ],
+)
+def test_a_restart_between_two_questions_loses_nothing(previous: bytes, stream: bytes) -> None:
+    running = {"name": "server", "restartCount": 0, "state": {"running": {"startedAt": "2026-11-22T10:00:00Z"}}}
+    view = PodView(pod={"metadata": {"name": "a"}, "status": {"containerStatuses": [running]}})
+    log = ServerLog(cast("Cluster", Restarting(previous, stream)), lambda: (True, view))
+    assert b"".join(log.so_far()) == b"one\ntwo\n"
 
 
 @given(st.lists(st.integers(1, 40), max_size=12), st.integers(1, 50))

@@ -1,0 +1,97 @@
+"""How often a cluster is asked, and what is told of one that does not answer: with a kubectl that is a script."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import HostError
+from orchestrator.core.paths import Home
+from orchestrator.runtimes import Status, UnansweredError
+from orchestrator.runtimes.kubernetes import sightings
+from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
+
+SERVERS = 50
+# It notes what it is asked; the cluster `gone` does not answer, the other one while there is no file `silent`.
+KUBECTL = """#!/bin/sh
+cd "$(dirname "$0")" && echo "$@" >> asked
+case "$* $(ls)" in *"context gone"*|*silent*) echo "Unable to connect to the server: i/o timeout" >&2; exit 1 ;; esac
+cat answer.json
+"""
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the script, which knows fifty servers that run."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "kubectl").write_text(KUBECTL)
+    (folder / "kubectl").chmod(0o755)
+    items = [each for number in range(SERVERS) for each in server(number)]
+    (folder / "answer.json").write_text(json.dumps({"items": items}))
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    monkeypatch.setattr(sightings, "_FRESH", 0.0)  # whatever was seen is old
+    return folder
+
+
+def server(number: int) -> Iterator[dict[str, object]]:
+    said = {"deploy.plan": "0", "deploy.profile": "p", "deploy.url": "http://x:1"}
+    about = {"labels": {"deploy.name": f"s{number}"}, "annotations": said, "creationTimestamp": "2026-11-22T10:00:00Z"}
+    running = {"name": "server", "restartCount": 0, "state": {"running": {"startedAt": "2026-11-22T10:00:00Z"}}}
+    yield {"kind": "Deployment", "metadata": {**about, "uid": f"u{number}"}, "spec": {"replicas": 1}}
+    pod = {"kind": "Pod", "metadata": {**about, "name": f"p{number}", "uid": f"v{number}"}, "spec": {"nodeName": "n"}}
+    yield {**pod, "status": {"phase": "Running", "containerStatuses": [running]}}
+
+
+def home_with(folder: Path, *contexts: str | None) -> Home:
+    """From which a server was started in each of these clusters."""
+    home = Home(folder / "home")
+    for context in contexts:
+        run = home.runs / f"in-{context}" / "20261122T000000Z-00000000"
+        run.mkdir(parents=True)
+        (run / "plan.json").write_text(json.dumps({"kubernetes": {"context": context, "namespace": "default"}}))
+        (run / "plan.json").chmod(0o600)
+    return home
+
+
+def asked(kubectl: Path) -> int:
+    return len((kubectl / "asked").read_text().splitlines())
+
+
+def test_a_list_of_all_asks_a_cluster_once(kubectl: Path, tmp_path: Path) -> None:
+    runtime = KubernetesRuntime(home_with(tmp_path, None))
+    handles = runtime.find()
+    assert [runtime.state(handle).status for handle in handles] == [Status.RUNNING] * SERVERS
+    assert asked(kubectl) == 1
+    runtime.state(handles[0])
+    assert asked(kubectl) == 2
+
+
+def test_a_cluster_that_is_gone_hides_no_other(kubectl: Path, tmp_path: Path) -> None:
+    runtime = KubernetesRuntime(home_with(tmp_path, "gone", "near"))
+    with pytest.raises(UnansweredError, match="the cluster of context `gone` does not answer") as caught:
+        runtime.find()
+    assert len(caught.value.found) == SERVERS
+    assert asked(kubectl) == 2
+
+
+def test_an_outage_is_told_once_and_ends(
+    kubectl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = KubernetesRuntime(home_with(tmp_path, None))
+    handle = runtime.find()[0]
+    runtime.state(handle)
+    (kubectl / "silent").touch()
+    for _ in range(3):
+        assert runtime.state(handle).status is Status.RUNNING
+    (kubectl / "silent").unlink()
+    runtime.state(handle)
+    said = capsys.readouterr().err
+    assert said.count("does not answer: waiting for it for 5 min") == 1
+    assert said.count("the cluster answers again") == 1
+
+    (kubectl / "silent").touch()
+    monkeypatch.setattr(sightings, "OUTAGE", 0.0)
+    with pytest.raises(HostError, match="does not answer"):
+        runtime.state(handle)
