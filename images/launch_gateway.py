@@ -1,10 +1,10 @@
-"""Start SGLang's gateway as `smg launch` does: clients' key from a file, and nobody adds or removes servers.
+"""Start SGLang's gateway as `smg launch` does: its keys from a file, and no client adds or removes servers.
 
     python launch_gateway.py [options of smg launch] [--config FILE]
 
-FILE is YAML with the key `api-key`, which clients have to give and the servers too. It is read once and may be a FIFO.
-Without it the gateway answers everyone who reaches it, but for what changes the servers it stands before: that takes a
-key which is made here and told to nobody. Runs in the environment of images/smg-*.txt.
+FILE is YAML with two keys: `api-key`, which clients have to give and the servers too, and `control-key`, which adds
+and removes servers. It is read once and may be a FIFO. Without `api-key` the gateway answers everyone who reaches it;
+without `control-key` that key is made here and told to nobody. Runs in the environment of images/smg-*.txt.
 """
 
 import secrets
@@ -25,7 +25,8 @@ def main() -> None:
         del options[place : place + 2]
     arguments = parse_router_args(options)
     arguments.api_key = config.get("api-key")
-    arguments.control_plane_api_keys = [("launcher", "launcher", secrets.token_hex(32), "admin")]
+    control = config.get("control-key") or secrets.token_hex(32)
+    arguments.control_plane_api_keys = [("launcher", "launcher", control, "admin")]
     launch_router(arguments)
 
 

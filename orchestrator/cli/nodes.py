@@ -114,7 +114,7 @@ def _show_status(results: "Sequence[NodeResult]", *, as_json: bool) -> None:
         return
     servers = {server["name"]: label for label, found in told.items() for server in found or ()}
     if servers:
-        found = [ServerStatus(**server) for each in told.values() for server in each or ()]
+        found = [ServerStatus.from_dict(server) for each in told.values() for server in each or ()]
         out(status_table(found, nodes=servers, width=terminal_width()))
     elif not any(each.code for each in results):
         say("nothing runs there")

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from orchestrator.commands.bring_up import Up
 
 StrictKernels: TypeAlias = Annotated[bool, typer.Option("--strict-kernels", help="fail on an untuned MoE kernel")]
+OnlyOption: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="of several replicas, replace only so many, to look at them")
+]
 TimeoutOption: TypeAlias = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="give up after this long; default: when the start makes no progress"),
@@ -57,7 +60,10 @@ def up(
     ] = False,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="the server's name; default: the profile's")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be started, and stop")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="stop a server of that name first")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="stop a server of that name first; several replicas one by one")
+    ] = False,
+    only: OnlyOption = None,
     keep: Annotated[bool, typer.Option("--keep", help="leave a failed server running, to look at it")] = False,
     stage: Annotated[bool, typer.Option("--stage/--no-stage", help="download a missing checkpoint, or refuse")] = True,
     accept_untuned: AcceptUntuned = False,
@@ -85,6 +91,7 @@ def up(
         host=host,
         image=image,
         replace=replace,
+        only=only,
         keep=keep,
         stage=stage,
         accept_untuned=accept_untuned,

@@ -16,6 +16,7 @@ from orchestrator.commands.steps import starting
 from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.console import say, warn
 from orchestrator.core.errors import DeployError, HostError, Interrupted
+from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.core.shell import quote
 from orchestrator.core.signals import heard, held, unheard
@@ -49,20 +50,31 @@ class Start:
     key: Secret | None
     proven: Callable[[], None] = unheard
 
+    @property
+    def secrets(self) -> dict[str, Secret]:
+        """The variables that its servers are given, by name."""
+        variable = self.artifacts.plan.server.api_key_env
+        return {variable: self.key} if variable and self.key else {}
 
-def bring_up(start: Start, servers: Fleet) -> Up:
-    """Start, await, prove; whatever ends that, nothing of it is left. Raises a DeployError, or what interrupted it."""
-    name, plan, key = start.name, start.artifacts.plan, start.key
-    runtime = servers.runtimes[plan.runtime]
-    run = open_run(servers.home, name, plan)
-    request = start.request
-    lock = lock_of_start(plan, request.profile, request.overrides, servers.home, run.path)
-    rendered = (*rendered_files(start.artifacts, name), *kept_files(plan, servers.home), lock)
+
+def open_start(start: Start, home: Home) -> RunDir:
+    """A run directory of its own, with what is kept of every start. Raises HostError."""
+    plan, request = start.artifacts.plan, start.request
+    run = open_run(home, start.name, plan)
+    lock = lock_of_start(plan, request.profile, request.overrides, home, run.path)
+    rendered = (*rendered_files(start.artifacts, start.name), *kept_files(plan, home), lock)
     run.write(rendered)
     for file, record in start.records.items():
         run.save(file, record)
     run.save(FILES_FILE, {"files": [file.path for file in rendered]})
-    secrets = {plan.server.api_key_env: key} if plan.server.api_key_env and key else {}
+    return run
+
+
+def bring_up(start: Start, servers: Fleet) -> Up:
+    """Start, await, prove; whatever ends that, nothing of it is left. Raises a DeployError, or what interrupted it."""
+    name, plan, key, secrets = start.name, start.artifacts.plan, start.key, start.secrets
+    runtime = servers.runtimes[plan.runtime]
+    run = open_start(start, servers.home)
     handle = None
     with held():  # whatever ends the block below, nothing more interrupts the taking down
         try:
@@ -74,7 +86,9 @@ def bring_up(start: Start, servers: Fleet) -> Up:
                     seconds = await_ready(handle, runtime, plan=plan, key=key, timeout=timeout, about=about)
                     report = prove(handle, runtime, plan=plan, key=key)
                 else:
-                    several = Several(artifacts=start.artifacts, name=name, run=run, key=key, runtime=runtime)
+                    several = Several(
+                        artifacts=start.artifacts, name=name, run=run, home=servers.home, key=key, runtime=runtime
+                    )
                     seconds = several.start_servers(secrets, timeout=start.request.timeout)
                     handle = several.start_gateway(secrets)
                     report = several.report
@@ -118,17 +132,18 @@ def _give_up(
     if handle is None:
         keep_ending(run, why_failed(failure))
         return Interrupted("interrupted", hint="nothing was started") if interrupted else error
-    detail = "" if keep else _take_down(handle, runtime, run, why_failed(failure))
+    detail = "" if keep else take_down(handle, runtime, run, why_failed(failure))
     if not isinstance(failure, DeployError):
         return failure
     if keep:
         failure.hint = f"`{handle.name}` is kept: `deploy logs {handle.name}`, then `deploy down {handle.name}`"
     if not interrupted:
-        failure.details = "\n\n".join(filter(None, [failure.details, _explanation(runtime, handle, detail)]))
+        failure.details = "\n\n".join(filter(None, [failure.details, explanation(runtime, handle, detail)]))
     return failure
 
 
-def _explanation(runtime: Runtime, handle: Handle, detail: str) -> str:
+def explanation(runtime: Runtime, handle: Handle, detail: str) -> str:
+    """What the log of a server that was taken down gives away, unless that is interrupted."""
     try:
         with heard():
             return explain_failure(runtime, handle, detail)
@@ -136,7 +151,7 @@ def _explanation(runtime: Runtime, handle: Handle, detail: str) -> str:
         return "diagnosis: interrupted"
 
 
-def _take_down(handle: Handle, runtime: Runtime, run: RunDir, why: str) -> str:
+def take_down(handle: Handle, runtime: Runtime, run: RunDir, why: str) -> str:
     """Stop a server whatever else fails, and return what its runtime knew of its end."""
     try:
         return runtime.state(handle).detail

@@ -30,7 +30,7 @@ from orchestrator.prove import (
     target_of,
     wait,
 )
-from orchestrator.runtimes import Handle, Runtime, ServerState, Status
+from orchestrator.runtimes import Handle, Runtime, ServerState, Status, start_of
 
 AGAIN: Final = "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` starts it anew"
 
@@ -80,18 +80,27 @@ def await_ready(
 def prove(handle: Handle, runtime: Runtime, *, plan: Plan, key: Secret | None) -> SmokeReport:
     """Run the smoke test, with the known faults that the server's log shows without its having failed.
 
-    Of several servers each is tested by itself, and then what only their gateway can fail at.
+    Of several servers each is tested by itself, by the plan of the start it is of, and then what only their gateway can
+    fail at.
     """
     if handle.replicas:
         checks = [
             check
-            for number, (server, replica) in enumerate(zip(handle.replicas, replica_plans(plan), strict=True), start=1)
-            for check in of_replica(number, prove(server, runtime, plan=replica, key=key))
+            for number, server in enumerate(handle.replicas, start=1)
+            for check in of_replica(
+                number,
+                prove(server, runtime, plan=replica_plans(_plan_of(server) or plan)[number - 1], key=key),
+            )
         ]
         checks += gateway_checks(target_of(plan, url=handle.url, api_key=key), plan.replicas)
         return SmokeReport(url=handle.url, served_name=plan.model.served_name, checks=tuple(checks))
     target = target_of(plan, url=handle.url, api_key=key)
     return smoke_test(target, faults=lambda: faults(runtime.logs(handle, follow=False)))
+
+
+def _plan_of(server: Handle) -> Plan | None:
+    """The plan of the start that one of several servers is of."""
+    return read_plan(RunDir(start_of(server)))
 
 
 def of_replica(number: int, report: SmokeReport) -> list[CheckResult]:

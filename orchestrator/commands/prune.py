@@ -30,7 +30,7 @@ from orchestrator.commands.servers import PARTS_FILE, Fleet
 from orchestrator.core.console import note
 from orchestrator.core.errors import DeployError, HostError, Problem, StartError
 from orchestrator.core.nearest import did_you_mean
-from orchestrator.runtimes import LOG, REGISTRY, Status, runtime_kind
+from orchestrator.runtimes import LOG, REGISTRY, Status, run_dirs, runtime_kind
 
 _LAST: Final = (FILES_FILE, "plan.json")  # removed after what they tell of, and before the record of an end
 _OURS: Final = frozenset(
@@ -137,13 +137,13 @@ class _Found:
 
     @classmethod
     def of(cls, servers: Fleet, name: str) -> "_Found":
-        run_dirs: list[Path] = []
+        found: list[Path] = []
         asked = set()
         for kind, runtime in servers.runtimes.items():
             with suppress(HostError):
-                run_dirs += [Path(handle.run_dir) for handle in runtime.find(name)]
+                found += run_dirs(runtime.find(name))
                 asked.add(kind)
-        return cls(tuple(run_dirs), frozenset(asked))
+        return cls(tuple(found), frozenset(asked))
 
     def may_run(self, run: RunDir, *, empty: bool) -> str:
         """Why its server may still run; "" for one that is known to have ended.

@@ -32,9 +32,9 @@ def restart(name: str, home: Home, *, healing: Callable[[Fleet], object] | None 
         )
     again = f"`deploy restart {name}`"
     if healing is not None:
-        request = replace(request, replace=True, run=str(run.path), keep=False, healing=True)
+        request = replace(request, replace=True, run=str(run.path), keep=False, healing=True, only=None)
         return up(request, home, again=again, claimed=healing)
-    request = replace(request, healing=False)
+    request = replace(request, healing=False, only=None)
     if request.run is not None:  # it was started as an earlier one was, and so it is again
         return up(replace(request, replace=True, run=str(run.path)), home, again=again)
     before, (now, _) = read_plan(run), planned(request.profile, request.overrides, home)

@@ -41,7 +41,7 @@ def request_from(run: RunDir) -> UpRequest:
             hint="`deploy up PROFILE` starts a profile",
         )
     return dataclasses.replace(
-        request, name=run.path.parent.name, replace=False, keep=False, run=str(run.path), healing=False
+        request, name=run.path.parent.name, replace=False, keep=False, run=str(run.path), healing=False, only=None
     )
 
 
@@ -68,6 +68,7 @@ def once_more(text: str, given: UpRequest, home: Home) -> UpRequest:
         host=given.host or was.host,
         replace=given.replace,
         keep=given.keep,
+        only=given.only,
         timeout=given.timeout or was.timeout,
     )
 

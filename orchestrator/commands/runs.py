@@ -120,7 +120,7 @@ def claim(home: Home, name: str) -> Iterator[None]:
     try:
         lock = open_lock(home.make_runs(name) / ".lock")
     except OSError as error:
-        raise _unwritable(home, error) from error
+        raise unwritable(home, error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -168,7 +168,7 @@ def open_run(home: Home, name: str, plan: Plan) -> RunDir:
         first = home.make_runs(name) / f"{datetime.now(UTC).strftime(_TIME)}-{plan.digest[:8]}"
         return RunDir(_make_folder(first))
     except OSError as error:
-        raise _unwritable(home, error) from error
+        raise unwritable(home, error) from error
 
 
 def _make_folder(first: Path) -> Path:
@@ -184,7 +184,8 @@ def _make_folder(first: Path) -> Path:
             return path
 
 
-def _unwritable(home: Home, error: OSError) -> HostError:
+def unwritable(home: Home, error: OSError) -> HostError:
+    """What is raised where nothing can be kept of a start."""
     why = f"cannot write below `{home.root}`: {error.strerror}"
     return HostError(why, where=str(error.filename or home.root), hint="set DEPLOY_HOME")
 

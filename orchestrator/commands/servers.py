@@ -23,6 +23,8 @@ from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret, know_variable
 from orchestrator.engine import parts, read_key
+from orchestrator.plan import Plan
+from orchestrator.plan.replicas import replica_plans
 from orchestrator.render import replica_folder
 from orchestrator.runtimes import REGISTRY, Handle, Runtime, RuntimeKind, Status, UnansweredError
 
@@ -157,6 +159,13 @@ def lost_parts(runtime: Runtime, handle: Handle) -> str:
     return f"{', '.join(lost)} {'has' if len(lost) == 1 else 'have'} ended while the server runs" if lost else ""
 
 
+def of_other_plans(handle: Handle, plan: Plan) -> str:
+    """Which servers behind a gateway are those of other plans: `replica 2 of 2 has another`; "" where none is."""
+    planned = {replica_folder(number): each.digest for number, each in enumerate(replica_plans(plan), start=1)}
+    others = [server for server in handle.replicas if server.plan_digest != planned.get(Path(server.run_dir).name)]
+    return ", ".join(f"{Path(other.run_dir).name.replace('-', ' ')} of {plan.replicas} has another" for other in others)
+
+
 def _lost_servers(runtime: Runtime, handle: Handle) -> Iterator[str]:
     """What has ended behind a gateway: a server, or a part of one that runs on."""
     plan = read_plan(RunDir(Path(handle.run_dir)))
@@ -167,6 +176,6 @@ def _lost_servers(runtime: Runtime, handle: Handle) -> Iterator[str]:
         if server is None:
             yield f"{which} has no record that can be read"
         elif (state := runtime.state(server)).status is not Status.RUNNING:
-            yield f"{which} does not run: {state.ending}"
+            yield f"{which} does not run: {'it was stopped' if state.status is Status.ABSENT else state.ending}"
         elif lost := lost_parts(runtime, server):
             yield f"{which}: {lost}"

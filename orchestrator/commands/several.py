@@ -6,13 +6,16 @@ The servers start at once and each is proved by itself; the gateway comes last, 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from orchestrator.commands.control import make_control_key
 from orchestrator.commands.proof import await_ready, of_replica, prove
 from orchestrator.commands.runs import RunDir
 from orchestrator.commands.servers import note_gateway
 from orchestrator.commands.steps import starting
 from orchestrator.core.console import say
 from orchestrator.core.errors import NotReadyError
+from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
+from orchestrator.engine.gateway import CONTROL_KEY
 from orchestrator.plan import Plan
 from orchestrator.prove import CheckResult, SmokeReport, gateway_checks, target_of, wait_for_gateway
 from orchestrator.render import Artifacts, replica_folder
@@ -26,6 +29,7 @@ class Several:
     artifacts: Artifacts
     name: str
     run: RunDir
+    home: Home
     key: Secret | None
     runtime: Runtime
     _servers: list[Handle] = field(default_factory=list)
@@ -72,7 +76,8 @@ class Several:
     def start_gateway(self, secrets: Mapping[str, Secret]) -> Handle:
         """Start it before servers that serve, wait until it counts them all, and prove it. Raises NotReadyError."""
         gateway = replace(self.artifacts, replicas=())
-        own = self.runtime.start(gateway, name=self.name, run_dir=self.run.path, secrets=secrets)
+        given = {**secrets, CONTROL_KEY: make_control_key(self.run.path, self.home)}
+        own = self.runtime.start(gateway, name=self.name, run_dir=self.run.path, secrets=given)
         count = len(self._servers)
         wait_for_gateway(own.url, servers=count, state=lambda: self.runtime.state(own))
         note_gateway(self.run, self._seconds)

@@ -1,13 +1,16 @@
 """`deploy status`: what runs, as the runtimes and the servers themselves tell it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import Any
 
+from orchestrator.commands.runs import RunDir
 from orchestrator.commands.servers import Fleet, lost_parts
 from orchestrator.core.console import table
 from orchestrator.core.errors import HostError, SmokeError
-from orchestrator.runtimes import Handle, Status
+from orchestrator.runtimes import Handle, ServerState, Status, start_of
 
 _ASKED_AT_ONCE = 16
 
@@ -30,6 +33,17 @@ class ServerStatus:
     exit_code: int | None
     detail: str
     run_dir: str
+    replicas: "tuple[ServerStatus, ...]" = ()  # of several servers each; its plan is that of the start it is of
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "ServerStatus":
+        """Back from `to_dict`."""
+        return cls(**{**data, "replicas": tuple(cls.from_dict(each) for each in data.get("replicas", ()))})
+
+    @property
+    def rows(self) -> "tuple[ServerStatus, ...]":
+        """It, and below it the servers behind it while not all of them are of one plan."""
+        return (self, *(self.replicas if len({each.plan for each in self.replicas}) > 1 else ()))
 
     def to_dict(self) -> dict[str, object]:
         """As plain data."""
@@ -72,12 +86,13 @@ def status_table(
     asked = any(server.health for server in found)
     rows = [
         (
-            *([nodes[server.name]] if nodes else []),
+            *([nodes[whole.name]] if nodes else []),
             *(server.name, server.profile, server.runtime, _state(server)),
             *([server.health] if asked else []),
             *(server.url, server.plan[:12]),
         )
-        for server in found
+        for whole in found
+        for server in whole.rows
     ]
     health = ["health"] if asked else []
     return table(
@@ -93,6 +108,18 @@ def _status(servers: Fleet, handle: Handle, *, ask: bool) -> ServerStatus:
     looked = asked or (handle.replicas and state.status is Status.RUNNING)  # an ended replica costs no question
     lost = lost_parts(servers.runtime(handle), handle) if looked else ""
     health = "unhealthy" if lost else _health(handle) if asked else ""
+    whole = _told(handle, state, health=health, detail=lost or state.detail)
+    behind = servers.runtime(handle)
+    return replace(whole, replicas=tuple(_of_replica(server, behind.state(server)) for server in handle.replicas))
+
+
+def _of_replica(server: Handle, state: ServerState) -> ServerStatus:
+    start, folder = RunDir(start_of(server)), Path(server.run_dir).name
+    told = _told(server, state, health="", detail=state.detail)
+    return replace(told, name=f"{server.name}/{folder}", plan=start.digest or server.plan_digest)
+
+
+def _told(handle: Handle, state: ServerState, *, health: str, detail: str) -> ServerStatus:
     return ServerStatus(
         name=handle.name,
         profile=handle.profile,
@@ -106,7 +133,7 @@ def _status(servers: Fleet, handle: Handle, *, ask: bool) -> ServerStatus:
         age=state.age(),
         restarts=state.restarts,
         exit_code=state.exit_code,
-        detail=lost or state.detail,
+        detail=detail,
         run_dir=handle.run_dir,
     )
 

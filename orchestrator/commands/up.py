@@ -34,19 +34,20 @@ from orchestrator.commands.prepare import bring_checkpoint, far_headers, known_h
 from orchestrator.commands.proof import answers
 from orchestrator.commands.ready import ready_plan, ready_preview, require_contained
 from orchestrator.commands.recorded import recorded, recorded_rows
+from orchestrator.commands.rolling import require_one_by_one, roll
 from orchestrator.commands.runs import RunDir, claim, latest_run, open_run, read_plan
-from orchestrator.commands.servers import Fleet, api_key, fleet, lost_parts
+from orchestrator.commands.servers import Fleet, api_key, fleet, lost_parts, of_other_plans
 from orchestrator.commands.steps import steps_text
 from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.console import note, warn
-from orchestrator.core.errors import DeployError, Interrupted, NameTakenError, StartError
+from orchestrator.core.errors import DeployError, Interrupted, NameTakenError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.signals import unheard
 from orchestrator.kernels import applies_to
 from orchestrator.plan import Plan, changes
 from orchestrator.render import Artifacts
-from orchestrator.runtimes import Place, Status
+from orchestrator.runtimes import Handle, Place, Status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,23 +124,26 @@ def up(
         plan = _with_fusion_told(plan, request, place)
         if (running := _already_up(servers, name, plan=plan, request=request)) is not None:
             return running
+        standing = _standing_several(servers, name)
+        if standing is not None:
+            old = read_plan(RunDir(Path(standing.run_dir)))
+            require_one_by_one(old or plan, plan, name, request)
+        elif request.only is not None:
+            raise UsageError(f"`--only` is for several replicas that run, and none run as `{name}`")
         _tell_hazards(plan)
         prepared = prepare(_artifacts(request, plan, inputs, rows, place), place)
         for hazard in image_hazards(plan, prepared.image) if prepared.image else ():
             warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
         if servers.find(name):
             _require_writable(home, name, prepared.artifacts)
+        records = {**prepared.records, "up.json": _record(request, name)}
+        start = Start(name=name, request=request, artifacts=prepared.artifacts, records=records, key=key, proven=proven)
+        if standing is not None:
+            return roll(start, servers, standing, place)
         with _way_back(servers, name, again):
             _make_room(servers, name, why=HEALING if request.healing else "replaced")
             machine = require_machine(prepared.artifacts.plan, place)
-            records = {
-                **prepared.records,
-                "host.json": machine.to_dict(),
-                "up.json": _record(request, name),
-            }
-            start = Start(
-                name=name, request=request, artifacts=prepared.artifacts, records=records, key=key, proven=proven
-            )
+            start = replace(start, records={**records, "host.json": machine.to_dict()})
             return bring_up(start, servers)
 
 
@@ -154,6 +158,13 @@ def _decided(request: UpRequest, home: Home) -> tuple[Plan, dict[str, bytes]]:
     if request.lock is not None:
         return locked(Path(request.lock), home)
     return planned(request.profile, request.overrides, home)
+
+
+def _standing_several(servers: Fleet, name: str) -> Handle | None:
+    """The servers of that name behind a gateway that runs, each started by itself; None where there are none."""
+    found = [handle for handle in servers.find(name) if handle.replicas]
+    running = (handle for handle in found if servers.runtime(handle).state(handle).status is Status.RUNNING)
+    return next(running, None)
 
 
 def _record(request: UpRequest, name: str) -> dict[str, object]:
@@ -201,7 +212,8 @@ def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) ->
     """
     for handle in () if request.replace else servers.find(name):
         state = servers.runtime(handle).state(handle)
-        hint = f"`{request.command(name)} --replace` stops it first; or take another name with `--name`"
+        first = "replaces one replica after the other" if handle.replicas else "stops it first"
+        hint = f"`{request.command(name)} --replace` {first}; or take another name with `--name`"
         if state.status is Status.UNKNOWN:
             if state.started_at is None:  # no record that can be read
                 continue
@@ -219,6 +231,11 @@ def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) ->
             continue
         if lost := lost_parts(servers.runtime(handle), handle):
             raise StartError(f"`{name}` runs this plan, and {lost}", hint=f"see `deploy diagnose {name}`; {hint}")
+        if others := of_other_plans(handle, plan):
+            raise StartError(
+                f"`{name}` has this plan in part: {others}",
+                hint=f"`{request.command(name)} --replace` goes on, `deploy rollback {name}` goes back",
+            )
         if not answers(handle):
             raise StartError(f"`{name}` runs this plan and does not answer", hint=f"see `deploy logs {name}`; {hint}")
         return Up(handle=handle, smoke=None, seconds=None)

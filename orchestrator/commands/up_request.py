@@ -24,6 +24,7 @@ class UpRequest:
     run: str | None = None  # the directory of an earlier start, whose plan is started as it was
     lock: str | None = None  # a file: what it holds is started, or nothing
     healing: bool = False  # asked for by `deploy watch`
+    only: int | None = None  # of several replicas, how many are replaced
 
     @property
     def decided(self) -> bool:

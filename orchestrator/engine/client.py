@@ -134,6 +134,10 @@ class EngineClient:
         """The status that answers raw bytes sent as JSON."""
         return self._status("POST", path, content=content, with_key=with_key)
 
+    def status(self, method: str, path: str, body: Body | None = None) -> int:
+        """The status that answers any other request."""
+        return self._status(method, path, content=None if body is None else json.dumps(body).encode())
+
     def events(self, path: str, body: Body) -> Iterator[bytes]:
         """The events of the streamed answer to `body`, without the one that ends it, as they arrive."""
         reader = EventReader()

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from orchestrator.core.errors import Problem
 from orchestrator.core.nearest import nearest
-from orchestrator.engine.answers import Json
+from orchestrator.engine.answers import Json, OddAnswerError
 from orchestrator.engine.flags import FlagSpec, FlagValue, value_problems
 
 VERSION: Final = "1.13.0"
@@ -22,6 +22,8 @@ LAUNCHER: Final = "launch_gateway.py"  # below images/
 IN_IMAGE: Final = "/opt/deploy/gateway"  # where an image has the launcher, and the packages in a folder beside it
 IN_IMAGE_PACKAGES: Final = f"{IN_IMAGE}/packages"
 READINESS: Final = "/readiness"  # 200 with a server that answers, 503 without; asks for no key
+WORKERS: Final = "/workers"  # the servers behind it: GET, POST, and PATCH and DELETE of one; asks for its control key
+CONTROL_KEY: Final = "GATEWAY_CONTROL_KEY"  # among the secrets of a start; no variable of any process
 
 # Decided by other parts of a profile, or of the start.
 _RESERVED: Final[Mapping[str, str]] = {
@@ -120,3 +122,33 @@ def read_readiness(answer: Json) -> int:
     """How many servers answer, as the gateway counts them; 0 where it says none."""
     count = answer.get("healthy_workers")
     return count if isinstance(count, int) else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Behind:
+    """A server behind the gateway, as the gateway knows it.
+
+    One that is taken away is `draining` first, is sent nothing new, and goes after a fixed time, whatever it still has
+    to answer (smg, model_gateway/src/workflow/steps/local/drain_workers.rs; seen of 1.13.0).
+    """
+
+    identity: str
+    url: str
+    ready: bool
+    requests: int  # that it has not answered
+
+
+def read_behind(answer: Json) -> tuple[Behind, ...]:
+    """The servers behind the gateway. Raises OddAnswerError."""
+    try:
+        return tuple(
+            Behind(
+                identity=str(each["id"]),
+                url=str(each["url"]),
+                ready=each["status"] == "ready",
+                requests=int(each["load"]),
+            )
+            for each in answer["workers"]
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise OddAnswerError(f"`{WORKERS}` does not list servers as expected: {error!r}") from error

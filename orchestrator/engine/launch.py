@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.core.secret import Secret
+from orchestrator.engine.gateway import CONTROL_KEY
 
 MODULE: Final = "sglang.launch_server"
 _OURS: Final = (
@@ -71,13 +72,13 @@ class Delivery:
 
 
 def delivery(secrets: Mapping[str, Secret], *, api_key_env: str | None) -> Delivery:
-    """Sort the secrets: the API key is the one in `api_key_env`."""
-    api_key = secrets.get(api_key_env or "")
-    if api_key is None:
+    """Sort the secrets: the API key is the one in `api_key_env`, and a gateway has one more."""
+    keys = {api_key_env or "": "api-key", CONTROL_KEY: "control-key"}
+    config = {key: secrets[name].reveal() for name, key in keys.items() if name in secrets}
+    if not config:
         return Delivery(config=None, env=secrets)
-    text = json.dumps({"api-key": api_key.reveal()}) + "\n"  # JSON is YAML
-    others = {name: secret for name, secret in secrets.items() if name != api_key_env}
-    return Delivery(config=Secret.around(text), env=others)
+    others = {name: secret for name, secret in secrets.items() if name not in keys}
+    return Delivery(config=Secret.around(json.dumps(config) + "\n"), env=others)  # JSON is YAML
 
 
 def parts(titles: Iterable[str]) -> tuple[str, ...]:

@@ -72,6 +72,27 @@ def replica_plans(plan: Plan) -> tuple[Plan, ...]:
     )
 
 
+def why_all_at_once(old: Plan, new: Plan) -> str:
+    """Why servers of one plan cannot give way to those of another one after the other; "" where they can.
+
+    What they have in common has to stay: their gateway, and the GPUs of each.
+    """
+    if old.replicas != new.replicas:
+        return f"{old.replicas} become {new.replicas}"
+    common = {
+        "runtime": (old.runtime, new.runtime),
+        "server": (old.server, new.server),
+        "gateway": (old.gateway, new.gateway),
+        "the served name": (old.model.served_name, new.model.served_name),
+    }
+    for what, (before, after) in common.items():
+        if before != after:
+            return f"they share {what if ' ' in what else f'`{what}`'}, which changes"
+    if old.gpus != new.gpus:
+        return f"their GPUs change, from {old.layout.gpus} each to {new.layout.gpus}"
+    return ""
+
+
 def _flags_of_replica(plan: Plan, index: int) -> Iterator[Flag]:
     """The flags, with the first of the replica's own GPUs."""
     gpus = plan.gpus

@@ -17,6 +17,7 @@ from orchestrator.runtimes.base import (
     UnansweredError,
     since_then,
 )
+from orchestrator.runtimes.several import run_dirs, start_of
 
 
 def _docker() -> RuntimeKind:
@@ -69,6 +70,8 @@ __all__ = [
     "ServerState",
     "Status",
     "UnansweredError",
+    "run_dirs",
     "runtime_kind",
     "since_then",
+    "start_of",
 ]

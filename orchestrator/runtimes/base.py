@@ -54,6 +54,12 @@ class Handle:
     service: str = ""  # base URL within its cluster, where `url` is a way there that ends with this command
     forward: str = ""  # the command that leads there from this machine
     replicas: tuple[Handle, ...] = ()  # the servers behind it, where it is their gateway
+    gateway_dir: str = ""  # run directory of the start that began their gateway, where `run_dir` is that of a later one
+
+    @property
+    def own_dir(self) -> str:
+        """Where its own record and log are: the server's, or those of the gateway alone."""
+        return self.gateway_dir or self.run_dir
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,12 @@
-"""Several servers and the gateway before them, for every runtime that starts them: one handle, one log."""
+"""Several servers and the gateway before them, for every runtime that starts them: one handle, one log.
+
+A later start may have replaced some of them:
+
+::
+
+    runs/<name>/<first>/            the gateway, and the servers that nobody has replaced yet
+    runs/<name>/<later>/replica-2/  a server that has replaced one; the plan beside it is the one that was asked for
+"""
 
 import hashlib
 import os
@@ -38,13 +46,53 @@ def number_of(replica: str) -> int:
 
 
 def together(gateway: Handle | None, servers: Sequence[Handle]) -> Handle:
-    """Several servers as one, with the gateway that was started before them, or not yet."""
+    """Several servers as one, with the gateway that was started before them, or not yet.
+
+    They are the newest start that any of them is of.
+    """
     if gateway is not None:
-        return replace(gateway, replicas=(*servers,))
+        newest = max([gateway.own_dir, *(str(start_of(server)) for server in servers)])
+        if newest == gateway.own_dir:
+            return replace(gateway, replicas=(*servers,))
+        digest, first = _planned_digest(Path(newest)), gateway.own_dir
+        return replace(gateway, plan_digest=digest, run_dir=newest, gateway_dir=first, replicas=(*servers,))
     top = top_of(Path(servers[0].run_dir)).absolute()
     return replace(
         servers[0], plan_digest=_planned_digest(top), url="", run_dir=str(top), identity="", replicas=(*servers,)
     )
+
+
+def joined(found: Sequence[Handle]) -> list[Handle]:
+    """The servers of one name, each start by itself, as they serve: those without a gateway behind the one there is.
+
+    The newest server of each number counts.
+    """
+    gateways = [handle for handle in found if handle.identity]
+    without = [handle for handle in found if handle.replicas and not handle.identity]
+    if len(gateways) != 1 or not without:
+        return list(found)
+    starts = sorted((gateways[0], *without), key=lambda start: start.run_dir)
+    newest = {number_of(Path(server.run_dir).name): server for start in starts for server in start.replicas}
+    whole = together(gateways[0], [server for _, server in sorted(newest.items())])
+    return [whole, *(handle for handle in found if handle not in starts)]
+
+
+def start_of(server: Handle) -> Path:
+    """The run directory of the start that a server is of, one of several too."""
+    return top_of(Path(server.run_dir)).absolute()
+
+
+def run_dirs(handles: Sequence[Handle]) -> list[Path]:
+    """The run directories of all starts that these servers, and those behind them, are of."""
+    found = {start_of(each) for handle in handles for each in (handle, *handle.replicas)}
+    return sorted(found | {Path(handle.own_dir) for handle in handles})
+
+
+def goes_beside(run_dir: Path, other: Handle) -> bool:
+    """Whether a server may start there beside what has its name: of several the others, or behind their gateway."""
+    top = top_of(run_dir)
+    behind = run_dir != top and other.identity and other.replicas and Path(other.own_dir).parent == top.parent
+    return other.run_dir == str(top) or bool(behind)
 
 
 def each_of(handle: Handle) -> tuple[Handle, ...]:
@@ -55,7 +103,7 @@ def each_of(handle: Handle) -> tuple[Handle, ...]:
 def all_logs(runtime: Runtime, handle: Handle, *, follow: bool, since: datetime | None) -> Iterator[str]:
     """The logs of several servers and their gateway, each piece below the name of its file, as `tail` does."""
     parts = each_of(handle)
-    names = [os.path.relpath(Path(part.run_dir, LOG), handle.run_dir) for part in parts]
+    names = [os.path.relpath(Path(part.own_dir, LOG), handle.run_dir) for part in parts]
     for name, part in zip(names, parts, strict=True):
         yield f"==> {name} <=="
         yield from runtime.logs(part, follow=False, since=since)

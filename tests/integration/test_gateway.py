@@ -64,8 +64,8 @@ class Pair:
         settings = (word for each in (*self.settings(), *more) for word in ("--set", each))
         return ["up", "cpu-tiny", "--name", NAME, *settings]
 
-    def up(self, *settings: str) -> None:
-        ended = self.deploy.run(*self.words(*settings))
+    def up(self, *settings: str, replace: bool = False) -> None:
+        ended = self.deploy.run(*self.words(*settings), *(["--replace"] if replace else []))
         assert ended.returncode == 0, ended.stderr
 
     def pid(self, part: Handle) -> int:
@@ -146,12 +146,18 @@ def test_the_key_opens_the_gateway_and_changes_none_of_its_servers_and_stands_no
         client.headers.pop("Authorization")
         assert pair.complete(client).status_code == 401
         assert httpx.get(f"{handle.replicas[0].url}/v1/models", trust_env=False).status_code == 401
+    kept = Path(handle.run_dir, "gateway.key")
+    control = kept.read_bytes()
+    assert kept.stat().st_mode & 0o777 == 0o600
     parts = [Path(handle.run_dir), *(Path(server.run_dir) for server in handle.replicas)]
     for process in (process for part in parts for process in processes_in(part)):
         shown = Path(f"/proc/{process.pid}")
-        assert KEY.encode() not in (shown / "cmdline").read_bytes() + (shown / "environ").read_bytes()
-    written = (path for path in pair.deploy.home.runs.rglob("*") if path.is_file())
+        told = (shown / "cmdline").read_bytes() + (shown / "environ").read_bytes()
+        assert KEY.encode() not in told
+        assert control not in told
+    written = [path for path in pair.deploy.home.runs.rglob("*") if path.is_file()]
     assert not [path for path in written if KEY.encode() in path.read_bytes()]
+    assert [path for path in written if control in path.read_bytes()] == [kept]
 
     asked = pair.deploy.run("ask", NAME, "hello", "--tokens", "4")
     assert (asked.returncode, asked.stdout.strip() != "") == (0, True), asked.stderr
@@ -235,6 +241,62 @@ def test_two_starts_of_one_name_leave_one_of_them(pair: Pair) -> None:
 def test_a_replica_that_does_not_start_takes_the_others_down_and_is_named(pair: Pair) -> None:
     ended = pair.deploy.run(*pair.words("env.SCRIPTED_BROKEN=1"))
     assert ended.returncode == 7
+    pair.nothing_left()
+
+
+def test_replicas_are_replaced_one_after_the_other_and_back_without_a_lost_answer(pair: Pair) -> None:
+    pair.up()
+    statuses: list[int] = []
+    with load(pair, statuses):
+        pair.up("env.SCRIPTED_STEP=0.001", replace=True)
+        assert {Path(server.run_dir).parent for server in pair.handle.replicas} == {Path(pair.handle.run_dir)}
+        changed = pair.handle
+        assert changed.gateway_dir != changed.run_dir, "the gateway is that of the first start"
+
+        broken = pair.deploy.run(*pair.words("env.SCRIPTED_BROKEN=1"), "--replace")
+        assert broken.returncode == 7
+        assert "0 of 2 replicas have this plan, 1 still another, 1 is down" in broken.stderr
+        assert "`deploy rollback pair` goes back" in broken.stderr
+        assert count_servers(pair.url) == 1
+        told = pair.deploy.run("status", NAME)
+        assert (told.returncode, "replica 1 of 2 does not run: it was stopped" in told.stderr) == (8, True)
+
+        back = pair.deploy.run("rollback", NAME)
+        assert back.returncode == 0, back.stderr
+        assert "replica 1 of 2: it does not serve" in back.stderr
+        assert "replica 2 of 2: its" not in back.stderr, "it is as it was all the time"
+        assert pair.handle.plan_digest == changed.plan_digest
+        assert count_servers(pair.url) == 2
+    assert set(statuses) == {200}
+    assert len(statuses) > 100
+    refused = pair.deploy.run(*pair.words("replicas=3"), "--replace")
+    assert (refused.returncode, "2 become 3" in refused.stderr) == (6, True), refused.stderr
+    assert pair.deploy.run("down", NAME).returncode == 0
+    pair.nothing_left()
+
+
+def test_a_change_that_is_interrupted_or_stopped_after_one_leaves_all_that_was_not_touched(pair: Pair) -> None:
+    pair.up()
+    for stage, left in (("its requests end", 2), ("started replica 1", 1), ("ready after", 1)):
+        with pair.deploy.running(*pair.words("env.SCRIPTED_PAUSE=0.1"), "--replace") as command:
+            command.wait_for(stage)
+            code, said = command.end(signal.SIGINT)
+        assert (code, f"{2 - left} is down" in said) == (130, left < 2), said
+        assert count_servers(pair.url) == left, stage
+        with pair.client() as client:
+            assert pair.complete(client).status_code == 200
+    first = pair.handle
+    one = pair.deploy.run(*pair.words("env.SCRIPTED_STEP=0.001"), "--replace", "--only", "1")
+    assert (one.returncode, "1 of 2 replicas have this plan, 1 still another" in one.stderr) == (0, True), one.stderr
+    shown = pair.deploy.run("status", NAME)
+    assert shown.returncode == 0, shown.stderr
+    both = [line.split() for line in shown.stdout.splitlines() if line.startswith(f"{NAME}/replica-")]
+    assert [line[0] for line in both] == ["pair/replica-1", "pair/replica-2"]
+    assert both[1][-1] == first.plan_digest[:8] != both[0][-1] == pair.handle.plan_digest[:8]
+    again = pair.deploy.run(*pair.words("env.SCRIPTED_STEP=0.001"))
+    assert (again.returncode, "replica 2 of 2 has another" in again.stderr) == (6, True), again.stderr
+    pair.up("env.SCRIPTED_STEP=0.001", replace=True)
+    assert pair.deploy.run("down", NAME).returncode == 0
     pair.nothing_left()
 
 

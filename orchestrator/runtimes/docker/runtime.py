@@ -46,10 +46,10 @@ from orchestrator.runtimes.several import (
     all_logs,
     all_tails,
     each_of,
+    goes_beside,
     is_replica,
     number_of,
     together,
-    top_of,
 )
 
 _STARTER: Final = "deploy.starter"
@@ -70,7 +70,7 @@ class DockerRuntime:
         spec, run_dir = spec_of(artifacts), run_dir.absolute()
         part = part_of(run_dir)
         if part or artifacts.plan.gateway is not None:
-            self._require_own(name, top_of(run_dir))
+            self._require_own(name, run_dir)
         given = delivery(secrets, api_key_env=artifacts.plan.server.api_key_env)
         starter = f"{identity(os.getpid())}/{uuid.uuid4()}"
         labels = container_labels(artifacts.plan, name, part) | {_STARTER: starter, RUN_DIR: str(run_dir)}
@@ -128,7 +128,7 @@ class DockerRuntime:
             return
         container = self._get(handle)
         if container is None:
-            kept = LogTail(Path(handle.run_dir, LOG)).to_end()
+            kept = LogTail(Path(handle.own_dir, LOG)).to_end()
             yield from kept if since is None else since_then(kept, since, started=None, zone=UTC)
             return
         moment = since.timestamp() if since else None
@@ -173,17 +173,17 @@ class DockerRuntime:
             return
         with self._host.errors(), _unless_gone():
             container.stop(timeout=math.ceil(grace))
-            self._keep_log(container, Path(handle.run_dir))
+            self._keep_log(container, Path(handle.own_dir))
             _remove(container)
 
     def close(self) -> None:
         """See `Runtime.close`."""
         self._host.close()
 
-    def _require_own(self, name: str, run: Path) -> None:
+    def _require_own(self, name: str, run_dir: Path) -> None:
         """Raise NameTakenError where a container of another start has the name of one of several servers."""
         for other in self.find(name):
-            if str(top_of(Path(other.run_dir))) != str(run):
+            if not goes_beside(run_dir, other):
                 raise NameTakenError(f"there is a server `{name}`", hint=f"`deploy down {name}` ends it")
 
     def _keep_log(self, container: Container, run_dir: Path) -> None:

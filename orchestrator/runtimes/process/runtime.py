@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -27,7 +27,7 @@ from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
 from orchestrator.runtimes.process.ending import end, end_together, put_away, record_end, runs, serves
 from orchestrator.runtimes.process.handover import await_handover, handing_over
-from orchestrator.runtimes.several import NO_GATEWAY, all_logs, all_tails, each_of, together, top_of
+from orchestrator.runtimes.several import NO_GATEWAY, all_logs, all_tails, each_of, goes_beside, joined, together
 from orchestrator.runtimes.supervised.record import (
     FILE,
     Record,
@@ -55,8 +55,8 @@ class ProcessRuntime:
             artifacts, name=name, run_dir=run_dir, cwd=self._home.root, secrets=secrets, record=FILE
         )
         with handing_over(self._home.make_runs(name)) as lock:
-            own = str(top_of(run_dir.absolute()))  # of several servers the others stand there already
-            if taken := [other for other in _servers(self._home.runs / name) if other.run_dir != own]:
+            found = _servers(self._home.runs / name)
+            if taken := [other for other in found if not goes_beside(run_dir.absolute(), other)]:
                 raise NameTakenError(
                     f"there is a server `{name}`", where=taken[0].run_dir, hint=f"`deploy down {name}`"
                 )
@@ -81,7 +81,7 @@ class ProcessRuntime:
     def state(self, handle: Handle) -> ServerState:
         """See `Runtime.state`."""
         try:
-            record = read_record(Path(handle.run_dir))
+            record = read_record(Path(handle.own_dir))
         except HostError as error:
             return _no_record(Status.UNKNOWN, error.message)
         if handle.replicas and not handle.identity:  # the start was killed before its gateway
@@ -93,7 +93,7 @@ class ProcessRuntime:
     def titles(self, handle: Handle) -> tuple[str, ...]:
         """See `Runtime.titles`."""
         try:
-            record = read_record(Path(handle.run_dir))
+            record = read_record(Path(handle.own_dir))
         except HostError:
             return ()
         running = family(record.marks) if record is not None and not record.stopped else ()
@@ -104,7 +104,7 @@ class ProcessRuntime:
         if handle.replicas:
             yield from all_logs(self, handle, follow=follow, since=since)
             return
-        tail = LogTail(Path(handle.run_dir, LOG))
+        tail = LogTail(Path(handle.own_dir, LOG))
         if since is not None:
             started = self.state(handle).started_at
             begun = datetime.fromisoformat(started) if started else None
@@ -116,7 +116,7 @@ class ProcessRuntime:
 
     def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
         """See `Runtime.tail`."""
-        return all_tails([LogTail(Path(part.run_dir, LOG)) for part in each_of(handle)])
+        return all_tails([LogTail(Path(part.own_dir, LOG)) for part in each_of(handle)])
 
     def close(self) -> None:
         """See `Runtime.close`. Nothing is held."""
@@ -127,7 +127,7 @@ class ProcessRuntime:
         Raises DeployError for a process that the kernel does not end, HostError for a record that cannot be read where
         nothing that runs can be told to be its server.
         """
-        run_dir, until = Path(handle.run_dir), time.monotonic() + grace
+        run_dir, until = Path(handle.own_dir), time.monotonic() + grace
         try:
             record = read_record(run_dir)
         except HostError:
@@ -234,10 +234,16 @@ def _servers(folder: Path) -> list[Handle]:
         if records:
             known.append(_RecordedRun(run_dir, tuple(records)))
     found = [run.handle for run in known if run.may_run]
-    if not found and known:
-        newest = max(known, key=lambda run: (run.records[0][0].started_at, run.run_dir.name))
-        found = [] if newest.stopped else [newest.handle]
-    return [*found, *lost]
+    if found and all(handle.replicas and not handle.identity for handle in found):  # their gateway has ended
+        found += [run.handle for run in _newest([each for each in known if each.has_gateway and not each.stopped])]
+    if not found:
+        found = [run.handle for run in _newest(known) if not run.stopped]
+    return [*joined(found), *lost]
+
+
+def _newest(runs: Sequence["_RecordedRun"]) -> list["_RecordedRun"]:
+    """The run that was started last, if there is one."""
+    return sorted(runs, key=lambda run: (run.records[0][0].started_at, run.run_dir.name))[-1:]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,6 +260,11 @@ class _RecordedRun:
     @property
     def stopped(self) -> bool:
         return all(record.stopped for record, _ in self.records)
+
+    @property
+    def has_gateway(self) -> bool:
+        """Whether it has started a gateway before its servers."""
+        return len(self.records) > 1 and self.records[0][1] == self.run_dir
 
     @property
     def handle(self) -> Handle:

@@ -17,7 +17,7 @@ docker run --detach --init --name deploy-mi355x-tp4x2 \
   --network host \
   --env PYTHONPATH=/opt/deploy/gateway/packages \
   --env PYTHONUNBUFFERED=1 \
-  deploy/mi355x-tp4x2:dfe9051e4f01 \
+  deploy/mi355x-tp4x2:8369423516cd \
   python3 /opt/deploy/gateway/launch_gateway.py \
   --host 127.0.0.1 \
   --port 30000 \

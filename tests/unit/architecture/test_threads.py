@@ -20,7 +20,8 @@ WITH_DEAF_THREADS = {
     "core/signals.py",
 }
 HOLDING = {"bench/benchmark.py", "commands/sweep_trial.py", "commands/bring_up.py", "runtimes/process/runtime.py"}
-HOLDING |= {"commands/nodes.py", "runtimes/kubernetes/runtime.py", "runtimes/slurm/runtime.py", "sweep/search.py"}
+HOLDING |= {"commands/nodes.py", "commands/rolling.py", "runtimes/kubernetes/runtime.py"}
+HOLDING |= {"runtimes/slurm/runtime.py", "sweep/search.py"}
 
 
 def imported(file: Path) -> set[str]:

@@ -1,5 +1,8 @@
 """What `deploy status` shows of servers."""
 
+import json
+from dataclasses import replace
+
 from orchestrator.commands.status import ServerStatus, status_table
 
 
@@ -28,3 +31,15 @@ def test_health_is_a_column_where_it_was_asked() -> None:
         "owl   cpu-tiny  process  running for 6 s  http://127.0.0.1:30010  d1d1d1d1d1d1",
     ]
     assert "status           health   url" in status_table([server("healthy")])
+
+
+def test_replicas_of_two_plans_stand_side_by_side() -> None:
+    one, two = (
+        replace(server(""), name=f"owl/replica-{number}", plan=plan) for number, plan in ((1, "aaaa"), (2, "bbbb"))
+    )
+    mixed = replace(server("healthy"), replicas=(one, two))
+    assert [line.split()[0] for line in status_table([mixed]).splitlines()] == [
+        *("name", "owl", "owl/replica-1", "owl/replica-2")
+    ]
+    assert len(status_table([replace(mixed, replicas=(one, replace(two, plan="aaaa")))]).splitlines()) == 2
+    assert ServerStatus.from_dict(json.loads(json.dumps(mixed.to_dict()))) == mixed

@@ -3,6 +3,7 @@
 import json
 
 from orchestrator.core.secret import Secret
+from orchestrator.engine.gateway import CONTROL_KEY
 from orchestrator.engine.launch import delivery
 
 
@@ -20,3 +21,13 @@ def test_without_a_key_there_is_no_config_file() -> None:
 
     assert ways.config is None
     assert list(ways.env) == ["HF_TOKEN"]
+
+
+def test_the_key_that_changes_a_gateway_goes_the_way_of_the_clients_key() -> None:
+    both = delivery({"KEY": Secret("of-clients"), CONTROL_KEY: Secret("of-control")}, api_key_env="KEY")
+    assert both.config is not None
+    assert json.loads(both.config.reveal()) == {"api-key": "of-clients", "control-key": "of-control"}
+    alone = delivery({CONTROL_KEY: Secret("of-control")}, api_key_env=None)
+    assert alone.config is not None
+    assert json.loads(alone.config.reveal()) == {"control-key": "of-control"}
+    assert both.env == alone.env == {}

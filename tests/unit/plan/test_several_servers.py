@@ -6,7 +6,7 @@ from plan_samples import plan_of
 from orchestrator.commands.planning import load
 from orchestrator.core.errors import ProfileError
 from orchestrator.host import plan_ports
-from orchestrator.plan.replicas import replica_plans
+from orchestrator.plan.replicas import replica_plans, why_all_at_once
 
 
 def refused(profile: str, *overrides: str) -> dict[str, str]:
@@ -102,3 +102,23 @@ def test_a_runtime_that_starts_one_server_says_which_starts_several() -> None:
         "--set replicas",
     )
     assert "runtime=docker" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("replicas=3", "2 become 3"),
+        ("server.port=21000", "they share `server`"),
+        ("gateway.policy=random", "they share `gateway`"),
+        ("model.served_name=other", "they share the served name"),
+    ],
+)
+def test_what_replicas_share_cannot_change_one_after_the_other(change: str, said: str) -> None:
+    before, after = plan_of("cpu-tiny", "replicas=2"), plan_of("cpu-tiny", "replicas=2", change)
+    assert said in why_all_at_once(before, after)
+
+
+def test_a_replica_gives_way_to_one_on_the_same_gpus() -> None:
+    before = plan_of("mi355x-tp4x2")
+    assert why_all_at_once(before, plan_of("mi355x-tp4x2", "flags.mem-fraction-static=0.8")) == ""
+    assert "their GPUs change, from 4 each to 2" in why_all_at_once(before, plan_of("mi355x-tp4x2", "layout.tp=2"))

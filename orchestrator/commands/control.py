@@ -1,0 +1,121 @@
+"""What changes the servers behind a gateway that runs: one is taken away, or put back.
+
+A gateway takes such a change from whoever has its control key, which is made at its start and kept beside its record,
+readable by its user alone: a later command has to know it.
+"""
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orchestrator.commands.runs import unwritable
+from orchestrator.core.errors import HostError, NotReadyError, StartError
+from orchestrator.core.files import read_own, write_whole
+from orchestrator.core.paths import Home
+from orchestrator.core.secret import Secret
+from orchestrator.core.waiting import look_until
+from orchestrator.engine import NoAnswerError, OddAnswerError
+from orchestrator.engine.client import EngineClient
+from orchestrator.engine.gateway import WORKERS, Behind, read_behind
+from orchestrator.runtimes import Handle
+
+_FILE: Final = "gateway.key"
+_ACCEPTED: Final = 202
+_SETTLE: Final = 30  # seconds: what has not been answered by then, the server itself finishes while it is stopped
+_MORE: Final = 10.0  # seconds for the gateway to carry a change out, on a busy machine
+_WITHIN: Final = 60.0  # seconds; smg 1.13.0 asks a server that serves for its model and takes it within 0.2 s
+_PAUSE: Final = 0.1
+
+
+def make_control_key(run_dir: Path, home: Home) -> Secret:
+    """Make the control key of a gateway that is about to be started there. Raises HostError."""
+    key = secrets.token_hex(32)
+    try:
+        write_whole(run_dir / _FILE, key, mode=0o600)
+    except OSError as error:
+        raise unwritable(home, error) from error
+    return Secret(key)
+
+
+def control_of(gateway: Handle, *, key: Secret | None, grace: float) -> "Control":
+    """The control of a gateway that runs; `key` is its servers', `grace` the seconds that their requests may take.
+
+    Raises StartError where that is not to be had.
+    """
+    file = Path(gateway.own_dir) / _FILE
+    try:
+        control = Control(
+            url=gateway.url, control=Secret(read_own(file).decode()), key=key, settle=min(int(grace), _SETTLE)
+        )
+        control.behind()
+    except (OSError, UnicodeDecodeError, HostError) as error:
+        why = error.message if isinstance(error, HostError) else f"`{file}` cannot be read"
+        raise StartError(
+            f"the servers behind the gateway of `{gateway.name}` cannot be changed: {why}",
+            hint=f"`deploy down {gateway.name}` ends all of them; then the same command starts all of them",
+        ) from error
+    return control
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """A gateway whose servers are changed. Each call raises HostError where it does not answer as expected."""
+
+    url: str
+    control: Secret
+    key: Secret | None  # of the servers
+    settle: int  # seconds that a server stays listed, and is sent nothing new
+
+    def behind(self) -> tuple[Behind, ...]:
+        """The servers behind it."""
+        try:
+            with EngineClient(self.url, key=self.control) as gateway:
+                return read_behind(gateway.get(WORKERS))
+        except (NoAnswerError, OddAnswerError) as error:
+            raise HostError(f"the gateway does not list its servers: {error}") from error
+
+    def take_away(self, url: str) -> None:
+        """Have a server sent nothing new, and wait for its requests; one that is not there has been taken away."""
+        for server in self._of(url):
+            path = f"{WORKERS}/{server.identity}"
+            self._change("PATCH", path, {"health": {"drain_settle_secs": self.settle}})
+            self._change("DELETE", path)
+        idle = 0  # looks in a row: a request may just be on its way from the gateway to the server
+
+        def look() -> bool:
+            nonlocal idle
+            left = self._of(url)
+            idle = 0 if any(each.ready or each.requests for each in left) else idle + 1
+            return not left or idle > 1
+
+        look_until(bool, look, within=self.settle + _MORE, pause=_PAUSE)
+
+    def put_back(self, url: str) -> None:
+        """Have it send requests to a server that serves, and wait until it does. Raises NotReadyError."""
+        look_until(lambda left: not left, lambda: self._gone(url), within=self.settle + _MORE, pause=_PAUSE)
+        if not self._of(url):
+            key = {"api_key": self.key.reveal()} if self.key else {}
+            self._change("POST", WORKERS, {"url": url, **key})
+        if not look_until(bool, lambda: self.serves(url), within=_WITHIN, pause=_PAUSE):
+            raise NotReadyError(f"the gateway does not count `{url}` after {_WITHIN:.0f} s", hint="its log says why")
+
+    def serves(self, url: str) -> bool:
+        """Whether it sends requests there."""
+        return any(server.ready for server in self._of(url))
+
+    def _gone(self, url: str) -> tuple[Behind, ...]:
+        """What is left of a server that was taken away."""
+        return tuple(server for server in self._of(url) if not server.ready)
+
+    def _of(self, url: str) -> tuple[Behind, ...]:
+        return tuple(server for server in self.behind() if server.url == url)
+
+    def _change(self, method: str, path: str, body: dict[str, object] | None = None) -> None:
+        try:
+            with EngineClient(self.url, key=self.control) as gateway:
+                status = gateway.status(method, path, body)
+        except NoAnswerError as error:
+            raise HostError(f"the gateway does not answer: {error}") from error
+        if status != _ACCEPTED:
+            raise HostError(f"the gateway answers `{method} {path}` with {status}", where=self.url)

@@ -1,0 +1,28 @@
+"""What smg says of the servers behind it."""
+
+import pytest
+
+from orchestrator.engine import OddAnswerError
+from orchestrator.engine.gateway import Behind, read_behind
+
+# As smg 1.13.0 answers while the first is taken away, shortened.
+ANSWER = {
+    "workers": [
+        {"id": "01a2-1", "url": "http://127.0.0.1:8", "is_healthy": False, "status": "draining", "load": 2},
+        {"id": "01a2-2", "url": "http://127.0.0.1:16", "is_healthy": True, "status": "ready", "load": 0},
+    ],
+    "total": 2,
+}
+
+
+def test_one_that_is_taken_away_is_not_ready_and_counts_what_it_still_answers() -> None:
+    assert read_behind(ANSWER) == (
+        Behind(identity="01a2-1", url="http://127.0.0.1:8", ready=False, requests=2),
+        Behind(identity="01a2-2", url="http://127.0.0.1:16", ready=True, requests=0),
+    )
+
+
+@pytest.mark.parametrize("answer", [{}, {"workers": None}, {"workers": [{"id": "1"}]}, {"workers": ["one"]}])
+def test_another_form_is_no_list_of_servers(answer: dict[str, object]) -> None:
+    with pytest.raises(OddAnswerError, match="does not list servers"):
+        read_behind(answer)

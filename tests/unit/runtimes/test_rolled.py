@@ -1,0 +1,64 @@
+"""Several servers of which a later start has replaced some, as one."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.runtimes.base import Handle
+from orchestrator.runtimes.several import each_of, goes_beside, joined, run_dirs, together
+
+BLANK = Handle(runtime="process", name="pair", profile="p", plan_digest="", url="", run_dir="", identity="")
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Path:
+    return tmp_path / "20260101T000000Z-aaaaaaaa"
+
+
+@pytest.fixture
+def later(tmp_path: Path) -> Path:
+    folder = tmp_path / "20260102T000000Z-bbbbbbbb"
+    folder.mkdir()
+    (folder / "plan.json").write_text("{}")
+    return folder
+
+
+def replica(start: Path, number: int) -> Handle:
+    return replace(BLANK, run_dir=str(start / f"replica-{number}"), identity=f"{start.name}/{number}")
+
+
+def gateway(start: Path, *numbers: int) -> Handle:
+    own = replace(BLANK, run_dir=str(start), identity="gateway", url="http://127.0.0.1:1", plan_digest="of the first")
+    return together(own, [replica(start, number) for number in numbers])
+
+
+def test_those_of_one_start_are_of_that_start(first: Path) -> None:
+    whole = gateway(first, 1, 2)
+    assert (whole.run_dir, whole.own_dir, whole.plan_digest) == (str(first), str(first), "of the first")
+    assert joined([whole]) == [whole]
+
+
+def test_the_newest_of_each_number_stands_behind_the_gateway_of_the_first_start(first: Path, later: Path) -> None:
+    [whole] = joined([gateway(first, 1, 2), together(None, [replica(later, 2)])])
+    assert [server.run_dir for server in whole.replicas] == [str(first / "replica-1"), str(later / "replica-2")]
+    assert (whole.run_dir, whole.own_dir, whole.url) == (str(later), str(first), "http://127.0.0.1:1")
+    assert whole.plan_digest == hashlib.sha256(b"{}").hexdigest(), "what was asked for last"
+    assert each_of(whole)[0].own_dir == str(first)
+    assert run_dirs([whole]) == [first, later]
+
+
+def test_servers_without_a_gateway_are_a_start_that_was_cut_off(later: Path) -> None:
+    cut = together(None, [replica(later, 1)])
+    assert joined([cut]) == [cut]
+    assert cut.identity == ""
+
+
+def test_a_server_starts_behind_a_gateway_of_its_name_and_home_alone(first: Path, later: Path, tmp_path: Path) -> None:
+    whole, cut = gateway(first, 1, 2), together(None, [replica(first, 1)])
+    assert goes_beside(later / "replica-1", whole)
+    assert not goes_beside(later, whole), "another gateway"
+    assert not goes_beside(later / "replica-1", cut)
+    assert goes_beside(first / "replica-2", cut), "the next of the same start"
+    assert not goes_beside(tmp_path / "elsewhere/20260102T000000Z-bbbbbbbb/replica-1", whole)
