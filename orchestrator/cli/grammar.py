@@ -28,6 +28,7 @@ _SECTIONS: Final = (PREPARE, SERVE, MEASURE, LOOK_UP)
 _PROFILE: Final = re.compile(r"--profile(?:=(.+))?|-p(?:=?(.+))?")
 _QUOTED: Final = re.compile(r"'([^']*)'")
 _NODES: Final = "deploy.nodes"  # in a context: several machines
+_MARK: Final = "\0"  # a word that nobody can give
 _TYPE: Final = re.compile(r" <.*>$")  # of an argument, behind its name
 
 
@@ -60,8 +61,18 @@ class ProfileCommand(TyperCommand):
         note_asked(given.get("profile"), overrides, given.get("host"))
         if _NODES in ctx.meta:
             nodes, verb, args = ctx.meta[_NODES]
-            on_each(nodes, verb, args, given)
+            on_each(nodes, verb, args, given, place=lambda name: self._place_of(name, args, ctx))
         return super().invoke(ctx)
+
+    def _place_of(self, name: str, args: Sequence[str], ctx: "Context") -> int:
+        """Where among the words the argument is that says so, and no option's value."""
+        arguments = {each.name for each in self.params if each.param_type_name == "argument"}
+        for place, word in enumerate(args):
+            if word == name:
+                given, _, _ = self.make_parser(ctx).parse_args([*args[:place], _MARK, *args[place + 1 :]])
+                if any(given.get(each) == _MARK for each in arguments):
+                    return place
+        raise ValueError(f"no argument is `{name}`")
 
     def collect_usage_pieces(self, ctx: "Context") -> list[str]:
         """Arguments as `NAME`."""

@@ -46,18 +46,23 @@ def nodes_of(verb: str, hosts: Sequence[str]) -> "tuple[Node, ...]":
     return nodes
 
 
-def on_each(nodes: "Sequence[Node]", verb: str, args: Sequence[str], params: Mapping[str, Any]) -> NoReturn:
-    """Run a command on each machine, show what became of it, and exit with the code of the first that failed."""
+def on_each(
+    nodes: "Sequence[Node]", verb: str, args: Sequence[str], params: Mapping[str, Any], *, place: Callable[[str], int]
+) -> NoReturn:
+    """Run a command on each machine, show what became of it, and exit with the code of the first that failed.
+
+    `place` says which of the words names the server.
+    """
     from orchestrator.commands.nodes import on_nodes, outcome_table
 
     as_json = bool(params.get("json"))
     failed: list[NodeResult] = []
     left = list(nodes)
-    for phase, at_once in _before(verb, params):
+    for phase, at_once in _before(verb, params, host=nodes[0].url):
         results = on_nodes(left, lambda _, words=phase: words, at_once=at_once)  # type: ignore[misc]
         failed += [each for each in results if each.code]
         left = [each.node for each in results if not each.code]
-    words = _words(verb, args, params)
+    words = _words(verb, args, params, place)
     results = on_nodes(left, words, at_once=params.get("at_once"))
     everything = sorted((*failed, *results), key=lambda each: nodes.index(each.node))
     if verb == "status":
@@ -72,15 +77,21 @@ def on_each(nodes: "Sequence[Node]", verb: str, args: Sequence[str], params: Map
     sys.exit(next((each.code if each.code > 0 else 1 for each in everything if each.code), 0))
 
 
-def _before(verb: str, params: Mapping[str, Any]) -> list[tuple[list[str], int]]:
-    """What goes before an `up`, at most so many at a time: the network bears no more, and starts need none of it."""
+def _before(verb: str, params: Mapping[str, Any], *, host: str) -> list[tuple[list[str], int]]:
+    """What goes before an `up`, at most so many at a time: the network bears no more, and starts need none of it.
+
+    Raises UsageError, once for all machines, for a runtime that reaches no other than this one.
+    """
     if verb != "up" or params["from_"] or params["locked"] or params["dry_run"]:
         return []
+    from orchestrator.commands.machine import place_of
     from orchestrator.commands.planning import load
+    from orchestrator.core.paths import Home
     from orchestrator.runtimes import runtime_kind
 
     overrides = overridden(params["set_"], revision=params["revision"], on=params["on"])
     plan = load(params["profile"] or "", overrides=overrides).plan
+    place_of(plan, Home.from_environment(), host)
     planned = [params["profile"], *(word for override in overrides for word in ("--set", override))]
     phases = [["stage", *planned]] if params["stage"] and plan.model.source.kind == "hub" else []
     if runtime_kind(plan.runtime).contained and not params["image"]:
@@ -88,7 +99,9 @@ def _before(verb: str, params: Mapping[str, Any]) -> list[tuple[list[str], int]]
     return [(phase, params["at_once"]) for phase in phases]
 
 
-def _words(verb: str, args: Sequence[str], params: Mapping[str, Any]) -> "Callable[[Node], list[str]]":
+def _words(
+    verb: str, args: Sequence[str], params: Mapping[str, Any], place: Callable[[str], int]
+) -> "Callable[[Node], list[str]]":
     """The command's words for a machine: a server's name is its own there."""
     name = params.get("name") or params.get("target")
     if name and "://" in name:
@@ -100,8 +113,8 @@ def _words(verb: str, args: Sequence[str], params: Mapping[str, Any]) -> "Callab
         args = [*args, "--json"]
     if not name:
         return lambda _: [*verb.split(), *args]
-    place = args.index(name)
-    return lambda node: [*verb.split(), *args[:place], f"{name}-{node.label}", *args[place + 1 :]]
+    at = place(name)
+    return lambda node: [*verb.split(), *args[:at], f"{name}-{node.label}", *args[at + 1 :]]
 
 
 def _show_status(results: "Sequence[NodeResult]", *, as_json: bool) -> None:
