@@ -15,10 +15,10 @@ from orchestrator.commands.restart import restart
 from orchestrator.commands.runs import RunDir, is_claimed, known_names, latest_run, read_plan, require_name, runs_of
 from orchestrator.commands.servers import PARTS_FILE, Fleet, api_key, fleet, lost_parts
 from orchestrator.commands.standing import Healed, Standing, Unseen
-from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError, UsageError
+from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
-from orchestrator.plan import Plan
+from orchestrator.plan.replicas import replica_plans
 from orchestrator.runtimes import Handle, ServerState, Status
 
 _GONE: Final = ServerState(status=Status.ABSENT, exit_code=None, restarts=0, started_at=None, detail="")
@@ -52,7 +52,8 @@ def standing(servers: Fleet, name: str) -> Standing:
         wanted=_is_wanted(run, handle),
         ready=bool(run.read(PARTS_FILE)),
         by_watch=_is_healing(run),
-        ranks=plan.layout.dp,
+        ranks=plan.layout.dp * plan.replicas,
+        behind=tuple(each.server.url for each in replica_plans(plan)) if plan.gateway else (),
         api_key_env=plan.server.api_key_env,
         unhealthy_after=plan.healing.unhealthy_after,
         limit=plan.healing.restarts,
@@ -62,24 +63,10 @@ def standing(servers: Fleet, name: str) -> Standing:
 
 
 def require_watchable(home: Home, names: Sequence[str]) -> None:
-    """Raise StartError for a name that nothing was started under, UsageError for one that cannot be looked after.
-
-    That is one whose key is not set, and several servers behind a gateway.
-    """
+    """Raise StartError for a name that nothing was started under, UsageError for one whose key is not set."""
     with fleet(home) as servers:
         for name in names:
             api_key(standing(servers, name).api_key_env)
-            if (plan := read_plan(latest_run(home, name))) is not None:
-                require_one_server(plan, name)
-
-
-def require_one_server(plan: Plan, name: str) -> None:
-    """Raise UsageError for several servers behind a gateway."""
-    if plan.gateway is not None:
-        raise UsageError(
-            f"`{name}` is {plan.replicas} servers behind a gateway, which `deploy watch` does not look after",
-            hint=f"the gateway goes on with those that live; `deploy restart {name}` starts all of them anew",
-        )
 
 
 def heal(home: Home, name: str, dead: str, why: str) -> Healed:

@@ -90,7 +90,7 @@ def _refuse_unfit(asked: Loaded) -> None:
     if plan.gateway is not None:
         hint = "`--set replicas=1`; more of them are more machines, by `replicas` of the broker's service file"
         problems.append(
-            Problem(f"`deploy watch` looks after one server, not {plan.replicas}", place(("replicas",)), hint)
+            Problem(f"one server is rented for, not {plan.replicas} on one machine", place(("replicas",)), hint)
         )
     if problems:
         raise ProfileError(f"profile `{plan.profile}` cannot be rented for", problems=problems)

@@ -176,6 +176,6 @@ def _lost_servers(runtime: Runtime, handle: Handle) -> Iterator[str]:
         if server is None:
             yield f"{which} has no record that can be read"
         elif (state := runtime.state(server)).status is not Status.RUNNING:
-            yield f"{which} does not run: {'it was stopped' if state.status is Status.ABSENT else state.ending}"
+            yield f"{which} does not run: {'it was stopped' if state.status is Status.ABSENT else state.how_ended}"
         elif lost := lost_parts(runtime, server):
             yield f"{which}: {lost}"

@@ -18,7 +18,8 @@ class Standing:
     wanted: bool  # nobody has ended it
     ready: bool  # it was, since this start
     by_watch: bool  # this start was a healing
-    ranks: int
+    ranks: int  # of all its servers
+    behind: tuple[str, ...]  # the servers themselves, where it is their gateway that has the URL
     api_key_env: str | None
     unhealthy_after: float
     limit: int  # restarts in the window

@@ -385,5 +385,7 @@ def _left_alone(seen: Standing) -> tuple[EventKind, str] | None:
     if seen.status == "unknown":
         return EventKind.UNWELL, "its record cannot be read"
     if seen.status == "running" and not (seen.ready or seen.by_watch):
-        return EventKind.WAITING, f"it was never ready: `deploy restart {seen.name}` starts it anew"
+        never = f"it was never ready: `deploy restart {seen.name}` starts it anew"
+        mixed = f"its replicas are of two plans: `deploy status {seen.name}` shows them"
+        return EventKind.WAITING, mixed if seen.behind else never
     return None

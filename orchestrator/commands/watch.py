@@ -106,12 +106,14 @@ class Reality:
 
     def token_of(self, standing: Standing, rank: int) -> _Asked[int | str]:
         """See `Means.token_of`."""
-        ask = partial(self._pulse(standing).token_of, rank, within=max(standing.unhealthy_after, _LOOK_WITHIN))
+        server, own = divmod(rank, standing.ranks // max(len(standing.behind), 1))
+        ask = partial(self._pulse(standing, server).token_of, own, within=max(standing.unhealthy_after, _LOOK_WITHIN))
         return _Asked[int | str](ask, str)
 
     def work(self, standing: Standing) -> _Asked[Work]:
         """See `Means.work`."""
-        return _Asked[Work](self._pulse(standing).work, lambda _: read_work(b""))
+        pulses = [self._pulse(standing, server) for server in range(max(len(standing.behind), 1))]
+        return _Asked[Work](lambda: _together([_work_of(pulse) for pulse in pulses], standing.ranks), _nothing_done)
 
     def look(self, name: str) -> _Run[Standing | Unseen]:
         """See `Means.look`."""
@@ -133,11 +135,36 @@ class Reality:
             raise UsageError(what, hint=f"export {variable}=…")
         return self.keys.setdefault(variable, read_key(value, where=variable))
 
-    def _pulse(self, standing: Standing) -> Pulse:
+    def _pulse(self, standing: Standing, server: int | None = None) -> Pulse:
+        """Of what has its URL, or of one of several servers behind that."""
         key = None
         with suppress(UsageError):  # a later start has another key: it refuses to be asked, and the other servers stay
             key = self.key_of(standing.api_key_env)
-        return Pulse(url=standing.url, key=key)
+        return Pulse(url=standing.url if server is None or not standing.behind else standing.behind[server], key=key)
+
+
+def _work_of(pulse: Pulse) -> Work:
+    try:
+        return pulse.work()
+    except NoAnswerError as error:
+        return _nothing_done(error)
+
+
+def _nothing_done(_: NoAnswerError) -> Work:
+    return read_work(b"")
+
+
+def _together(works: Sequence[Work], ranks: int) -> Work:
+    """The work of several servers, their ranks counted on; what came out is that of all."""
+    each = ranks // len(works)
+    came_out = [work.came_out for work in works if work.came_out is not None]
+    return Work(
+        done={server * each + rank: done for server, work in enumerate(works) for rank, done in work.done.items()},
+        decoded={
+            server * each + rank: made for server, work in enumerate(works) for rank, made in work.decoded.items()
+        },
+        came_out=sum(came_out) if came_out else None,
+    )
 
 
 def watch(
@@ -237,7 +264,9 @@ def _interrupt(healings: Sequence[Program]) -> None:
 
 
 def _read_look(data: dict[str, Any]) -> Standing | Unseen:
-    return _read(Unseen, data) if "code" in data else _read(Standing, {**data, "healed": tuple(data["healed"])})
+    if "code" in data:
+        return _read(Unseen, data)
+    return _read(Standing, {**data, "healed": tuple(data["healed"]), "behind": tuple(data["behind"])})
 
 
 def _read(kind: type[T], data: dict[str, Any]) -> T:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from orchestrator.commands.healing import require_one_server
 from orchestrator.commands.runs import read_plan, require_name, runs_of
 from orchestrator.core.errors import HealingError, HostError, Interrupted, StartError, UsageError
 from orchestrator.core.files import write_whole
@@ -59,7 +58,7 @@ WantedBy=multi-user.target
 def install_unit(names: Sequence[str], home: Home, *, command: str | None, output: Path | None) -> str:
     """Write the unit, and an empty file for secrets; the commands that come next.
 
-    Raises UsageError for a command that holds a secret and for several servers behind a gateway, StartError for a name
+    Raises UsageError for a command that holds a secret, StartError for a name
     that nothing was started under, HostError where it may not be written.
     """
     variables = [variable for name in names for variable in _key_of(home, name)]
@@ -133,7 +132,6 @@ def _key_of(home: Home, name: str) -> Sequence[str]:
     plan = next(filter(None, map(read_plan, runs_of(home, name))), None)
     if plan is None:
         raise StartError(f"nothing was started as `{name}` from here", hint="`deploy status` lists what runs")
-    require_one_server(plan, name)
     return [plan.server.api_key_env] if plan.server.api_key_env else []
 
 

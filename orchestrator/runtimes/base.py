@@ -75,10 +75,14 @@ class ServerState:
     stuck: bool = False  # it is pending, and nothing that comes by itself would start it
 
     @property
+    def how_ended(self) -> str:
+        """The same words at each look: `killed by SIGKILL`."""
+        return self.detail or (self.status if self.exit_code is None else f"{self.status} with {self.exit_code}")
+
+    @property
     def ending(self) -> str:
         """How and when it ended: `killed by SIGKILL, 6 s ago`."""
-        ended = self.detail or (self.status if self.exit_code is None else f"{self.status} with {self.exit_code}")
-        return f"{ended}, {age} ago" if (age := self.age()) else ended
+        return f"{self.how_ended}, {age} ago" if (age := self.age()) else self.how_ended
 
     def age(self, now: datetime | None = None) -> str:
         """How long it has run, or how long ago it ended: `6 s`, `12 min`; "" where nobody knows."""

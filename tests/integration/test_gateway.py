@@ -17,11 +17,8 @@ from cpu_server import processes_in
 from patience import wait_for
 from ports import free_port
 
-from orchestrator.commands.planning import load as planned
-from orchestrator.commands.planning import render_artifacts
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process
-from orchestrator.core.secret import Secret
 from orchestrator.prove import count_servers
 from orchestrator.runtimes import Handle, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
@@ -168,10 +165,8 @@ def test_the_key_opens_the_gateway_and_changes_none_of_its_servers_and_stands_no
     assert {"replica 1: right model", "replica 2: right model", "gateway: all counted"} <= {
         check["name"] for check in proved["checks"]
     }
-    scraped = ("metrics", NAME, "--output", str(pair.deploy.home.root / "scraped"))
-    for refused, said in ((scraped, "the rules are for one"), (("watch", NAME), "does not look after")):
-        ended = pair.deploy.run(*refused)
-        assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
+    ended = pair.deploy.run("metrics", NAME, "--output", str(pair.deploy.home.root / "scraped"))
+    assert (ended.returncode, "the rules are for one" in ended.stderr) == (2, True), ended.stderr
     assert pair.deploy.run("down", NAME).returncode == 0
     pair.nothing_left()
 
@@ -195,12 +190,20 @@ def test_a_replica_killed_under_load_costs_no_answer_is_told_and_comes_back(pair
     again = pair.deploy.run(*pair.words())
     assert (again.returncode, "replica 2 of 2" in again.stderr) == (6, True), again.stderr
 
-    replica = render_artifacts(planned("cpu-tiny", overrides=pair.settings()).plan).replicas[1]
-    secrets = {"PAIR_KEY": Secret(KEY)}
-    started = pair.runtime.start(replica, name=NAME, run_dir=Path(second.run_dir), secrets=secrets)
-    assert seconds_until_counted(pair, 2) < 10
-    assert pair.handle.replicas[1] == started
-    assert pair.deploy.run("status", NAME).returncode == 0
+    with load(pair, statuses), pair.deploy.running("watch", NAME, "--json") as watch:
+        events = [json.loads(watch.line()) for _ in range(3)]
+        assert [event["event"] for event in events] == ["unwell", "died", "serves"]
+        assert "replica 2 of 2 does not run: killed by SIGKILL" in events[1]["detail"]
+        first, healed = pair.handle.replicas
+        assert (healed != second, Path(healed.run_dir).parent.name) == (True, events[2]["run"])
+        assert pair.deploy.run("status", NAME).returncode == 0
+        assert watch.end(signal.SIGINT)[0] == 130
+    assert set(statuses) == {200}
+
+    again = pair.deploy.run("restart", NAME)
+    assert again.returncode == 0, again.stderr
+    assert all("its requests end" in again.stderr.split(f"replica {number} of 2: ")[1] for number in (1, 2))
+    assert set(pair.handle.replicas).isdisjoint({first, healed})
 
 
 def test_a_gateway_that_is_killed_is_told_and_its_servers_go_with_the_next_start_or_down(pair: Pair) -> None:

@@ -114,7 +114,7 @@ def test_hardware_without_a_name_to_rent_it_by_and_a_checkpoint_that_lies_here_a
 def test_several_servers_are_refused_as_the_watch_that_stays_there_looks_after_one(broker: str, home: Home) -> None:
     with pytest.raises(ProfileError) as refused:
         told(broker, "mi355x-tp4x2", home)
-    assert [problem.message for problem in refused.value.each()] == ["`deploy watch` looks after one server, not 2"]
+    assert [problem.message for problem in refused.value.each()] == ["one server is rented for, not 2 on one machine"]
     told(broker, "mi355x-tp4x2", home, "replicas=1")
 
 

@@ -26,6 +26,7 @@ SERVES = Standing(
     ready=True,
     by_watch=False,
     ranks=2,
+    behind=(),
     api_key_env=None,
     unhealthy_after=UNHEALTHY,
     limit=3,
