@@ -5,7 +5,7 @@ DEPLOY := $(VENV)/bin/deploy
 WORKERS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE # container images set it: each `deploy` would compile all of the tool anew, 0.3 s
 
-.PHONY: demo test check unit integration golden attack gpu kubernetes down clean
+.PHONY: demo test check unit integration golden attack gpu kubernetes quark down clean
 
 demo: $(VENV)/ready ## a real sglang server on this machine's CPU: up, proven, one streamed answer, down
 	$(DEPLOY) up --profile cpu-tiny
@@ -31,6 +31,9 @@ attack: $(VENV)/ready ## ten times the rounds of random faults that the tests ho
 
 kubernetes: ## a real Kubernetes for the tests, built once from Debian's sources: as root, ten minutes and more
 	.ci/kubernetes
+
+quark: $(VENV)/ready ## `deploy quantise` with AMD Quark itself, built once (1.5 GB), and what sglang loads of it: minutes
+	QUARK=1 $(VENV)/bin/python -m pytest tests/integration/test_real_quark.py -v -s
 
 down: ## stop every server of this checkout
 	$(DEPLOY) down --all

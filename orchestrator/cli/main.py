@@ -17,6 +17,7 @@ from orchestrator.cli import (
     onboard,
     past,
     profiles,
+    quantise,
     report,
     reproduce,
     serve,
@@ -41,6 +42,7 @@ host.register(app)
 images.register(app)
 cache.register(app)
 kernels.register(app)
+quantise.register(app)
 serve.register(app)
 watch.register(app)
 past.register(app)

@@ -2,7 +2,7 @@
 
 - profiles: `listing`, `planning`, `explain`, `capacity`, `flag_tables`, `environment`, `lock`
 - made from what there is: `onboard_model`, `onboard_engine` (of `engine_sources`), both by `onboard_file`;
-  `onboard_profile`
+  `onboard_profile`, `quantise`
 - before a server: `machine`, `monitoring`, `rental`, `checkpoint`, `staging`, `nodes`, `prepare`, `ready`, `coverage`,
   `kernels`, `tuning`, `caches`
 - a server: `up` (by an `up_request`), `bring_up`, `restart`, `status`, `top`, `ask`, `logs`, `proof`, `down`, `ending`;

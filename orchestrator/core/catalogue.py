@@ -34,6 +34,7 @@ class Kind(Enum):
     PUBLISHED = "profiles/published/*.yaml"
     KERNELS = "profiles/kernels/*.yaml"
     REPORTS = "profiles/reports/*.yaml"
+    RECIPE = "profiles/recipes/*.yaml"
     PATCH = "patches/*/patch.yaml"
     IMAGE_FILE = "images/*"
 

@@ -151,6 +151,14 @@ def local_outline(directory: Path) -> Outline:
     return _outline(LocalFiles(directory))
 
 
+def shard_names(directory: Path) -> tuple[str, ...]:
+    """The files of a checkpoint's weights, as its index names them. Raises as `local_outline`."""
+    placed, problems = _placed(LocalFiles(directory))
+    if problems:
+        raise WeightsError("the checkpoint is incomplete or altered", where=str(directory), problems=problems)
+    return tuple(sorted(placed))
+
+
 def hub_outline(repository: str, revision: str | None, hub: Hub) -> tuple[Outline, Listing]:
     """The outline of a checkpoint on the hub, and its commit. Raises as `list_files`, WeightsError as above."""
     try:

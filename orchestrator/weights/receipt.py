@@ -81,6 +81,17 @@ def stamps(directory: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
+def commit_of(directory: Path) -> str:
+    """The hub's commit that a checkpoint is of, by its receipt or by huggingface_hub's notes; empty for not known."""
+    receipt = read_receipt(directory)
+    if receipt is not None and receipt.revision:
+        return receipt.revision
+    with suppress(OSError, IndexError):
+        note = directory / ".cache/huggingface/download/config.json.metadata"  # its first line, hub 0.24 to 2
+        return note.read_text(encoding="utf-8", errors="replace").split()[0]
+    return ""
+
+
 def bytes_here(directory: Path) -> int:
     """Bytes of a checkpoint that are there, of files that are still on their way too; 0 where there is none."""
     if not directory.is_dir():

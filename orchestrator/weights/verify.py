@@ -16,7 +16,7 @@ from orchestrator.weights.config import CONFIG
 from orchestrator.weights.describe import contradictions
 from orchestrator.weights.differences import Mismatch, differences
 from orchestrator.weights.facts import require_facts
-from orchestrator.weights.inspect import Wanted, inspect
+from orchestrator.weights.inspect import Inspection, Wanted, inspect
 from orchestrator.weights.outline import Outline, local_outline, outline_of
 from orchestrator.weights.receipt import CheckpointReceipt, Stamps, read_receipt, stamps, write_receipt
 
@@ -95,9 +95,7 @@ def examine(directory: Path, model: Model, asked: Examination) -> Verified:
     """
     files = _stamps(directory, model)
     require_facts(directory, model)
-    outline = outline_of(directory)
-    wanted = Wanted(sizes=asked.sizes, mtp_layer=asked.layer)
-    found = inspect(directory, wanted, outline.take if outline else lambda _: None)
+    found, differ = _look(directory, asked.sizes, asked.layer)
     if found.problems:
         raise WeightsError(
             f"the checkpoint of `{model.name}` is incomplete or altered",
@@ -112,12 +110,42 @@ def examine(directory: Path, model: Model, asked: Examination) -> Verified:
         shards=found.shards,
         tensors=found.tensors,
         files=files,
-        differences=compared(outline, drafts=asked.layer is not None) if outline else (),
+        differences=differ,
         accepted=asked.accept,
     )
     _refuse(directory, model, receipt, asked.sglang)
     write_receipt(directory, receipt)
     return _verified(directory, model, receipt, from_receipt=False)
+
+
+def verify_made(directory: Path, target: Path, *, layer: int | None) -> CheckpointReceipt:
+    """Verify a checkpoint that was made here, before it becomes `target`; the receipt is for a model of that directory.
+
+    Raises WeightsError with everything that is wrong, FactsError where no sglang would load what it holds, or rightly.
+    """
+    found, differ = _look(directory, {}, layer)
+    if found.problems:
+        raise WeightsError("what was made is not whole", where=str(directory), problems=found.problems)
+    if fatal := [each for each in differ if is_fatal(each, "")]:
+        problems = tuple(Problem(each.message, str(directory), each.hint) for each in fatal)
+        raise FactsError("the tensors that were made are not what their config says", problems=problems)
+    return CheckpointReceipt(
+        location=str(target),
+        revision=None,
+        mtp_layer=layer,
+        shards=found.shards,
+        tensors=found.tensors,
+        files=stamps(directory),
+        differences=differ,
+        accepted=False,
+    )
+
+
+def _look(directory: Path, sizes: Mapping[str, int], layer: int | None) -> tuple[Inspection, tuple[Mismatch, ...]]:
+    """What is wrong with a checkpoint's files, and in what its tensors differ from its config."""
+    outline = outline_of(directory)
+    found = inspect(directory, Wanted(sizes=sizes, mtp_layer=layer), outline.take if outline else lambda _: None)
+    return found, compared(outline, drafts=layer is not None) if outline and not found.problems else ()
 
 
 def compared(outline: Outline, *, drafts: bool) -> tuple[Mismatch, ...]:

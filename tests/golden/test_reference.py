@@ -16,9 +16,11 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
 from orchestrator.core import errors
+from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.paths import data_root
 from orchestrator.patches import read_ledger
 from orchestrator.profile import schema
+from orchestrator.quantisation import recipes_for
 
 ROOT = data_root()
 
@@ -95,11 +97,21 @@ def patches() -> str:
     return table(("patch", "kind", "what it repairs", "sglang", "upstream"), rows)
 
 
+def recipes() -> str:
+    """One row a recipe of quantisation."""
+    rows = (
+        (f"`{name}`", recipe.description, ", ".join(f"`{pattern}`" for pattern in recipe.exclude), recipe.source)
+        for name, recipe in recipes_for("glm_moe_dsa", Catalogue.shipped()).items()
+    )
+    return table(("recipe", "what it does", "excluded", "source"), rows)
+
+
 SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "exit codes": ("README.md", exit_codes),
     "commands": ("README.md", commands),
     "profile keys": ("profiles/README.md", profile_keys),
     "patches": ("patches/README.md", patches),
+    "recipes": ("orchestrator/quantisation/README.md", recipes),
 }
 
 

@@ -9,11 +9,19 @@ import pytest
 from orchestrator.bench import Workload
 from orchestrator.core.paths import data_root
 from orchestrator.profile.json_schema import KINDS, json_schema
+from orchestrator.quantisation import Recipe
 from orchestrator.sweep import SpaceFile
 
 PROFILES = data_root() / "profiles"
-FOLDERS = {"profile": ".", "hardware": "hardware", "model": "models", "engine": "engines", "workload": "workloads"}
-MODELS = {**KINDS, "workload": Workload, "space": SpaceFile}
+FOLDERS = {
+    "profile": ".",
+    "hardware": "hardware",
+    "model": "models",
+    "engine": "engines",
+    "workload": "workloads",
+    "recipe": "recipes",
+}
+MODELS = {**KINDS, "workload": Workload, "space": SpaceFile, "recipe": Recipe}
 FILES = [(path, kind) for kind, folder in FOLDERS.items() for path in sorted((PROFILES / folder).glob("*.yaml"))]
 
 

@@ -6,7 +6,7 @@ from orchestrator.kernels.disk.image import ImageTables, read_digest, read_image
 from orchestrator.kernels.disk.pins import Pins, read_pins, read_tuner_pins
 from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.triton_tuner import TOKENS, VARIABLE, TritonJob, TritonTuned, triton_job, tune_triton
-from orchestrator.kernels.disk.tuner import Tuned, TuningJob, in_container, tune, tuner_command
+from orchestrator.kernels.disk.tuner import Tuned, TuningJob, group_id, in_container, tune, tuner_command
 from orchestrator.kernels.disk.upstream import upstream_file
 from orchestrator.kernels.disk.watch import WatchLimits
 
@@ -22,6 +22,7 @@ __all__ = [
     "Tuned",
     "TuningJob",
     "WatchLimits",
+    "group_id",
     "in_container",
     "read_checkpoint",
     "read_digest",

@@ -20,7 +20,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("render",),
     ("monitoring", "rental"),
     ("host", "weights", "environments"),
-    ("images", "kernels", "bench", "evals", "sweep"),
+    ("images", "kernels", "bench", "evals", "sweep", "quantisation"),
     ("runtimes",),
     ("prove", "diagnose", "report"),
     ("commands",),

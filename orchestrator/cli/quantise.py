@@ -1,0 +1,112 @@
+"""`deploy quantise`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from orchestrator.cli.grammar import PREPARE, add
+from orchestrator.cli.options import Json, names_of
+from orchestrator.core.console import note, out, out_json, say, table, terminal_width
+from orchestrator.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from orchestrator.core.paths import Home
+
+RecipeOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--recipe", metavar="RECIPE", help="a recipe's name, or a file", autocompletion=names_of("RECIPE")),
+]
+InOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--in",
+        metavar="PROFILE",
+        help="run in this profile's image, on the GPUs of its hardware; default: on this machine's CPU",
+        autocompletion=names_of("PROFILE"),
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    add(app, quantise, section=PREPARE)
+
+
+def quantise(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="the directory of a BF16 checkpoint")],
+    target: Annotated[
+        Path | None,
+        typer.Argument(metavar="TARGET", help="a directory to be made; default: show what each recipe makes"),
+    ] = None,
+    *,
+    recipe: RecipeOption = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="of the model's file; default: as the target")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="shards at once; default: one a core, as memory allows, or one a GPU"),
+    ] = None,
+    in_: InOption = None,
+    image: Annotated[
+        str | None, typer.Option("--image", metavar="IMAGE", help="with `--in`: run in this image instead")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Quantise a checkpoint with AMD Quark, shard by shard. Goes on where it was stopped.
+
+    Without TARGET shows what each recipe would make of it. What was made is verified as `stage` does; a model's file
+    goes into `$DEPLOY_HOME/profiles/models`. Without `--in` Quark runs in an environment of its own (1.5 GB, once).
+    """
+    from orchestrator.commands.planning import load
+    from orchestrator.commands.quantise import QuantisationRequest
+    from orchestrator.commands.quantise import quantise as carry_out
+    from orchestrator.core.paths import Home
+
+    home = Home.from_environment()
+    if target is None:
+        _show(source.absolute(), home, json=json)
+        return
+    if recipe is None:
+        raise UsageError("say how: `--recipe RECIPE`", hint=f"`deploy quantise {source}` shows what each makes of it")
+    if image is not None and in_ is None:
+        raise UsageError("`--image` is for `--in`", hint="a profile says which GPUs its container is given")
+    request = QuantisationRequest(
+        source=source.absolute(),
+        target=target.absolute(),
+        recipe=recipe,
+        name=name,
+        workers=workers,
+        plan=load(in_).plan if in_ else None,
+        image=image,
+    )
+    made = carry_out(request, home)
+    if json:
+        model = made.model.to_dict() if made.model else None
+        out_json({"target": str(made.target), "shards": made.shards, "bytes": made.size, "model": model})
+        return
+    say(f"`{made.target}` is whole: {made.shards} shards, {made.size:,} bytes from {made.source_size:,}")
+    if made.model is not None:
+        _show_next(made.model.name, made.model.path, home)
+
+
+def _show(source: Path, home: "Home", *, json: bool) -> None:
+    from orchestrator.commands.quantise import cost, recipe_rows
+    from orchestrator.quantisation import read_source
+
+    found = read_source(source)
+    rows = list(recipe_rows(found, home))
+    if json:
+        out_json([dict(zip(("recipe", "size", "left", "what"), row, strict=True)) for row in rows])
+        return
+    out(table(["recipe", "size", "left as they are", "what it does"], rows, width=terminal_width()))
+    note(cost(found))
+
+
+def _show_next(name: str, path: Path, home: "Home") -> None:
+    from orchestrator.commands.onboard_profile import next_command
+
+    say(f"wrote {path}")
+    if following := next_command(name, home):
+        say(f"next: `{following}`")

@@ -1,0 +1,145 @@
+"""The folder that a quantisation works in, beside its target: what is done there outlives whatever ends the command.
+
+::
+
+    TARGET.quantising/job.json        what is being done; the workers read it
+    TARGET.quantising/checkpoint/     shards that are done; in the end it becomes TARGET
+    TARGET.quantising/made/           what Quark said of each of them
+    TARGET.quantising/parts/, claims/ of the workers that run
+    TARGET.quantising/worker-0.log
+"""
+
+import json
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.console import Progress
+from orchestrator.core.errors import BuildError, Problem, UsageError
+from orchestrator.core.files import locked, write_whole
+from orchestrator.core.text import parse_json
+from orchestrator.quantisation.forecast import Forecast
+from orchestrator.weights import BadShardError, StoredTensor, stored_tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantisationJob:
+    """What is being done; another one does not go on with its shards."""
+
+    source: str
+    files: Mapping[str, Sequence[int]]  # of the source: size in bytes and mtime in ns
+    shards: Sequence[str]
+    model_type: str
+    scheme: str
+    exclude: Sequence[str]
+    layers: Mapping[str, str]
+    made_by: str  # the list of packages, or the image
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardNote:
+    """What Quark said of a shard: the config.json of it alone, versions of packages, seconds of one worker."""
+
+    config: Mapping[str, Any]
+    versions: Mapping[str, str]
+    device: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    """See above."""
+
+    root: Path
+
+    @classmethod
+    def beside(cls, target: Path) -> "WorkFolder":
+        """The folder of a target."""
+        return cls(target.with_name(f"{target.name}.quantising"))
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where shards that are done lie."""
+        return self.root / "checkpoint"
+
+    @contextmanager
+    def held(self, progress: Progress) -> Iterator[None]:
+        """Be the only command that works here, waiting for another one and saying so."""
+        with locked(self.root / "quantisation.lock", progress):
+            yield
+
+    def begin(self, job: QuantisationJob) -> None:
+        """Make it ready for workers. Raises UsageError where what lies here is of another job."""
+        path = self.root / "job.json"
+        text = json.dumps(asdict(job), indent=1, sort_keys=True) + "\n"
+        with suppress(FileNotFoundError):
+            if (differ := _differences(path.read_text(encoding="utf-8"), text)) is not None:
+                raise UsageError(
+                    f"what lies here was begun with another {differ}, and cannot be gone on with",
+                    where=str(self.root),
+                    hint=f"quantise into another target, or begin anew: `rm -r {shlex.quote(str(self.root))}`",
+                )
+        for name in ("parts", "claims"):
+            shutil.rmtree(self.root / name, ignore_errors=True)
+        for name in ("parts", "claims", "made", "checkpoint"):
+            (self.root / name).mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+
+    def take_up(self, foreseen: Forecast) -> set[str]:
+        """The shards that are done; one that is not what was foreseen is removed, and made again."""
+        done = set()
+        for shard, tensors in foreseen.shards.items():
+            if self._fault(shard, tensors):
+                (self.checkpoint / shard).unlink(missing_ok=True)
+            else:
+                done.add(shard)
+        return done
+
+    def done(self, shards: Sequence[str]) -> list[str]:
+        """The shards that lie here, by their names alone."""
+        return [shard for shard in shards if (self.checkpoint / shard).exists()]
+
+    def require_whole(self, foreseen: Forecast) -> None:
+        """Raise BuildError with every shard that is not what was foreseen."""
+        faults = {shard: self._fault(shard, tensors) for shard, tensors in foreseen.shards.items()}
+        problems = [Problem(f"`{shard}` {fault}", str(self.checkpoint)) for shard, fault in faults.items() if fault]
+        if problems:
+            raise BuildError("Quark has written otherwise than its recipe says", problems=problems)
+
+    def note(self, shard: str) -> ShardNote:
+        """What Quark said of a shard. Raises OSError, ValueError, TypeError."""
+        return ShardNote(**parse_json((self.root / "made" / f"{shard}.json").read_text(encoding="utf-8")))
+
+    def _fault(self, shard: str, wanted: Mapping[str, StoredTensor]) -> str:
+        """What is wrong with a shard, as the rest of a sentence; nothing where it is right."""
+        try:
+            found = stored_tensors(self.checkpoint / shard)
+            self.note(shard)
+        except BadShardError as error:
+            return str(error)
+        except (OSError, ValueError, TypeError):
+            return "is not there"
+        odd = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+        return f"holds {len(odd)} tensors that differ, `{odd[0]}` among them" if odd else ""
+
+    def remove(self) -> None:
+        """Leave nothing of it."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def _differences(before: str, now: str) -> str | None:
+    """In what two jobs differ, in words; None where they are the same."""
+    if before == now:
+        return None
+    try:
+        old, new = parse_json(before), parse_json(now)
+        keys = [key for key in new if old.get(key) != new[key]]
+    except (ValueError, AttributeError):
+        return "job"
+    if {"source", "files", "shards", "model_type"} & {*keys}:
+        return "source, or another state of it"
+    return "Quark" if keys == ["made_by"] else "recipe"

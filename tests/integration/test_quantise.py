@@ -1,0 +1,131 @@
+"""`deploy quantise` end to end, with Quark's stand-in, whose bytes are real Quark's: made, killed, taken up again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from quark_source import REAL_FILES, files_digest, stand_in_home, stand_in_path, write_source
+
+from orchestrator.core.catalogue import Catalogue, Kind
+from orchestrator.core.waiting import look_until
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source, and a home with an environment of nothing."""
+    place = tmp_path_factory.mktemp("quantise")
+    write_source(place / "tiny")
+    stand_in_home(place / "home")
+    return place
+
+
+class Quantising:
+    """A `deploy quantise` that runs."""
+
+    def __init__(
+        self, place: Path, target: str, *words: str, does: str = "", recipe: str = "glm-5.2-amd", real: bool = False
+    ) -> None:
+        self.target = place / target
+        argv = [sys.executable, "-P", "-m", "orchestrator", "quantise", str(place / "tiny"), str(self.target)]
+        env = {**os.environ, "DEPLOY_HOME": str(place / "home")}
+        env |= {} if real else {"PYTHONPATH": stand_in_path(), "QUARK_STAND_IN": does}
+        self.process = subprocess.Popen(
+            [*argv, "--recipe", recipe, *words], env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def end(self) -> tuple[int, str]:
+        try:
+            _, said = self.process.communicate(timeout=1000)
+        finally:
+            self.process.kill()
+            self.process.wait()
+        return self.process.returncode, said
+
+    def shards(self) -> list[Path]:
+        return sorted(self.target.with_name(f"{self.target.name}.quantising").glob("checkpoint/*.safetensors"))
+
+    def wait_for_shards(self, count: int, *, within: float = 60, pause: float = 0.05) -> None:
+        look_until(lambda found: len(found) >= count, self.shards, within=within, pause=pause)
+        assert len(self.shards()) >= count
+
+    def workers(self) -> list[int]:
+        """Processes that name this target's folder, wherever they are."""
+        return [pid for pid, words in _processes() if f"{self.target}.quantising" in words and pid != self.process.pid]
+
+
+def _processes() -> Iterator[tuple[int, str]]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            yield int(path.parent.name), path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+
+
+@pytest.mark.parametrize("recipe", REAL_FILES)
+def test_every_recipe_gives_the_bytes_of_real_quark(place: Path, recipe: str) -> None:
+    quantising = Quantising(place, recipe, recipe=recipe)
+    code, said = quantising.end()
+    assert code == 0, said
+    assert files_digest(quantising.target) == REAL_FILES[recipe]
+    assert f"`{quantising.target}` is whole: 5 shards, " in said
+    assert f"next: `deploy onboard profile --model {recipe} --hardware mi355x`" in said
+    assert "# Of the source" not in (quantising.target / "README.md").read_text()
+    assert {path.stat().st_mode & 0o777 for path in quantising.target.iterdir()} == {0o644}
+    receipt = json.loads(quantising.target.with_name(f"{recipe}.receipt.json").read_text())
+    assert (receipt["shards"], receipt["mtp_layer"], receipt["location"]) == (5, 4, str(quantising.target))
+    assert Catalogue((place / "home",)).find(Kind.MODEL, recipe), "a model's file"
+    assert not quantising.target.with_name(f"{recipe}.quantising").exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_one_that_is_killed_is_taken_up_again_with_the_same_bytes(place: Path, how: signal.Signals) -> None:
+    target = f"killed-{how.name.lower()}"
+    cut = Quantising(place, target, "--workers", "2", does="sleep 0.4")
+    cut.wait_for_shards(1)
+    assert len(cut.workers()) == 2
+    os.kill(cut.process.pid, how)
+    code, said = cut.end()
+    look_until(lambda left: not left, cut.workers, within=10, pause=0.05)
+    assert not cut.workers(), "a worker lives on"
+    assert code == (-9 if how is signal.SIGKILL else 130)
+    kept = {path.name: path.stat().st_mtime_ns for path in cut.shards()}
+    assert 1 <= len(kept) < 5
+    if how is not signal.SIGKILL:
+        assert f"{len(kept)} of 5 shards are done and kept" in said
+    assert not cut.target.exists()
+
+    again = Quantising(place, target)
+    code, said = again.end()
+    assert code == 0, said
+    assert f"{len(kept)} of 5 shards are done already" in said
+    assert files_digest(again.target) == REAL_FILES["glm-5.2-amd"]
+    assert {name: (again.target / name).stat().st_mtime_ns for name in kept} == kept, "made once"
+
+
+def test_a_worker_that_fails_ends_the_others_and_leaves_what_is_done(place: Path) -> None:
+    shard = "model-00005-of-00005.safetensors"
+    failed = Quantising(place, "failed", "--workers", "1", does=f"fail {shard}")
+    code, said = failed.end()
+    assert code == 5
+    assert "RuntimeError: the stand-in was told to fail" in said
+    assert "4 of 5 shards are done and kept" in said
+    assert not failed.workers()
+
+    code, said = Quantising(place, "failed", recipe="glm-5.2-quark").end()
+    assert (code, "was begun with another recipe, and cannot be gone on with" in said) == (2, True), said
+    assert len(failed.shards()) == 4
+
+
+def test_what_is_not_what_the_recipe_says_is_not_handed_over(place: Path) -> None:
+    """As where the tool that quantises leaves out what it should write, without a word."""
+    shard = "model-00002-of-00005.safetensors"
+    wrong = Quantising(place, "wrong", does=f"skip {shard}")
+    code, said = wrong.end()
+    assert code == 5
+    assert f"`{shard}` holds 1 tensors that differ" in said
+    assert not wrong.target.exists()

@@ -1,0 +1,70 @@
+"""`deploy quantise` with AMD Quark itself: what it makes, killed and taken up again, and what sglang loads of it.
+
+`make quark` runs it: 1.5 GB of packages, built once, and some minutes, most of them Quark's imports. What runs always
+is `test_quantise.py`, whose stand-in is held here against the real one.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from quark_source import REAL_FILES, files_digest, write_source
+from test_patches_draft_model import run_lines
+from test_quantise import Quantising
+
+from orchestrator.core.paths import Home
+from orchestrator.environments import Environment
+from orchestrator.weights import write_overlay
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif("QUARK" not in os.environ, reason="real Quark, 1.5 GB and some minutes: `make quark` runs this"),
+]
+KILLED = "glm-5.2-amd"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What real Quark makes by each recipe, in environments of the user's home; one was killed in the middle."""
+    place = tmp_path_factory.mktemp("real-quark")
+    write_source(place / "tiny")
+    (place / "home").mkdir()
+    users = Home.from_environment().environments
+    users.mkdir(parents=True, exist_ok=True)
+    (place / "home" / "environments").symlink_to(users)
+    for recipe in REAL_FILES:
+        if recipe == KILLED:
+            _kill_in_the_middle(Quantising(place, recipe, "--workers", "1", recipe=recipe, real=True))
+        code, said = Quantising(place, recipe, "--workers", "1", recipe=recipe, real=True).end()
+        print(said)
+        assert code == 0, said
+        assert recipe != KILLED or "shards are done already" in said
+        write_overlay(place / recipe, place / f"{recipe}-ours", ["mtp-exclude"])
+    return place
+
+
+def _kill_in_the_middle(quantising: Quantising) -> None:
+    quantising.wait_for_shards(1, within=600, pause=0.002)
+    quantising.process.send_signal(signal.SIGKILL)
+    code, said = quantising.end()
+    print(said, f"killed; left are {[path.name for path in quantising.shards()]}")
+    assert code == -signal.SIGKILL
+    assert 1 <= len(quantising.shards()) < 5
+    assert not quantising.workers()
+
+
+@pytest.mark.parametrize("recipe", REAL_FILES)
+def test_its_bytes_are_those_that_the_stand_in_is_held_against(made: Path, recipe: str) -> None:
+    assert files_digest(made / recipe) == REAL_FILES[recipe]
+
+
+def test_sglang_loads_draft_and_target_of_each(made: Path, cpu_environment: Environment) -> None:
+    """As it is the draft is built wrongly, and with our overlay it loads; the target does, with 8 experts unfused."""
+    folders = [str(made / name) for recipe in REAL_FILES for name in (recipe, f"{recipe}-ours")]
+    drafts = run_lines(cpu_environment, "load", *folders)
+    targets = run_lines(cpu_environment, "target", "on", *(str(made / recipe) for recipe in REAL_FILES))
+    for recipe in REAL_FILES:
+        loaded = [drafts[recipe]["loaded"], drafts[f"{recipe}-ours"]["loaded"], targets[recipe]["loaded"]]
+        print(recipe, loaded, drafts[recipe]["error"])
+        assert loaded == [None, "DeepseekV3ForCausalLMNextN", "GlmMoeDsaForCausalLM"]

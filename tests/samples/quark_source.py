@@ -1,0 +1,76 @@
+"""A tiny GLM-5.2 in BF16 for `deploy quantise`, the same bytes everywhere; what Quark makes of it; its stand-in."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from quark_samples import Header, Tiny, size_of
+
+STAND_IN: Final = Path(__file__).with_name("quark_stand_in")
+# By recipe: a digest of all files of the checkpoint that `deploy quantise` made of `write_source` with real Quark 0.13
+# (`make quark`), its card excepted, which tells times.
+REAL_FILES: Mapping[str, str] = {
+    "glm-5.2-amd": "47cc7673ca06eda0",
+    "glm-5.2-quark": "10f1969e5ca606b9",
+    "glm-5.2-routed": "3f1c26aebdc540c6",
+}
+
+
+def write_source(folder: Path, tiny: Tiny | None = None) -> Path:
+    """A shard a layer, with what is of none in the first; values of BF16 over ten octaves, both signs, zeros."""
+    tiny = tiny or Tiny()
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(tiny.config(), indent=2))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "README.md").write_text("# Of the source\n")
+    header = tiny.header()
+    places = {name: f"model-{_layer(name) + 1:05}-of-{tiny.layers + 1:05}.safetensors" for name in header}
+    for shard in sorted(set(places.values())):
+        _write(folder / shard, {name: kind for name, kind in header.items() if places[name] == shard})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder
+
+
+def _layer(name: str) -> int:
+    return int(name.split(".")[2]) if name.startswith("model.layers.") else 0
+
+
+def _write(path: Path, header: Header) -> None:
+    entries, pieces, end = {}, [], 0
+    for name, (dtype, shape) in header.items():
+        data = _values(name, size_of((dtype, shape))) if dtype == "BF16" else bytes(size_of((dtype, shape)))
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end := end + len(data)]}
+        pieces.append(data)
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(pieces))
+
+
+def _values(name: str, size: int) -> bytes:
+    dice = np.frombuffer(hashlib.shake_256(name.encode()).digest(size), np.uint16)
+    sign_and_fraction, octave = dice & 0x807F, 110 + (dice >> 7 & 0xFF) % 10
+    return np.where(dice % 61 == 0, 0, sign_and_fraction | octave << 7).astype(np.uint16).tobytes()
+
+
+def files_digest(folder: Path) -> str:
+    """Of names and contents of all files but the card."""
+    total = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.name != "README.md":
+            total.update(f"{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()[:16]
+
+
+def stand_in_path() -> str:
+    """What PYTHONPATH is to be: the stand-in, and where this Python has numpy."""
+    return f"{STAND_IN}:{Path(np.__file__).parents[1]}"
+
+
+def stand_in_home(home: Path) -> Path:
+    """A home whose environment of Quark is empty: Quark is what PYTHONPATH says."""
+    (home / "images").mkdir(parents=True)
+    (home / "images" / "quark-0.13.txt").write_text("# nothing: the stand-in is on PYTHONPATH\n")
+    return home

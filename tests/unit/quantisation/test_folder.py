@@ -1,0 +1,122 @@
+"""The folder that a quantisation works in: what counts as done, and what is not gone on with."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from quark_samples import Tiny, write_tiny
+
+from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.errors import BuildError, UsageError
+from orchestrator.plan import ContainerNeeds
+from orchestrator.quantisation import (
+    Forecast,
+    QuantisationJob,
+    Source,
+    WorkFolder,
+    container_command,
+    forecast,
+    load_recipe,
+    local_command,
+    read_source,
+)
+
+JOB = QuantisationJob(
+    source="/models/tiny",
+    files={"config.json": (10, 20)},
+    shards=("model-mtp.safetensors", "model.safetensors"),
+    model_type="glm_moe_dsa",
+    scheme="mxfp4",
+    exclude=("lm_head",),
+    layers={},
+    made_by="quark-0.13.txt",
+)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return read_source(write_tiny(tmp_path / "tiny", Tiny().config(), Tiny().header()))
+
+
+@pytest.fixture
+def foreseen(source: Source) -> Forecast:
+    return forecast(source, load_recipe("glm-5.2-amd", Catalogue.shipped()))
+
+
+def done(tmp_path: Path) -> WorkFolder:
+    """A folder in which both shards are done, as Quark writes them."""
+    folder = WorkFolder.beside(tmp_path / "target")
+    folder.begin(JOB)
+    made = write_tiny(tmp_path / "made", *Tiny().quantised("amd52"))
+    for shard in JOB.shards:
+        shutil.copy(made / shard, folder.checkpoint)
+        note = {"config": {}, "versions": {}, "device": "cpu", "seconds": 1.0}
+        (folder.root / "made" / f"{shard}.json").write_text(json.dumps(note))
+    return folder
+
+
+def test_what_is_as_foreseen_is_done(tmp_path: Path, foreseen: Forecast) -> None:
+    folder = done(tmp_path)
+    assert folder.take_up(foreseen) == {*JOB.shards}
+    folder.require_whole(foreseen)
+
+
+@pytest.mark.parametrize("how", ["cut", "other", "without a note"])
+def test_what_is_not_is_made_again(how: str, tmp_path: Path, foreseen: Forecast) -> None:
+    folder, shard = done(tmp_path), "model.safetensors"
+    if how == "cut":
+        with (folder.checkpoint / shard).open("r+b") as file:
+            file.truncate(100_000)
+    elif how == "other":
+        shutil.copy(folder.checkpoint / "model-mtp.safetensors", folder.checkpoint / shard)
+    else:
+        (folder.root / "made" / f"{shard}.json").write_text("{")
+    with pytest.raises(BuildError, match="otherwise than its recipe says"):
+        folder.require_whole(foreseen)
+    assert folder.take_up(foreseen) == {"model-mtp.safetensors"}
+    assert not (folder.checkpoint / shard).exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ({"exclude": ()}, "recipe"),
+        ({"files": {"config.json": (10, 21)}}, "source, or another state of it"),
+        ({"made_by": "rocm/sglang:x"}, "Quark"),
+    ],
+)
+def test_another_job_does_not_go_on_with_it(changed: dict[str, object], word: str, tmp_path: Path) -> None:
+    folder = done(tmp_path)
+    folder.begin(JOB)
+    with pytest.raises(UsageError, match=f"begun with another {word}"):
+        folder.begin(replace(JOB, **changed))  # type: ignore[arg-type]
+    assert len(folder.done(JOB.shards)) == 2, "nothing was removed"
+
+
+def test_workers_share_the_cores(tmp_path: Path) -> None:
+    folder = WorkFolder(tmp_path / "x.quantising")
+    pool = local_command(Path("/env/bin/python"), Path("/p.py"), folder, workers=3, cores=16)
+    assert pool.commands == (("/env/bin/python", "-P", "/p.py", f"{tmp_path}/x.quantising", "cpu"),) * 3
+    assert pool.env["OMP_NUM_THREADS"] == "5"
+
+
+def test_a_container_has_a_gpu_and_ends_with_its_standard_input(tmp_path: Path) -> None:
+    needs = ContainerNeeds(
+        devices=("/dev/kfd",), all_gpus=False, groups=("video",), ipc=None, shm_bytes=None, ulimits=(),
+        security_opt=(), cap_add=(),
+    )  # fmt: skip
+    folder = WorkFolder(tmp_path / "x.quantising")
+    pool = container_command(
+        "rocm/sglang:x", Path("/p.py"), folder, source=Path("/bf16"), needs=needs, workers=2, group=lambda _: "44"
+    )
+    first, second = (" ".join(argv) for argv in pool.commands)
+    assert "docker run --rm --init --interactive --name deploy-quantise-" in first
+    assert "--device /dev/kfd --group-add 44" in first
+    assert f"--volume /bf16:/bf16:ro --volume {folder.root}:{folder.root}" in first
+    assert first.endswith(f"--entrypoint python3 rocm/sglang:x /quantise_shards.py {folder.root} cuda:0")
+    assert second.endswith("cuda:1")
+    assert [f"--name {name} " in argv for name, argv in zip(pool.containers, (first, second), strict=True)] == [
+        True
+    ] * 2
