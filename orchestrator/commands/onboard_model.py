@@ -9,11 +9,12 @@ from typing import Final
 from orchestrator.commands.onboard_file import OnboardedFile, free_name, part_lines, require_whole, write_part
 from orchestrator.commands.staging import hub_of
 from orchestrator.core.catalogue import Kind
+from orchestrator.core.console import warn
 from orchestrator.core.document import Data
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.profile import ModelFile, Override, YamlLine
-from orchestrator.weights import Description, describe, hub_outline, local_outline
+from orchestrator.weights import Description, compared, describe, hub_outline, local_outline
 
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -30,6 +31,8 @@ def onboard_model(
 ) -> OnboardedFile:
     """Write a model's file from the checkpoint in a directory, or of a repository on the hub.
 
+    In what the tensors of a directory differ from their config is told; of a repository too few headers are read.
+
     Raises UsageError for a name that is taken or cannot be one, WeightsError for a checkpoint that is not whole or
     contradicts itself, ProfileError with every fact that could not be read and how to give it; nothing is written then.
     """
@@ -41,8 +44,10 @@ def onboard_model(
     free_name(Kind.MODEL, name, home, replace=replace)
     keys = [".".join(each.path) for each in given]
     if directory is not None:
-        found, origin = describe(local_outline(directory), keys), {"kind": "directory", "location": str(directory)}
-        gated = False
+        outline, origin = local_outline(directory), {"kind": "directory", "location": str(directory)}
+        found, gated = describe(outline, keys), False
+        for difference in compared(outline, drafts=bool(outline.config.drafts)):
+            warn(difference.message, hint=difference.hint)
     else:
         outline, listing = hub_outline(where, revision, hub_of(environ))
         found, gated = describe(outline, keys), listing.gated

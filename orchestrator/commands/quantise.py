@@ -129,8 +129,6 @@ def quantise(request: QuantisationRequest, home: Home) -> QuantisedCheckpoint:
         folder.require_whole(foreseen)
         of = MadeOf(source=source, recipe_name=request.recipe, recipe=recipe, foreseen=foreseen)
         receipt = finish(folder, request.target, of)
-    for difference in receipt.differences:
-        warn(difference.message, hint=difference.hint)
     return QuantisedCheckpoint(
         target=request.target,
         shards=receipt.shards,

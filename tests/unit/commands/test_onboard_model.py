@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from config_samples import GLM_52, LLAMA_33_70B, QUARK_MXFP4, write_config, write_public
+from quark_samples import Tiny, write_tiny
 
 from orchestrator.commands.onboard_file import OnboardedFile
 from orchestrator.commands.onboard_model import onboard_model
@@ -169,3 +170,16 @@ def test_what_is_no_checkpoint_is_said_to_be_none(home: Home, tmp_path: Path) ->
             onboard_model(where, home, environ={})
     with pytest.raises(WeightsError, match=r"there is no `config\.json`"):
         onboarded(tmp_path, home, name="empty")
+
+
+def test_what_no_sglang_loads_of_a_checkpoint_is_told(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tensors of MXFP4 that the config leaves unquantised; the facts of the file are right all the same."""
+    config, header = Tiny().quantised("amd52")
+    config["quantization_config"]["exclude"].append("model.layers.2.mlp.shared_experts.up_proj")
+    found = onboarded(write_tiny(tmp_path / "odd", config, header), home)
+    assert written(found).quantisation == "quark-mxfp4"
+    said = capsys.readouterr().err
+    assert "1 tensor is stored as U8, and `quantization_config` leaves them unquantised" in said
+    assert "`model.layers.2.mlp.shared_experts.up_proj.weight`" in said
