@@ -32,8 +32,15 @@ if TYPE_CHECKING:
     from orchestrator.commands.bring_up import Up
 
 StrictKernels: TypeAlias = Annotated[bool, typer.Option("--strict-kernels", help="fail on an untuned MoE kernel")]
+ReplaceOption: TypeAlias = Annotated[
+    bool, typer.Option("--replace", help="stop a server of that name first; several replicas one by one")
+]
 OnlyOption: TypeAlias = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="of several replicas, replace only so many, to look at them")
+]
+LeastGsm8kOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, metavar="SCORE", help="of several replicas, replace the next when one has scored this"),
 ]
 TimeoutOption: TypeAlias = Annotated[
     float | None,
@@ -60,10 +67,9 @@ def up(
     ] = False,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="the server's name; default: the profile's")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be started, and stop")] = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="stop a server of that name first; several replicas one by one")
-    ] = False,
+    replace: ReplaceOption = False,
     only: OnlyOption = None,
+    least_gsm8k: LeastGsm8kOption = None,
     keep: Annotated[bool, typer.Option("--keep", help="leave a failed server running, to look at it")] = False,
     stage: Annotated[bool, typer.Option("--stage/--no-stage", help="download a missing checkpoint, or refuse")] = True,
     accept_untuned: AcceptUntuned = False,
@@ -92,6 +98,7 @@ def up(
         image=image,
         replace=replace,
         only=only,
+        least_gsm8k=least_gsm8k,
         keep=keep,
         stage=stage,
         accept_untuned=accept_untuned,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from orchestrator.commands.bench import MeasuredTarget
 from orchestrator.commands.runs import load_outcome
-from orchestrator.core.console import Progress
-from orchestrator.core.errors import BenchError
+from orchestrator.core.console import Progress, say, warn
+from orchestrator.core.errors import BenchError, SmokeError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home, data_root
 from orchestrator.core.redaction import redact_json
@@ -67,6 +67,33 @@ def run_eval(
         command=command,
     )
     return evaluate(request, say)
+
+
+def require_gsm8k(target: MeasuredTarget, *, least: float, called: str, folder: Path, home: Home) -> None:
+    """Ask a server as many questions of GSM8K as were published, and keep the outcome in `folder`.
+
+    Raises SmokeError for a score below `least`, and what `run_eval` raises.
+    """
+    command = f"deploy up --least-gsm8k {least:g}"
+    asked = next(
+        line.samples
+        for table in of_kind(load_all_published(), Published)
+        for line in table.evals
+        if line.suite == "gsm8k"
+    )
+    outcome = run_eval(target, suite="gsm8k", limit=asked, data=None, command=command, home=home, say=say)
+    try:
+        save_outcome(outcome, folder)
+    except OSError as error:
+        warn(f"the outcome is not kept: {error.strerror}")
+    say(f"{called}: {outcome.score:.3f} of {len(outcome.items)} questions of GSM8K right")
+    if outcome.score < least:
+        raise SmokeError(f"{called} has {outcome.score:.3f} of GSM8K right, and `--least-gsm8k` is {least:g}")
+
+
+def prepare_harness(home: Home) -> None:
+    """Build what asks the questions, before a server is stopped for one that is asked. Raises BuildError."""
+    ensure(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
 
 
 def require_sampling(target: MeasuredTarget, suite: Suite) -> None:

@@ -42,6 +42,11 @@ def needed_runs(home: Home, name: str) -> dict[RunDir, str]:
     return {run: why for run, why in reversed(found) if run is not None}
 
 
+def asked_again(request: UpRequest) -> UpRequest:
+    """What was asked for, without what was meant for one change of several replicas."""
+    return replace(request, only=None, least_gsm8k=None)
+
+
 def request_of(run: RunDir) -> UpRequest | None:
     """What was asked for; None for what another version has written, or a hand."""
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - few commands read one

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from orchestrator.commands.bring_up import Up
 from orchestrator.commands.machine import place_of
-from orchestrator.commands.past import runs_that_came_up
+from orchestrator.commands.past import asked_again, runs_that_came_up
 from orchestrator.commands.planning import planned
 from orchestrator.commands.ready import ready_preview
 from orchestrator.commands.runs import known_names, read_plan, require_name
@@ -30,11 +30,12 @@ def restart(name: str, home: Home, *, healing: Callable[[Fleet], object] | None 
         raise StartError(
             f"no server `{name}` has come up from here", hint=near or "`deploy up PROFILE` starts a server"
         )
+    request = asked_again(request)
     again = f"`deploy restart {name}`"
     if healing is not None:
-        request = replace(request, replace=True, run=str(run.path), keep=False, healing=True, only=None)
+        request = replace(request, replace=True, run=str(run.path), keep=False, healing=True)
         return up(request, home, again=again, claimed=healing)
-    request = replace(request, healing=False, only=None)
+    request = replace(request, healing=False)
     if request.run is not None:  # it was started as an earlier one was, and so it is again
         return up(replace(request, replace=True, run=str(run.path)), home, again=again)
     before, (now, _) = read_plan(run), planned(request.profile, request.overrides, home)

@@ -4,7 +4,7 @@ import dataclasses
 
 from orchestrator.commands.bring_up import Up
 from orchestrator.commands.lock import lock_path, read_lock
-from orchestrator.commands.past import proven_run, request_of
+from orchestrator.commands.past import asked_again, proven_run, request_of
 from orchestrator.commands.runs import RunDir, find_run, known_names, note_request, require_name, runs_of
 from orchestrator.commands.up import up
 from orchestrator.commands.up_request import UpRequest
@@ -41,7 +41,7 @@ def request_from(run: RunDir) -> UpRequest:
             hint="`deploy up PROFILE` starts a profile",
         )
     return dataclasses.replace(
-        request, name=run.path.parent.name, replace=False, keep=False, run=str(run.path), healing=False, only=None
+        asked_again(request), name=run.path.parent.name, replace=False, keep=False, run=str(run.path), healing=False
     )
 
 
@@ -69,6 +69,7 @@ def once_more(text: str, given: UpRequest, home: Home) -> UpRequest:
         replace=given.replace,
         keep=given.keep,
         only=given.only,
+        least_gsm8k=given.least_gsm8k,
         timeout=given.timeout or was.timeout,
     )
 

@@ -30,6 +30,7 @@ from orchestrator.plan import Plan
 from orchestrator.plan.replicas import why_all_at_once
 from orchestrator.prove import CheckResult, SmokeReport, gateway_checks, target_of
 from orchestrator.render import Artifacts, replica_folder
+from orchestrator.results import ServerProvenance
 from orchestrator.runtimes import Handle, Place, Runtime, Status, start_of
 
 _REPLACED = "replaced"
@@ -52,6 +53,10 @@ def roll(start: Start, servers: Fleet, standing: Handle, place: Place) -> Up:
     """
     plan, runtime = start.artifacts.plan, servers.runtime(standing)
     control = control_of(standing, key=start.key, grace=plan.waiting.grace)
+    if start.request.least_gsm8k is not None:
+        from orchestrator.commands.evals import prepare_harness  # noqa: PLC0415 - see `_require_score`
+
+        prepare_harness(servers.home)
     run = open_start(start, servers.home)
     change = _Change(start=start, servers=servers, runtime=runtime, control=control, run=run, place=place)
     change.see(standing)
@@ -174,10 +179,28 @@ class _Change:
         report = prove(new, self.runtime, plan=replica.plan, key=key)
         RunDir(folder).save(SMOKE_FILE, report.to_dict())
         report.require()
+        self._require_score(new, number)
         strict = self.start.request.strict_kernels
         kernel_gate(self.runtime.logs(new, follow=False), plan=replica.plan, run=RunDir(folder), strict=strict)
         self._checks[number] = of_replica(number, report)
         return new
+
+    def _require_score(self, new: Handle, number: int) -> None:
+        least = self.start.request.least_gsm8k
+        if least is None:
+            return
+        from orchestrator.commands.bench import MeasuredTarget  # noqa: PLC0415 - and with it the whole load client
+        from orchestrator.commands.evals import require_gsm8k  # noqa: PLC0415
+
+        target = MeasuredTarget(
+            url=new.url,
+            key=self.start.key,
+            provenance=ServerProvenance(),
+            hazards=self._plan.hazards,
+            kernel_gate=lambda: None,
+        )
+        called, folder = self._called(number), self._folder(number)
+        require_gsm8k(target, least=least, called=called, folder=folder, home=self.servers.home)
 
     def _clear(self, number: int, step: "_Step", failure: BaseException) -> None:
         """Leave nothing half done: the old server goes on where it was not touched, else neither is left."""

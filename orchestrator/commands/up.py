@@ -128,8 +128,9 @@ def up(
         if standing is not None:
             old = read_plan(RunDir(Path(standing.run_dir)))
             require_one_by_one(old or plan, plan, name, request)
-        elif request.only is not None:
-            raise UsageError(f"`--only` is for several replicas that run, and none run as `{name}`")
+        elif request.only is not None or request.least_gsm8k is not None:
+            option = "--least-gsm8k" if request.only is None else "--only"
+            raise UsageError(f"`{option}` is for several replicas that run, and none run as `{name}`")
         _tell_hazards(plan)
         prepared = prepare(_artifacts(request, plan, inputs, rows, place), place)
         for hazard in image_hazards(plan, prepared.image) if prepared.image else ():

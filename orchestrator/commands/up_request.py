@@ -25,6 +25,7 @@ class UpRequest:
     lock: str | None = None  # a file: what it holds is started, or nothing
     healing: bool = False  # asked for by `deploy watch`
     only: int | None = None  # of several replicas, how many are replaced
+    least_gsm8k: float | None = None  # of several replicas, what each new one has to score
 
     @property
     def decided(self) -> bool:
