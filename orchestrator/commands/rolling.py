@@ -66,18 +66,18 @@ def roll(start: Start, servers: Fleet, standing: Handle, place: Place) -> Up:
         for number in chosen:
             change.replace(number)
             change.end_starts()
+        if len(chosen) < len(numbers):
+            note(f"{change.stands()}; {change.ways()}")
+            return Up(handle=servers.one(start.name), smoke=change.report(()), seconds=change.seconds)
+        report = change.report(change.of_the_whole())
+        run.save(SMOKE_FILE, report.to_dict())
+        report.require()
     except BaseException as error:
         failure = Interrupted("interrupted") if isinstance(error, KeyboardInterrupt) else error
         change.tell(failure)
         if failure is error:
             raise
         raise failure from error
-    if len(chosen) < len(numbers):
-        note(f"{change.stands()}; {change.ways()}")
-        return Up(handle=servers.one(start.name), smoke=change.report(()), seconds=change.seconds)
-    report = change.report(change.of_the_whole())
-    run.save(SMOKE_FILE, report.to_dict())
-    report.require()
     note_gateway(run, change.seconds)
     start.proven()
     return Up(handle=servers.one(start.name), smoke=report, seconds=change.seconds)
