@@ -16,6 +16,7 @@ from orchestrator.cli import (
     monitoring,
     onboard,
     past,
+    probe,
     profiles,
     quantise,
     report,
@@ -49,6 +50,7 @@ past.register(app)
 monitoring.register(app)
 diagnose.register(app)
 bench.register(app)
+probe.register(app)
 evals.register(app)
 report.register(app)
 reproduce.register(app)

@@ -5,8 +5,8 @@
   `onboard_profile`, `quantise`
 - before a server: `machine`, `monitoring`, `rental`, `checkpoint`, `staging`, `nodes`, `prepare`, `ready`, `coverage`,
   `kernels`, `tuning`, `caches`
-- a server: `up` (by an `up_request`), `bring_up`, `restart`, `status`, `top`, `ask`, `logs`, `proof`, `down`, `ending`;
-  behind a gateway: `several`; all: `servers`, `runs`
+- a server: `up` (by an `up_request`), `bring_up`, `restart`, `status`, `top`, `ask`, `logs`, `proof`, `probe`, `down`,
+  `ending`; behind a gateway: `several`; all: `servers`, `runs`
 - one that is looked after: `watch`, `vigil`, `standing`, `alerts`, `healing`, `healer`, `watch_unit`
 - servers of the past: `past`, `recorded`, `rollback`, `history`, `diff`, `prune`
 - figures: `bench`, `evals`, `report`, `reproduce`, `bill`

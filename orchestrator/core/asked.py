@@ -27,6 +27,7 @@ FAR: Final = frozenset(
             "down",
             "diagnose",
             "bench",
+            "probe",
             "eval",
         ),
         *("history", "prune"),

@@ -26,6 +26,7 @@ from orchestrator.engine.answers import (
     read_server_info,
     read_token_ids,
     read_usage_of,
+    token_ids,
 )
 from orchestrator.engine.arguments import Arguments, argument_problems, name_problem, port_problem, speculation
 from orchestrator.engine.endpoints import authorization, read_key
@@ -52,8 +53,10 @@ from orchestrator.engine.requests import (
     completion_body,
     generate_body,
     load_body,
+    scoring_body,
     tokenize_body,
 )
+from orchestrator.engine.scored import Likelihoods, Ranked, Scored, read_numerics, read_scored
 from orchestrator.engine.stream import (
     DONE,
     EventReader,
@@ -84,10 +87,13 @@ __all__ = [
     "GivenUpError",
     "Json",
     "Launch",
+    "Likelihoods",
     "Metric",
     "Metrics",
     "NoAnswerError",
     "OddAnswerError",
+    "Ranked",
+    "Scored",
     "ServerInfo",
     "StageReader",
     "Usage",
@@ -123,13 +129,17 @@ __all__ = [
     "read_key",
     "read_metrics",
     "read_models",
+    "read_numerics",
     "read_object",
+    "read_scored",
     "read_server_info",
     "read_token_ids",
     "read_usage",
     "read_usage_of",
     "read_work",
+    "scoring_body",
     "speculation",
+    "token_ids",
     "tokenize_body",
     "tokens_so_far",
     "written_since",

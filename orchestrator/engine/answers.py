@@ -103,6 +103,14 @@ def read_object(content: bytes | bytearray, *, path: str) -> Json:
     return data
 
 
+def read_list(content: bytes | bytearray, *, path: str) -> list[Json]:
+    """A list of JSON objects. Raises OddAnswerError."""
+    data = read_json(content, path=path)
+    if not isinstance(data, list) or not all(isinstance(each, dict) for each in data):
+        raise OddAnswerError(f"`{path}` does not answer with a list of JSON objects")
+    return data
+
+
 def number(data: Json, key: str) -> int:
     """A count that stands in a JSON object. Raises OddAnswerError."""
     value = data.get(key)
@@ -173,9 +181,7 @@ def read_server_info(data: Json) -> ServerInfo | None:
         page_size=page,
         replicas=replicas,
         reports_cache=data.get("enable_cache_report") is True,
-        speculative=" ".join(_setting(data.get(f"speculative_{each}")) for each in _SPECULATIVE)
-        if speculates
-        else None,
+        speculative=" ".join(setting(data.get(f"speculative_{each}")) for each in _SPECULATIVE) if speculates else None,
     )
 
 
@@ -248,9 +254,14 @@ def read_chat_events(events: Iterable[bytes]) -> Chat:
 
 def read_token_ids(content: bytes | bytearray) -> tuple[int, ...]:
     """The token ids of a text. Raises OddAnswerError."""
-    ids = read_object(content, path=TOKENIZE).get("tokens")
+    return token_ids(read_object(content, path=TOKENIZE), "tokens")
+
+
+def token_ids(data: Json, key: str) -> tuple[int, ...]:
+    """The token ids that stand in a JSON object. Raises OddAnswerError."""
+    ids = data.get(key)
     if not isinstance(ids, list) or not all(type(each) is int and 0 <= each <= _LARGEST_ID for each in ids):
-        raise _odd("tokens", ids, "a list of token ids")
+        raise _odd(key, ids, "a list of token ids")
     return tuple(ids)
 
 
@@ -277,7 +288,7 @@ def finished(reason: str | None) -> str | None:
     return reason
 
 
-def _setting(value: object) -> str:
+def setting(value: object) -> str:
     """A setting as it is shown: a word or a number."""
     return (
         _shown(value)

@@ -20,7 +20,15 @@ from orchestrator.core.http import Deadline
 from orchestrator.core.known_secrets import MOST_APART
 from orchestrator.core.redaction import excerpt
 from orchestrator.core.secret import Secret
-from orchestrator.engine.answers import MOST_BYTES, Json, NoAnswerError, OddAnswerError, read_models, read_object
+from orchestrator.engine.answers import (
+    MOST_BYTES,
+    Json,
+    NoAnswerError,
+    OddAnswerError,
+    read_list,
+    read_models,
+    read_object,
+)
 from orchestrator.engine.endpoints import HEALTH, METRICS, MODELS, authorization
 from orchestrator.engine.metrics import MOST_METRICS_BYTES, Metrics, read_metrics
 from orchestrator.engine.requests import Body
@@ -129,6 +137,13 @@ class EngineClient:
     def post(self, path: str, body: Body) -> Json:
         """The JSON object that answers `body`."""
         return self._object("POST", path, content=json.dumps(body).encode())
+
+    def post_list(self, path: str, body: Body) -> list[Json]:
+        """The list of JSON objects that answers `body`."""
+        with self._open("POST", path, content=json.dumps(body).encode()) as response:
+            _require_ok(response)
+            content = _whole(response, MOST_BYTES)
+        return read_list(content, path=path)
 
     def post_status(self, path: str, content: bytes, *, with_key: bool = True) -> int:
         """The status that answers raw bytes sent as JSON."""

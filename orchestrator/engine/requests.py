@@ -33,6 +33,22 @@ def generate_body(prompt: str | Sequence[int], *, tokens: int, rank: int = 0, **
     return {key: prompt, "sampling_params": sampling, RANK_FIELD: rank}
 
 
+def scoring_body(prompts: Sequence[Sequence[int]], *, top: int, tokens: int, start: int = 0, rank: int = 0) -> Body:
+    """The log-probabilities of all tokens of prompts behind `start`, and of `tokens` greedy ones that follow.
+
+    At each place those of the `top` likeliest tokens too. What stands behind `start` is never taken from the prefix
+    cache (`_compute_max_prefix_len` of managers/schedule_batch.py, 0.5.14 to 0.5.23). A list is answered by a list.
+    """
+    return {
+        "input_ids": [list(ids) for ids in prompts],
+        "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
+        "return_logprob": True,
+        "logprob_start_len": start,
+        "top_logprobs_num": top,
+        RANK_FIELD: rank,
+    }
+
+
 def completion_body(model: str, prompt: str | Sequence[int], *, tokens: int, **more: object) -> Body:
     """At most `tokens` greedy tokens after a text or token ids; `more` as it stands."""
     return {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, **more}

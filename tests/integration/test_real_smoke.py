@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from cpu_server import CpuEngine, CpuServer, wait_by_its_log
 from patience import wait_for
@@ -16,7 +18,9 @@ from prometheus import every_second, missing, monitoring_request, scraping
 from orchestrator import prove as smoke
 from orchestrator.commands.monitoring import monitored
 from orchestrator.commands.planning import load
+from orchestrator.commands.probe import ProbeOptions, ProbeSide, run_probe
 from orchestrator.commands.proof import prove_url
+from orchestrator.core import shell
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
@@ -28,6 +32,15 @@ from orchestrator.prove.checks import answers_right
 from orchestrator.prove.client import SmokeClient
 
 pytestmark = pytest.mark.engine
+PROBE = ProbeOptions(limit=None, longest=2048, other_checkpoint=False)
+SCALE = """
+import sys
+from safetensors.torch import load_file, save_file
+file, factor = sys.argv[1], float(sys.argv[2])
+tensors = load_file(file)
+tensors["model.layers.1.self_attn.o_proj.weight"] *= factor
+save_file(tensors, file, metadata={"format": "pt"})
+"""
 
 
 @contextmanager
@@ -37,6 +50,26 @@ def started(engine: CpuEngine, name: str, *overrides: str) -> Iterator[CpuServer
         yield server
     finally:
         server.runtime.stop(server.handle, grace=0)
+
+
+def probed(server: CpuServer) -> ProbeSide:
+    target = smoke.target_of(server.plan, url=server.url, api_key=None)
+    return ProbeSide(name="tiny", engines=(("", target),), source=None, run=None)
+
+
+def perturbed(engine: CpuEngine, target: Path, *, factor: float) -> Path:
+    """A copy of the tiny model with one matrix of its last layer scaled."""
+    shutil.copytree(engine.home.models / "tiny", target)
+    done = shell.run([str(engine.python), "-c", SCALE, str(target / "model.safetensors"), str(factor)])
+    assert done.code == 0, done.stderr
+    return target
+
+
+def reload_weights(server: CpuServer, model: Path) -> None:
+    body = {"model_path": str(model), "flush_cache": True}
+    assert httpx.post(f"{server.url}/update_weights_from_disk", json=body, timeout=60, trust_env=False).json()[
+        "success"
+    ]
 
 
 def failures(report: smoke.SmokeReport) -> dict[str, str]:
@@ -78,6 +111,30 @@ def test_a_model_of_random_weights_fails_what_the_trained_one_is_asked(server: C
     assert found.verdict is Verdict.FAILED
     assert found.evidence.startswith("3 of 3 answers wrong; rank 0: after ")
     assert any("#40084" in cause for cause in found.causes)
+
+
+def test_the_probe_sees_no_fault_in_the_same_server_and_each_of_two_that_answer_as_well(
+    server: CpuServer, cpu_engine: CpuEngine, tmp_path: Path
+) -> None:
+    """A rope that turns 1 % too fast is wrong the more the further; a matrix of a layer is wrong everywhere."""
+    report, reference = run_probe(probed(server), None, PROBE, against=None)
+    assert report.ok
+    again, _ = run_probe(probed(server), reference, PROBE, against="itself")
+    assert again.ok, again.to_table()
+    rope = json.dumps({"rope_theta": 10100.0, "rope_parameters": {"rope_theta": 10100.0, "rope_type": "default"}})
+    with started(cpu_engine, "rope", f"flags.json-model-override-args={rope}") as other:
+        other.wait_until_ready()
+        turned, its_own = run_probe(probed(other), reference, PROBE, against="another rope")
+        print(turned.to_table())
+        assert turned.faults == ()
+        longest = next(row for row in turned.rows if (row.what, row.length) == ("the reference", 2048))
+        assert [band.mean for band in longest.bands] == sorted(band.mean for band in longest.bands)
+        assert {row.what for row in turned.rows if row.alarms} == {"the reference"}
+        assert [band.first for band in longest.alarms] == [64, 512]
+
+        reload_weights(other, perturbed(cpu_engine, tmp_path / "tiny", factor=1.3))
+        scaled, _ = run_probe(probed(other), its_own, PROBE, against="its own weights")
+        assert all(row.alarms for row in scaled.rows if row.what == "the reference"), scaled.to_table()
 
 
 @missing

@@ -16,6 +16,7 @@ from docker_server import DockerEngine
 from kernel_samples import FUSED_TP8, every_bucket, glm_plan
 from patience import wait_for
 
+from orchestrator.commands.probe import ProbeOptions, ProbeSide, reference_of, run_probe
 from orchestrator.commands.servers import lost_parts, note_parts
 from orchestrator.core.procfs import read_process
 from orchestrator.kernels.disk.store import Store
@@ -36,7 +37,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def replicas(cpu_engine: CpuEngine, table: Path) -> Iterator[CpuServer]:
     # sglang's setproctitle writes a process's title over its environment; SPT_NOENV makes it leave that alone.
     environment = (f"env.{VARIABLE}={table}", 'env.SPT_NOENV="1"')
-    server = cpu_engine.start("replicas", "hardware.gpus=2", "layout.dp=2", *environment)
+    layout = ("hardware.gpus=2", "layout.dp=2", "flags.dtype=float32")  # exact enough to be told from bf16
+    server = cpu_engine.start("replicas", *layout, *environment)
     try:
         assert wait_by_its_log(server)[-2:] == ["warming up", "answering"]
         yield server
@@ -52,6 +54,25 @@ def schedulers(server: CpuServer) -> list[int]:
 
 def test_each_scheduler_has_the_variable_and_reads_the_same_file(replicas: CpuServer, table: Path) -> None:
     check(schedulers(replicas), table, str(table))
+
+
+def test_the_probe_asks_each_rank_and_tells_fp32_from_bf16(replicas: CpuServer, server: CpuServer) -> None:
+    options = ProbeOptions(limit=None, longest=512, other_checkpoint=False)
+    rounded, exact = (
+        ProbeSide(name="tiny", engines=(("", target_of(each.plan, url=each.url, api_key=None)),), source=None, run=None)
+        for each in (server, replicas)
+    )
+    report, _ = run_probe(exact, reference_of(rounded, options), options, against="bf16")
+    print(report.to_table())
+    assert report.ok
+    assert report.differences == ("`dtype` is float32 here, auto in the reference",)
+    beside = [row for row in report.rows if row.what == "the reference"]
+    assert {row.whose for row in beside} == {"rank 0", "rank 1"}
+    assert all(row.whole.mean > 1e-4 for row in beside)  # rounding, and the limit is of the noisier side
+    strict, _ = run_probe(exact, reference_of(exact, options), options, against="itself")
+    assert strict.ok
+    assert strict.rows[0].limit is not None
+    assert strict.rows[0].limit < 1e-5
 
 
 def test_each_rank_answers_for_itself_and_the_death_of_one_is_told(replicas: CpuServer) -> None:
