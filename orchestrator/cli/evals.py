@@ -1,16 +1,25 @@
 """`deploy eval`: ask a served model questions that have an answer."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from orchestrator.cli.grammar import MEASURE, add
-from orchestrator.cli.options import HostOption, Json, TargetArgument, require_kind
+from orchestrator.cli.options import HostOption, Json, TargetArgument, require_kind, server_names
 from orchestrator.core.console import note, out, out_json, say
 
 if TYPE_CHECKING:
     from orchestrator.results import Judgement, Outcome
+
+BaselineOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|NAME|URL",
+        help="an earlier outcome, or a server that is asked the same, to compare with",
+        autocompletion=server_names,
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +32,7 @@ def evaluate(
     *,
     suite: Annotated[str, typer.Option("--suite", metavar="gsm8k|gpqa-diamond", help="which questions")],
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="ask only the first N")] = None,
-    baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="an earlier outcome, to compare with")] = None,
+    baseline: BaselineOption = None,
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="the questions, instead of a download")] = None,
     output: Annotated[Path, typer.Option(metavar="DIR", help="where to put the outcome")] = Path("results"),
     api_key_env: Annotated[
@@ -41,26 +50,24 @@ def evaluate(
     import sys
     from contextlib import ExitStack
 
-    from orchestrator.commands.bench import is_url, server_target, url_target
-    from orchestrator.commands.evals import against_file, against_published, run_eval, save_outcome
-    from orchestrator.commands.servers import fleet
-    from orchestrator.core.errors import BenchError
+    from orchestrator.commands.bench import is_url
+    from orchestrator.commands.evals import EvalOptions, against_outcome, against_published, evaluate_beside, found
+    from orchestrator.commands.runs import load_outcome
     from orchestrator.core.paths import Home
 
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
     home, command = Home.from_environment(), shlex.join(["deploy", *sys.argv[1:]])
+    options = EvalOptions(suite=suite, limit=limit, data=data, command=command, output=output)
     with ExitStack() as stack:  # a tunnel to a far host stays open until the last question is answered
-        if is_url(target):
-            found = url_target(target, gpus=None, api_key_env=api_key_env)
-        else:
-            found = server_target(stack.enter_context(fleet(home, host)), target)
-        outcome = run_eval(found, suite=suite, limit=limit, data=data, command=command, home=home, say=say)
-    try:
-        file = save_outcome(outcome, output)
-    except OSError as error:
-        raise BenchError(f"the outcome cannot be written: {error.strerror}", where=str(error.filename)) from error
-    if baseline is not None:
-        judged: tuple[tuple[str, Judgement], ...] = ((str(baseline), against_file(outcome, baseline)),)
+        candidate = found(target, stack, home=home, host=host, api_key_env=api_key_env)
+        before, beside = None, None
+        if baseline is not None and (baseline.endswith(".json") or Path(baseline).exists()):
+            before = load_outcome(Path(baseline))
+        elif baseline is not None:
+            beside = found(baseline, stack, home=home, host=host, api_key_env=api_key_env)
+        outcome, before, file = evaluate_beside(candidate, beside, before, options, home=home, say=say)
+    if before is not None and baseline is not None:
+        judged: tuple[tuple[str, Judgement], ...] = ((baseline, against_outcome(outcome, before, where=baseline)),)
     else:
         judged = against_published(outcome)
     if json:

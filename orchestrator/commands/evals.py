@@ -1,11 +1,14 @@
 """`deploy eval`: from a server's name or a URL to an outcome, and what it says beside a baseline."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from orchestrator.commands.bench import MeasuredTarget
-from orchestrator.commands.runs import load_outcome
-from orchestrator.core.console import Progress, say, warn
+from orchestrator.commands.bench import MeasuredTarget, is_url, server_target, url_target
+from orchestrator.commands.servers import fleet
+from orchestrator.core.console import Progress, note, say, warn
 from orchestrator.core.errors import BenchError, SmokeError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home, data_root
@@ -19,11 +22,73 @@ from orchestrator.report import Published, PublishedEval, load_all_published, of
 from orchestrator.results import (
     Judgement,
     Outcome,
+    detectable_difference,
     judge_independent,
     judge_outcomes,
     outcome_file,
     outcome_to_json,
 )
+
+BASELINE_FOLDER: Final = "baseline"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """What the command line says of an evaluation, but for who is asked."""
+
+    suite: str
+    limit: int | None
+    data: Path | None
+    command: str
+    output: Path
+
+
+def found(name: str, stack: ExitStack, *, home: Home, host: str | None, api_key_env: str | None) -> MeasuredTarget:
+    """An endpoint by its URL, or a server by its name; what reaches it stays open as long as the `stack`."""
+    if is_url(name):
+        return url_target(name, gpus=None, api_key_env=api_key_env)
+    return server_target(stack.enter_context(fleet(home, host)), name)
+
+
+def evaluate_beside(
+    candidate: MeasuredTarget,
+    beside: MeasuredTarget | None,
+    before: Outcome | None,
+    options: EvalOptions,
+    *,
+    home: Home,
+    say: Callable[[str], None],
+) -> tuple[Outcome, Outcome | None, Path]:
+    """The outcome, that of the baseline, and the outcome's file.
+
+    The baseline is `before`, or the server `beside`, which is asked the same questions and kept in a folder of its own.
+    Neither is asked anything where one of them cannot sample. Raises what `run_eval` and `save_outcome` raise.
+    """
+    suite = find_suite(options.suite)
+    for target in filter(None, (candidate, beside)):
+        require_sampling(target, suite)
+    if options.data is None:
+        note(what_it_can_tell(suite, limit=options.limit, near=expected_score(suite, before)))
+    outcome, file = _score(candidate, options, options.output, home=home, say=say)
+    if beside is not None:
+        before, _ = _score(beside, options, options.output / BASELINE_FOLDER, home=home, say=say)
+    return outcome, before, file
+
+
+def _score(
+    target: MeasuredTarget, options: EvalOptions, folder: Path, *, home: Home, say: Callable[[str], None]
+) -> tuple[Outcome, Path]:
+    say(f"{options.suite}: {target.provenance.name or target.url}")
+    outcome = run_eval(
+        target,
+        suite=options.suite,
+        limit=options.limit,
+        data=options.data,
+        command=options.command,
+        home=home,
+        say=say,
+    )
+    return outcome, save_outcome(outcome, folder)
 
 
 def served_model(target: MeasuredTarget) -> str:
@@ -84,8 +149,8 @@ def require_gsm8k(target: MeasuredTarget, *, least: float, called: str, folder: 
     outcome = run_eval(target, suite="gsm8k", limit=asked, data=None, command=command, home=home, say=say)
     try:
         save_outcome(outcome, folder)
-    except OSError as error:
-        warn(f"the outcome is not kept: {error.strerror}")
+    except BenchError as error:
+        warn(str(error))
     say(f"{called}: {outcome.score:.3f} of {len(outcome.items)} questions of GSM8K right")
     if outcome.score < least:
         raise SmokeError(f"{called} has {outcome.score:.3f} of GSM8K right, and `--least-gsm8k` is {least:g}")
@@ -108,19 +173,44 @@ def require_sampling(target: MeasuredTarget, suite: Suite) -> None:
         )
 
 
+def what_it_can_tell(suite: Suite, *, limit: int | None, near: float | None) -> str:
+    """Which difference from another score so many questions show, and all of them: before any is asked.
+
+    `near` is about the score that is expected; None where nobody knows, which takes the least certain, one half. The
+    questions are judged in pairs where both sides answered them, which shows no less.
+    """
+    asked, share = min(limit or suite.size, suite.size), 0.5 if near is None else near
+    shown = f"{asked:,} questions of `{suite.name}` show a difference of"
+    told = f"{shown} {detectable_difference(share, asked):.3f} or more near {share:.3g} (80 % power)"
+    if asked == suite.size:
+        return told
+    return f"{told}; all {suite.size:,} show {detectable_difference(share, suite.size):.3f}"
+
+
+def expected_score(suite: Suite, baseline: Outcome | None) -> float | None:
+    """About what a model may score: as the baseline did, else as was published; None where neither is known."""
+    if baseline is not None:
+        return baseline.score
+    lines = (line for table in of_kind(load_all_published(), Published) for line in table.evals)
+    published = next((line for line in lines if line.suite == suite.name), None)
+    return (published.baseline.score + published.candidate.score) / 2 if published else None
+
+
 def save_outcome(outcome: Outcome, directory: Path) -> Path:
-    """Write it where `deploy report` finds it. Raises OSError."""
-    return write_whole(directory / outcome_file(outcome.suite), redact_json(outcome_to_json(outcome)))
+    """Write it where `deploy report` finds it. Raises BenchError where the disk does not take it."""
+    try:
+        return write_whole(directory / outcome_file(outcome.suite), redact_json(outcome_to_json(outcome)))
+    except OSError as error:
+        raise BenchError(f"the outcome cannot be written: {error.strerror}", where=str(error.filename)) from error
 
 
-def against_file(outcome: Outcome, baseline: Path) -> Judgement:
-    """What the outcome says beside an earlier one. Raises BenchError for one of another suite or metric."""
-    before = load_outcome(baseline)
+def against_outcome(outcome: Outcome, before: Outcome, *, where: str) -> Judgement:
+    """What the outcome says beside another, in pairs. Raises BenchError for one of another suite or metric."""
     if (before.suite, before.metric) != (outcome.suite, outcome.metric):
         raise BenchError(
             f"the baseline is `{before.suite}` scored by `{before.metric}`, "
             f"this is `{outcome.suite}` scored by `{outcome.metric}`",
-            where=str(baseline),
+            where=where,
         )
     return judge_outcomes(before, outcome)
 

@@ -22,6 +22,7 @@ class Suite:
     generation: Mapping[str, str]
     loader: str  # of the datasets library, for local files
     questions: str  # the split that is asked
+    size: int  # questions in that split
     examples: str | None  # the split that few-shot examples come from: `<split>.jsonl` beside the questions
 
 
@@ -40,6 +41,7 @@ SUITES: Final = {
             generation={"temperature": "0.0", "do_sample": "False", "max_gen_toks": "512"},
             loader="json",
             questions="test",
+            size=1319,  # openai/grade-school-math
             examples="train",
         ),
         # Temperature 1.0 as published; a reasoning model needs room to think.
@@ -54,6 +56,7 @@ SUITES: Final = {
             generation={"temperature": "1.0", "do_sample": "True", "max_gen_toks": "32768"},
             loader="csv",
             questions="train",
+            size=198,  # Rein and others 2023, table 1
             examples=None,
         ),
     )
