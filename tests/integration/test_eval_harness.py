@@ -11,10 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from cpu_server import CpuServer
 from together import together
 
 from orchestrator.commands.bench import MeasuredTarget, url_target
-from orchestrator.commands.evals import run_eval
+from orchestrator.commands.evals import EvalOptions, against_outcome, evaluate_beside, run_eval
+from orchestrator.commands.runs import load_outcome
 from orchestrator.core import shell
 from orchestrator.core.errors import BenchError
 from orchestrator.core.paths import Home
@@ -101,6 +103,23 @@ def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(ask: Ca
     judgement = judge_outcomes(before, after)
     assert (judgement.lost, judgement.gained, judgement.p_value) == (2, 0, 0.5)
     assert not judgement.significant
+
+
+@pytest.mark.engine
+def test_a_real_server_is_set_beside_its_baseline_question_by_question(
+    server: CpuServer, engine_home: Home, questions: Path, tmp_path: Path
+) -> None:
+    """Its weights are random: it knows no answer, and the adder all of them."""
+    options = EvalOptions(suite="gsm8k", limit=6, data=questions, command="deploy eval", output=tmp_path / "out")
+    real = url_target(server.url, gpus=None, api_key_env=None)
+    with adding_model() as adder:
+        outcome, before, file = evaluate_beside(real, adder, None, options, home=engine_home, say=print)
+    assert (outcome.model, outcome.score, len(outcome.items)) == ("tiny", 0.0, 6)
+    assert load_outcome(file) == outcome
+    assert before is not None
+    judged = against_outcome(outcome, before, where="adder")
+    assert (judged.lost, judged.gained, judged.significant) == (6, 0, True)
+    print(judged.sentence)
 
 
 def test_a_limit_is_kept_and_nothing_of_a_hostile_answer_though_it_is_right(ask: Callable[..., Outcome]) -> None:
