@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from loopback_ssh import needs_sshd, ssh_server
+from quark_samples import Tiny, write_tiny
 
-from orchestrator.commands import prepare
+from orchestrator.commands import prepare, up
 from orchestrator.commands.planning import load
+from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.errors import NoWeightsError, WeightsError
 from orchestrator.core.paths import Home
 from orchestrator.runtimes import Place
@@ -117,3 +119,21 @@ def test_a_far_shard_that_is_none_is_named(far: Place, checkpoint: Path) -> None
         prepare._overlay(PLAN, far, frozenset())
     assert caught.value.where == f"{far.far}: models/glm-5.2-mxfp4/b é.safetensors"
     assert not far.home.made_for(far.far).exists()
+
+
+@pytest.mark.parametrize(("recipe", "told"), [("wafer", True), ("amd52", False)])
+def test_a_far_checkpoint_whose_shared_experts_are_kept_apart_is_told_not_to_fuse(
+    far: Place, tmp_path: Path, recipe: str, told: bool
+) -> None:
+    """By its own headers, read over there before a start; unread, nothing is said of it."""
+    request = UpRequest(
+        profile=PLAN.profile, name=None, overrides=(), host=far.far, image=None, replace=False, keep=False, stage=True,
+        accept_untuned=False, strict_kernels=False, timeout=None,
+    )  # fmt: skip
+    write_tiny(tmp_path / "there/models" / PLAN.model.name, *Tiny(experts=256).quantised(recipe))
+    assert up._with_fusion_told(PLAN, request, far) == PLAN
+    assert prepare.far_headers(PLAN, far) is not None
+    flags = {flag.name: flag for flag in up._with_fusion_told(PLAN, request, far).flags}
+    assert ("disable-shared-experts-fusion" in flags) == told
+    if told:
+        assert "shared" in flags["disable-shared-experts-fusion"].source
