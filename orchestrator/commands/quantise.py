@@ -146,7 +146,12 @@ def _make(request: QuantisationRequest, source: Source, foreseen: Forecast, fold
     left = len(foreseen.shards) - len(done)
     if not left:
         return
-    pool = _pool(request, source, folder, home, left=left)
+    try:
+        pool = _pool(request, source, folder, home, left=left)
+    except BaseException:
+        if not done:
+            folder.remove()
+        raise
     with _told(folder, foreseen) as progress:
         run_workers(pool, folder, source.sizes, progress)
 

@@ -22,6 +22,7 @@ from orchestrator.render import needs_options
 _TICK: Final = 0.5
 _SHOWN_LINES: Final = 12
 _TOLD: Final = 64 << 10  # bytes at the end of a worker's log
+_OF_DOCKER: Final = (124, 125, 127)  # the exit codes of a daemon that fails, and of no docker or no end
 _PROGRAM: Final = "/quantise_shards.py"
 
 
@@ -78,6 +79,9 @@ def image_quark(image: str) -> str:
     told = "import importlib.metadata; print(importlib.metadata.version('amd-quark'))"
     argv = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "python3", image, "-c", told]
     done = shell.attempt(argv, timeout=600)
+    if done.code in _OF_DOCKER:
+        said = next((line for line in done.stderr.splitlines() if line.startswith("docker: ")), done.stderr.strip())
+        raise HostError(f"`{image}` cannot be run: {said}", hint="name an image that is here, or can be pulled")
     if not done.ok:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
         raise HostError(

@@ -2,17 +2,20 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-from quark_source import REAL_FILES, files_digest, stand_in_home, stand_in_path, write_source
+from quark_source import REAL_FILES, STAND_IN, files_digest, stand_in_home, stand_in_path, write_source
 
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.waiting import look_until
+from orchestrator.images import Docker
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +132,41 @@ def test_what_is_not_what_the_recipe_says_is_not_handed_over(place: Path) -> Non
     assert code == 5
     assert f"`{shard}` holds 1 tensors that differ" in said
     assert not wrong.target.exists()
+
+
+@pytest.fixture
+def quark_image(docker_daemon: Docker, docker_image: str, tmp_path: Path) -> Iterator[str]:
+    """An image whose Python has the stand-in."""
+    tag, context = f"deploy-standin/quark:{os.getpid()}", tmp_path / "context"
+    shutil.copytree(STAND_IN, context)
+    for folder in ("numpy", "numpy.libs"):
+        shutil.copytree(Path(np.__file__).parents[1] / folder, context / folder)
+    (tmp_path / "Dockerfile").write_text(f"FROM {docker_image}\nCOPY . /usr/lib/python3/dist-packages/\n")
+    build = ["build", "--quiet", "--tag", tag, "--file", str(tmp_path / "Dockerfile"), str(context)]
+    docker(docker_daemon, *build)
+    yield tag
+    docker(docker_daemon, "rmi", "--force", tag)
+
+
+def docker(daemon: Docker, *words: str) -> str:
+    return subprocess.run([daemon.program, *words], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.docker
+def test_in_an_image_it_is_the_same_and_a_kill_leaves_no_container(
+    place: Path, quark_image: str, docker_daemon: Docker
+) -> None:
+    cut = Quantising(place, "in-image", "--in", "cpu-tiny", "--image", quark_image)
+    cut.wait_for_shards(1, pause=0.01)
+    cut.process.kill()
+    assert cut.end()[0] == -signal.SIGKILL
+    named = ["ps", "--all", "--quiet", "--filter", f"name=deploy-quantise-{cut.process.pid}"]
+    assert not look_until(lambda left: not left, lambda: docker(docker_daemon, *named), within=20, pause=0.1)
+    kept = len(cut.shards())
+    assert 1 <= kept < 5
+
+    code, said = Quantising(place, "in-image", "--in", "cpu-tiny", "--image", quark_image).end()
+    assert code == 0, said
+    assert f"{kept} of 5 shards are done already" in said
+    assert f"note: amd-quark 0.13 of `{quark_image}`" in said
+    assert files_digest(cut.target) == REAL_FILES["glm-5.2-amd"]

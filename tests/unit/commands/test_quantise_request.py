@@ -27,7 +27,7 @@ def home(tmp_path: Path) -> Home:
 def refused(request: QuantisationRequest, home: Home, kind: type[UsageError] | type[HostError]) -> str:
     with pytest.raises(kind) as caught:
         quantise(request, home)
-    assert not request.target.with_name("mxfp4.quantising").joinpath("checkpoint", "model.safetensors").exists()
+    assert not request.target.with_name("mxfp4.quantising").exists(), "nothing was begun"
     return f"{caught.value.message} | {caught.value.hint}"
 
 
