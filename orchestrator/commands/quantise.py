@@ -2,8 +2,9 @@
 
 import math
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ REQUIREMENTS: Final = "quark-0.13.txt"  # of the environment that Quark runs in,
 PROGRAM: Final = "quantise_shards.py"
 _BASE_MEMORY: Final = 700_000_000  # bytes of a worker that has imported Quark
 _OF_A_SHARD: Final = 2.3  # times the largest shard; 1.6 was measured, see orchestrator/quantisation/README.md
+_ASKED: Final = re.compile(r"--set [\w.]+=\S*[^\s`]")  # in the hint of a fact that nothing says
 _SPARE: Final = 1 << 30  # bytes of disk for headers and what is not weights
 # Core-seconds for a GB of the source: 10 to 15 core-hours for the 1,506 GB of GLM-5.2, by matrices that were measured.
 _CORE_SECONDS: Final = (24, 36)
@@ -157,30 +159,23 @@ def _make(request: QuantisationRequest, source: Source, foreseen: Forecast, fold
 
 
 @contextmanager
-def _told(folder: WorkFolder, foreseen: Forecast) -> "Iterator[_Show]":
+def _told(folder: WorkFolder, foreseen: Forecast) -> Iterator[Callable[[QuantisationProgress], None]]:
+    """A function that shows how far it is; what is kept is said where the block is left by an exception."""
     progress = Progress()
-    try:
-        yield _Show(progress)
-    except BaseException:
-        progress.done()
-        done = len(folder.done([*foreseen.shards]))
-        note(
-            f"{done} of {len(foreseen.shards)} shards are done and kept in `{folder.root}`: run the same again to go on"
-        )
-        raise
-    progress.done()
 
-
-class _Show:
-    """Shows how far it is."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def __call__(self, seen: QuantisationProgress) -> None:
+    def show(seen: QuantisationProgress) -> None:
         left = f"about {minutes(seen.eta)} to go" if seen.eta else ""
         text = f"quantising: {seen.shards} of {seen.of_shards} shards, {_size(seen.done)} of {_size(seen.total)}"
-        self._progress.update(text, transient=left)
+        progress.update(text, transient=left)
+
+    try:
+        yield show
+    except BaseException:
+        progress.done()
+        kept = f"{len(folder.done([*foreseen.shards]))} of {len(foreseen.shards)} shards are done and kept"
+        note(f"{kept} in `{folder.root}`: run the same again to go on")
+        raise
+    progress.done()
 
 
 def _size(size: int) -> str:
@@ -218,7 +213,7 @@ def _pool(request: QuantisationRequest, source: Source, folder: WorkFolder, home
         note(f"amd-quark {image_quark(image)} of `{image}`")
         return container_command(
             image, program, folder, source=source.directory, needs=needs,
-            workers=min(request.workers or request.plan.hardware.gpus or 1, left), group=group_id,
+            workers=min(request.workers or left, request.plan.hardware.gpus or 1, left), group=group_id,
         )  # fmt: skip
     if not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++"))):
         raise HostError("there is no C++ compiler, by which Quark compiles its kernels", hint="install g++")
@@ -283,6 +278,6 @@ def _onboarded(target: Path, name: str, home: Home) -> OnboardedFile | None:
     try:
         return onboard_model(str(target), home, name=name)
     except DeployError as error:
-        asked = " ".join(f"--set {key}=…" for problem in error.problems if (key := problem.hint.partition("--set ")[2]))
-        warn(error.message, hint=f"`deploy onboard model {target} {asked}`".replace(" `", "`"))
+        asked = [found[0] for problem in error.problems if (found := _ASKED.search(problem.hint))]
+        warn(error.message, hint=f"`{' '.join(['deploy onboard model', str(target), *asked])}`")
         return None

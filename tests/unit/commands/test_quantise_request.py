@@ -1,16 +1,18 @@
 """`deploy quantise`: what is refused before anything is made."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from plan_samples import plan_of
 from quark_samples import Tiny, write_tiny
 
 from orchestrator.commands import quantise as command
 from orchestrator.commands.quantise import QuantisationRequest, quantise, recipe_rows, worker_memory
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.quantisation import read_source
+from orchestrator.quantisation import WorkFolder, read_source
 
 
 @pytest.fixture
@@ -88,3 +90,28 @@ def test_what_each_recipe_makes_of_it(request_: QuantisationRequest, home: Home)
         "glm-5.2-quark": ["6.1 MB", "45"],
         "glm-5.2-routed": ["8.1 MB", "82"],
     }
+
+
+def test_a_fact_that_nothing_says_costs_the_model_file_and_not_the_checkpoint(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {key: value for key, value in Tiny().config().items() if key != "max_position_embeddings"}
+    made = write_tiny(tmp_path / "made", config, Tiny().header())
+    assert command._onboarded(made, "made", home) is None
+    assert f"hint: `deploy onboard model {made} --set context_length=N`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("asked", "containers"), [(None, 8), (20, 8), (3, 3)])
+def test_in_an_image_there_is_a_worker_a_gpu_at_most(
+    asked: int | None,
+    containers: int,
+    request_: QuantisationRequest,
+    home: Home,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command, "image_quark", lambda _: "0.13")
+    on_gpus = replace(request_, plan=plan_of("mi355x-tp8"), workers=asked)
+    folder = WorkFolder.beside(request_.target)
+    pool = command._pool(on_gpus, read_source(request_.source), folder, home, left=282)
+    assert len(pool.commands) == len(pool.containers) == containers
+    assert {"--device", "/dev/kfd"} <= {*pool.commands[0]}
