@@ -23,8 +23,8 @@ from orchestrator.images import Registry, carried_patches, local_config
 from orchestrator.patches import patch_digest, read_diffs
 from orchestrator.plan import Plan, differences
 from orchestrator.plan.lock import COMMIT, LOCK_FILE, Lock, changed, plan_lines
-from orchestrator.render import ContextFile
-from orchestrator.runtimes import runtime_kind
+from orchestrator.render import ContextFile, repository
+from orchestrator.runtimes import TakenImage, runtime_kind
 from orchestrator.weights import Listing, checkpoint_directory, list_files, read_receipt, stamps
 
 _MOST_BYTES: Final = 1 << 20  # of a list, a template, a generator
@@ -50,6 +50,11 @@ def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping
             pins.append(f"engine.image_digest={_digest_of(plan)}")
         except DeployError as error:
             unknown["engine.image_digest"] = redact(error.message)
+    if (taken := runtime_kind(plan.runtime).takes(plan)) is not None:
+        try:
+            pins.append(_pin_of(taken))
+        except DeployError as error:
+            unknown[taken.key] = redact(error.message)
     pinned, _ = planned(profile, pins, home)
     return _lock(pinned, profile, pins, home, checkpoint=_listed(listing), unknown=unknown)
 
@@ -61,6 +66,14 @@ def _digest_of(plan: Plan) -> str:
     if not digest:
         raise BuildError("the image is one of this machine: no registry knows it by a digest")
     return digest
+
+
+def _pin_of(taken: TakenImage) -> str:
+    """The setting that pins it to what its registry gives now. Raises BuildError."""
+    if not taken.reference:
+        raise BuildError(taken.unpinned)
+    digest = Registry().config(taken.reference).digest
+    return f"{taken.key}={taken.scheme}{repository(taken.reference)}@{digest}"
 
 
 def _listed(listing: Listing | None) -> dict[str, str]:
@@ -75,6 +88,8 @@ def lock_of_start(plan: Plan, profile: str, overrides: Sequence[str], home: Home
     unknown: dict[str, str] = {}
     if runtime_kind(plan.runtime).contained and plan.engine.image_digest is None:
         unknown["engine.image_digest"] = "the profile pins none, and no registry was asked"
+    if (taken := runtime_kind(plan.runtime).takes(plan)) is not None:
+        unknown[taken.key] = taken.unpinned
     if plan.model.source.kind == "hub":
         unknown["checkpoint"] = "the hub was not asked for what it knows the files by"
     profile = _seen_from(run, profile) if is_path(profile) else profile

@@ -14,6 +14,7 @@ from orchestrator.runtimes.base import (
     RuntimeKind,
     ServerState,
     Status,
+    TakenImage,
     UnansweredError,
     since_then,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "RuntimeKind",
     "ServerState",
     "Status",
+    "TakenImage",
     "UnansweredError",
     "run_dirs",
     "runtime_kind",

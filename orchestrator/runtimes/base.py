@@ -190,6 +190,16 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TakenImage:
+    """An image that a runtime takes as it is, and does not pin."""
+
+    key: str  # of the profile, that names it
+    scheme: str  # before the name that its registry knows it by
+    reference: str  # that name; "" where no digest can be put in its place
+    unpinned: str  # why not
+
+
+@dataclass(frozen=True, kw_only=True)
 class RuntimeKind:
     """One way to run a server."""
 
@@ -212,4 +222,5 @@ class RuntimeKind:
     kept: Callable[[Path], ServerState | None] = lambda _: None  # by its record in a run directory
     here: bool = True  # a server runs on the machine that preflight looks at
     settle: Callable[[Plan, Profile], Plan] = lambda plan, _: plan  # what the profile's section for it says, decided
+    takes: Callable[[Plan], TakenImage | None] = lambda _: None  # what a lock pins beside the engine's own image
     leaves: frozenset[str] = frozenset()  # files its starts write into a run directory, beside those of every start

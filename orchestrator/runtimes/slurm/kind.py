@@ -8,10 +8,11 @@ from typing import Final
 from orchestrator.core.console import note
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.paths import Home
+from orchestrator.core.redaction import redact
 from orchestrator.host import Runner, Space
 from orchestrator.plan import Plan
 from orchestrator.render import Artifacts, ContextFile, script_file, server_command
-from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind, ServerState
+from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind, ServerState, TakenImage
 from orchestrator.runtimes.slurm.checks import cluster, node_interpreter
 from orchestrator.runtimes.slurm.record import FILE, SERVER, START
 from orchestrator.runtimes.slurm.rules import RULES, settle
@@ -39,6 +40,20 @@ def _prepare(artifacts: Artifacts, place: Place) -> Prepared:
 
 def _in_container(plan: Plan) -> bool:
     return job_of(plan).container != "none"
+
+
+def _takes(plan: Plan) -> TakenImage | None:
+    """The image of the site's container, where it is not pinned. Of apptainer's forms `docker://` takes a digest."""
+    job = job_of(plan)
+    image = job.image or ""
+    if job.container == "none" or "@sha256:" in image:
+        return None
+    scheme, of_registry, reference = image.partition("://")
+    pinnable = job.container == "apptainer" and scheme == "docker" and bool(of_registry)
+    why = f"{job.container} takes `{image}` as it is, and its digest is not known"
+    return TakenImage(
+        key="slurm.image", scheme="docker://", reference=reference if pinnable else "", unpinned=redact(why)
+    )
 
 
 def _contained(plan: Plan, home: str | None) -> Artifacts:
@@ -94,4 +109,5 @@ SLURM: Final = RuntimeKind(
     leaves=frozenset({FILE, SERVER, START, JOB_LOG, CONFIG, SCRIPT}),
     here=False,
     settle=settle,
+    takes=_takes,
 )

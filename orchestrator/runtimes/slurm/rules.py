@@ -11,11 +11,17 @@ from orchestrator.plan import Plan, SlurmJob
 from orchestrator.plan.rules import Case, one_server
 from orchestrator.profile import Profile
 
-_OURS: Final = {  # options of sbatch that this tool sets, and what sets them in a profile
+_ONE: Final = (
+    "leave it out: a server is one task on one node, which starts its ranks itself; a profile for each starts several"
+)
+_OURS: Final = {  # options of sbatch that this tool sets, and what sets them in a profile, or why nothing does
     "job-name": "",
-    "nodes": "",
-    "ntasks": "",
-    "array": "",
+    "nodes": _ONE,
+    "ntasks": _ONE,
+    "ntasks-per-node": _ONE,
+    "tasks-per-node": _ONE,
+    "ntasks-per-gpu": _ONE,
+    "array": _ONE,
     "wrap": "",
     "comment": "",
     "chdir": "",
@@ -92,13 +98,19 @@ def is_reached(case: Case) -> Iterator[Problem]:
         )
 
 
+def _meant(name: str) -> str | None:
+    """The option of ours that sbatch takes this one for: it takes a beginning for the whole (getopt_long(3))."""
+    return name if name in _OURS else next((ours for ours in _OURS if ours.startswith(name)), None)
+
+
 def options_are_free(case: Case) -> Iterator[Problem]:
     """A further option of sbatch is none that this tool sets, and holds no secret."""
     for index, option in enumerate(case.profile.slurm.options):
         place, name = case.place("slurm", "options", index), option[2:].partition("=")[0]
-        if name in _OURS:
-            hint = f"`{_OURS[name]}` sets it" if _OURS[name] else "leave it out"
-            yield Problem(f"`--{name}` is set by this tool", place, hint)
+        if (ours := _meant(name)) is not None:
+            by = _OURS[ours]
+            hint = f"`{by}` sets it" if by.startswith("slurm.") else by or "leave it out"
+            yield Problem(f"`--{ours}` is set by this tool", place, hint)
         if looks_secret(option):
             yield Problem(
                 f"`--{name}` holds what looks like a secret", place, "Slurm shows it to everyone: leave it out"

@@ -85,6 +85,32 @@ def test_everything_that_moves_is_resolved(home: Home) -> None:
     assert "hf_secret" not in found.text
 
 
+ON_SLURM = ("runtime=slurm", "server.allow_public=true")
+
+
+def test_the_image_of_a_cluster_is_pinned_where_its_registry_tells_the_digest(home: Home) -> None:
+    image = "slurm.image=docker://registry.example/house/sglang:1"
+    found = resolve("cpu-tiny", (*ON_SLURM, "slurm.container=apptainer", image), home, {})
+    pinned = f"docker://registry.example/house/sglang@{DIGEST}"
+    assert found.plan["slurm.image"] == load("cpu-tiny", overrides=found.overrides).plan.slurm.image == pinned
+    assert "slurm.image" not in found.unknown
+    assert resolve("cpu-tiny", found.overrides, home, {}).plan == found.plan
+
+
+@pytest.mark.parametrize(
+    ("container", "image"), [("apptainer", "/shared/sglang.sif"), ("pyxis", "registry.example#house/sglang:1")]
+)
+def test_an_image_of_a_cluster_that_cannot_be_pinned_is_said_to_be_unknown(
+    home: Home, tmp_path: Path, container: str, image: str
+) -> None:
+    settings = (*ON_SLURM, f"slurm.container={container}", f"slurm.image={image}")
+    found = resolve("cpu-tiny", settings, home, {})
+    assert found.plan["slurm.image"] == image
+    assert found.unknown["slurm.image"] == f"{container} takes `{image}` as it is, and its digest is not known"
+    plan = load("cpu-tiny", overrides=settings).plan
+    assert f"{container} takes" in lock_of_start(plan, "cpu-tiny", settings, home, tmp_path).content.decode()
+
+
 def test_what_the_gateway_is_made_from_is_locked_and_kept_with_a_run(home: Home) -> None:
     own = {"smg-1.13.0.txt", "launch_gateway.py"}
     assert resolve("cpu-tiny", ("replicas=2",), home, {}).files.keys() >= own

@@ -117,6 +117,8 @@ def test_a_server_without_a_key_is_refused_unless_that_is_meant() -> None:
         (["server.host=10.1.2.3"], "`10.1.2.3` may not be an address of the node that the job gets"),
         (["slurm.options=[--output=x]"], "`--output` is set by this tool"),
         (["slurm.options=[--gres=gpu:1]"], "`--gres` is set by this tool"),
+        (["slurm.options=[--ntasks-per-node=2]"], "`--ntasks-per-node` is set by this tool"),
+        (["slurm.options=[--arr=1-4]"], "`--array` is set by this tool"),  # as sbatch takes it
         (["slurm.options=[--comment=sk-abcdefghijklmnopqrstuvwxyz0123]"], "`--comment` is set by this tool"),
         (["slurm.options=[--mail-user=hf_abcdefghijklmnopqrstuvwxyzABCDEFGH]"], "looks like a secret"),
         (["slurm.container=pyxis"], "`pyxis` needs an image"),
