@@ -5,7 +5,14 @@ from typing import Final
 
 from orchestrator.core.errors import StartError
 from orchestrator.core.secret import Secret
-from orchestrator.engine import NoAnswerError, OddAnswerError, completion_body, endpoints, read_completion_event
+from orchestrator.engine import (
+    KeyRefusedError,
+    NoAnswerError,
+    OddAnswerError,
+    completion_body,
+    endpoints,
+    read_completion_event,
+)
 from orchestrator.engine.client import EngineClient, TimeLimits
 
 # The first request after a start may compile kernels; a long answer takes its time.
@@ -24,10 +31,10 @@ def ask(url: str, prompt: str, *, tokens: int, key: Secret | None, model: str = 
         with EngineClient(url, key=key, limits=_LIMITS) as server:
             yield from _pieces(server.events(endpoints.COMPLETIONS, body), tokens=tokens)
     except (NoAnswerError, OddAnswerError) as error:
-        raise StartError(
-            f"no whole answer from {url}: {error}",
-            hint="`deploy status --health` asks every server whether it generates",
-        ) from error
+        hint = "`deploy status --health` asks every server whether it generates"
+        if isinstance(error, KeyRefusedError):
+            hint = "the variable that holds its key has another value in this shell than it was started with"
+        raise StartError(f"no whole answer from {url}: {error}", hint=hint) from error
 
 
 def _pieces(events: Iterator[bytes], *, tokens: int) -> Iterator[str]:

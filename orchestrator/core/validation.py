@@ -164,6 +164,8 @@ def _message(details: ErrorDetails, path: KeyPath) -> str:
     if kind == "extra_forbidden":
         return f"unknown key `{key}`"
     found = _show(details["input"])
+    if kind == "string_pattern_mismatch":
+        return f"`{key}` is not written as it has to be, found {found}"
     if kind in _EXPECTED:
         return f"`{key}` must be {_EXPECTED[kind]}, found {found}"
     text = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
@@ -172,20 +174,28 @@ def _message(details: ErrorDetails, path: KeyPath) -> str:
 
 
 def _hint(details: ErrorDetails, kind: type[BaseModel] | None) -> str:
+    """The nearest key to one that is not known; what a text is that has not its form, or else the form."""
+    if details["type"] == "string_pattern_mismatch":
+        *above, name = [step for step in details["loc"] if isinstance(step, str)]
+        said = _known_keys(kind, above).get(name) if kind else None
+        return said or f"it matches `{details['ctx']['pattern']}`"
     if details["type"] != "extra_forbidden" or kind is None:
         return ""
     *parents, key = details["loc"]
     return did_you_mean(str(key), _known_keys(kind, parents))
 
 
-def _known_keys(kind: type[BaseModel], parents: Sequence[int | str]) -> set[str]:
-    """The keys that may stand below `parents`; a step that is no field is an index, or names the member of a union."""
+def _known_keys(kind: type[BaseModel], parents: Sequence[int | str]) -> dict[str, str | None]:
+    """The keys that may stand below `parents`, and what each is.
+
+    A step that is no field is an index, or names the member of a union.
+    """
     kinds = {kind}
     for step in parents:
         fields = [field for each in kinds if (field := each.model_fields.get(str(step)))]
         if fields:
             kinds = {inner for field in fields for inner in _models_in(field.annotation)}
-    return {field.alias or name for each in kinds for name, field in each.model_fields.items()}
+    return {field.alias or name: field.description for each in kinds for name, field in each.model_fields.items()}
 
 
 def _models_in(annotation: object) -> Iterator[type[BaseModel]]:

@@ -32,6 +32,10 @@ class OddAnswerError(Exception):
     """An answer came that cannot be used: its status, its size or its form is not what was expected."""
 
 
+class KeyRefusedError(OddAnswerError):
+    """The server wants a key, or another one."""
+
+
 class GivenUpError(OddAnswerError):
     """The server says of its answer that it has not finished it."""
 

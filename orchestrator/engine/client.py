@@ -23,6 +23,7 @@ from orchestrator.core.secret import Secret
 from orchestrator.engine.answers import (
     MOST_BYTES,
     Json,
+    KeyRefusedError,
     NoAnswerError,
     OddAnswerError,
     read_list,
@@ -259,4 +260,6 @@ def _require_ok(response: httpx.Response) -> None:
         if len(said) >= MOST_APART:  # what is shown of it holds no half of a key
             break
     shown = excerpt(said, _MOST_SAID)
-    raise OddAnswerError(f"`{response.request.url.path}` answers {response.status_code}: {shown}")
+    refused = response.status_code in {401, 403}
+    kind = KeyRefusedError if refused else OddAnswerError
+    raise kind(f"`{response.request.url.path}` answers {response.status_code}: {shown}")

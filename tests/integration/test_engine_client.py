@@ -139,6 +139,14 @@ def test_an_answer_of_any_length_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
         client.models()
 
 
+@pytest.mark.parametrize(("status", "hint"), [(b"401 Unauthorized", "has another value"), (b"500 Oh", "deploy status")])
+def test_who_asks_with_another_key_is_told_of_the_key(status: bytes, hint: str) -> None:
+    with server(says(b"HTTP/1.1 %b\r\nContent-Length: 2\r\n\r\n{}" % status)) as (url, _):
+        with pytest.raises(StartError) as refused:
+            [*ask(url, "Count", tokens=8, key=Secret("sk-0123456789"))]
+        assert hint in refused.value.hint
+
+
 def test_an_encoding_that_was_not_asked_for_is_not_unpacked() -> None:
     packed = OK + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"
     with asking(says(packed)) as (client, requests), pytest.raises(OddAnswerError, match="not asked for"):

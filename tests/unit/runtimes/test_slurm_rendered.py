@@ -123,13 +123,18 @@ def test_a_server_without_a_key_is_refused_unless_that_is_meant() -> None:
         (["slurm.options=[--mail-user=hf_abcdefghijklmnopqrstuvwxyzABCDEFGH]"], "looks like a secret"),
         (["slurm.container=pyxis"], "`pyxis` needs an image"),
         (["slurm.image=/i.sif"], "`slurm.image` is for a container, and none is named"),
-        (["slurm.time=soon"], "slurm.time"),
-        (["slurm.options=[-p]"], "slurm.options"),
+        (["slurm.time=soon"], "`slurm.time` is not written as it has to be, found `soon`"),
+        (["slurm.options=[-p]"], "`slurm.options.0` is not written as it has to be, found `-p`"),
     ],
 )
 def test_what_a_job_cannot_have_is_refused_where_it_is_written(settings: list[str], message: str) -> None:
     found = problems("cpu-tiny", *KEYED, *settings)
     assert any(message in problem[0] and problem[1] for problem in found), found
+
+
+def test_what_is_not_written_so_is_told_how_it_is_meant() -> None:
+    [(_, _, hint)] = problems("cpu-tiny", *KEYED, "slurm.time=2d")
+    assert "such as 8:00:00 or 7-00:00:00" in hint
 
 
 def test_an_engine_without_an_interpreter_needs_a_container() -> None:
