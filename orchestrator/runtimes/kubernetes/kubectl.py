@@ -62,6 +62,11 @@ class Cluster:
         words = ("create", f"--field-manager={MANAGER}", "--output", "json", "--filename", "-")
         return self.ask(*words, stdin=json.dumps(made))
 
+    def change(self, made: Mapping[str, Any], patch: Mapping[str, Any]) -> ProgramResult:
+        """Change fields of an object that is there, as ours."""
+        which = f"{made['kind']}/{made['metadata']['name']}".lower()
+        return self.ask("patch", which, f"--field-manager={MANAGER}", "--patch", json.dumps(patch))
+
     def apply(self, objects: Sequence[Mapping[str, Any]]) -> ProgramResult:
         """Apply objects on the server's side, as ours. They go through a pipe: no argv and no file holds a Secret."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})

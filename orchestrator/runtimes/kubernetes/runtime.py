@@ -75,6 +75,7 @@ class KubernetesRuntime:
         """See `Runtime.start`. What was made is deleted before an error leaves.
 
         The Deployment is made first, and made rather than applied: of two starts of a name the API server lets one win.
+        Its pod comes last, when everything that it mounts is there.
         """
         plan, settings = artifacts.plan, cluster_of(artifacts.plan)
         cluster = Cluster(settings.context or "", settings.namespace)
@@ -84,8 +85,9 @@ class KubernetesRuntime:
             each["metadata"]["annotations"] |= start
         try:
             with held():  # a request that was sent cannot be taken back
-                made = self._made(cluster, deployment, name)
+                made = self._made(cluster, {**deployment, "spec": {**deployment["spec"], "replicas": 0}}, name)
             _require_taken(cluster.apply(others))
+            _require_taken(cluster.change(deployment, {"spec": {"replicas": deployment["spec"]["replicas"]}}))
         except BaseException:  # Ctrl-C, above all: nobody would know of these objects
             self._discard(cluster, name, start[STARTER])
             raise

@@ -14,6 +14,7 @@ from orchestrator.runtimes.kubernetes.record import NAME, STAGES
 from orchestrator.runtimes.kubernetes.state import PodView, pod_view
 
 _FRESH: Final = 0.8  # seconds for which what was seen is taken for what is, and a cluster is not asked again in vain
+_ASKED: Final = 4.0  # seconds for an answer: who looks again and again can do without one
 _LISTED: Final = 10.0  # seconds for which what a list of all servers has shown is told of each, once
 OUTAGE: Final = 300.0  # seconds without an answer: pods run on, and a control plane that is replaced takes minutes
 
@@ -34,7 +35,7 @@ class Sightings:
         """Nothing was seen yet."""
         self._seen: dict[str, Sighting] = {}
         self._untold: set[str] = set()  # of those that were seen in a list
-        self._failed: dict[Cluster, float] = {}  # clusters that do not answer, and when they did not
+        self._failed: dict[Cluster, tuple[float, HostError]] = {}  # clusters that do not answer: when, and how
 
     def of(self, handle: Handle, cluster: Cluster) -> Sighting:
         """What is there, or was when its cluster still answered. Raises HostError once that is too long ago."""
@@ -42,17 +43,22 @@ class Sightings:
         if handle.identity in self._untold:
             self._untold.discard(handle.identity)
             fresh = _LISTED  # fifty servers are not asked for one by one because the first took a second
-        if time.monotonic() - max(seen.at, self._failed.get(cluster, -inf)) < fresh:
+        failed, why = self._failed.get(cluster, (-inf, None))
+        if why is not None and time.monotonic() - failed < _FRESH:
+            if seen.at == -inf:
+                raise why
+            return seen
+        if time.monotonic() - seen.at < fresh:
             return seen
         try:
-            items = cluster.json("get", "deployments,pods", "--selector", f"{NAME}={handle.name}")["items"]
-            self._keep(handle, cluster, items)
+            words = ("deployments,pods", "--selector", f"{NAME}={handle.name}")
+            self._keep(handle, cluster, cluster.json("get", *words, within=_ASKED)["items"])
         except HostError as error:
             if time.monotonic() - seen.at > OUTAGE:
                 raise
-            if cluster not in self._failed:
+            if why is None:
                 warn(f"{error.message}: waiting for it for {OUTAGE / 60:.0f} min", hint=error.hint)
-            self._failed[cluster] = time.monotonic()
+            self._failed[cluster] = time.monotonic(), error
             return seen
         if self._failed.pop(cluster, None) is not None:
             note("the cluster answers again")
