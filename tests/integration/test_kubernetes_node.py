@@ -15,7 +15,7 @@ from command_line import CommandLine
 from cpu_server import CpuEngine
 from loopback_hub import COMMIT, Hub, serve
 from own_node import CHECKOUT, ENGINE_IMAGE, HOST, PACKAGES, load_engine, load_tool, models_with
-from patience import wait_for
+from patience import PATIENCE, wait_for
 from standin import packages_of
 
 from orchestrator.core.paths import data_root
@@ -121,6 +121,7 @@ def up_words(models: Path) -> tuple[str, ...]:
         f"kubernetes.weights.host_path={models}",
         "server.api_key_env=SGLANG_KEY",
         "waiting.grace=2",
+        f"waiting.silence={PATIENCE}",  # a busy machine imports torch three times meanwhile
     )
     sets = [word for setting in settings for word in ("--set", setting)]
     return ("up", "cpu-tiny", "--name", NAME, "--on", "kubernetes", "--image", ENGINE_IMAGE, *sets)
