@@ -80,12 +80,12 @@ def probe(
             reference = reference_of(side_of_server(servers, against), options)
         report, said = run_probe(side, reference, options, against=against)
     keep(side, report)
-    if save is not None:
+    if save is not None and report.ok:
         save_reference(said, save)
     if json:
         out_json(report.to_dict())
     else:
         out(report.to_table(width=terminal_width()))
-    if save is not None:
+    if save is not None and report.ok:
         note(f"the reference is `{save}`")
     report.require()

@@ -108,9 +108,10 @@ def save_reference(reference: SavedScores, file: Path) -> None:
 
 
 def reference_of(side: ProbeSide, options: ProbeOptions) -> SavedScores:
-    """What the first rank of another server says. Raises SmokeError where it does not answer as it should."""
+    """What the first rank of another server says. Raises SmokeError where it does not answer all as it should."""
     first = replace(side, engines=side.engines[:1])
-    _, reference = run_probe(first, None, replace(options, limit=None), against=None, ranks=1)
+    report, reference = run_probe(first, None, replace(options, limit=None), against=None, ranks=1)
+    report.require()
     return reference
 
 

@@ -232,6 +232,14 @@ def test_a_reference_can_be_another_server(ask: Ask, right: SavedScores) -> None
     assert reference_of(side, dataclasses.replace(OPTIONS, limit=1e-9)) == right
 
 
+def test_a_server_that_cannot_be_asked_all_is_no_reference(ask: Ask) -> None:
+    with pytest.raises(SmokeError):
+        ask(LikelihoodServer(refuses=lambda _, asked: asked == "batch"))[0].require()
+    side = ProbeSide(name="other", engines=(("", TARGET),), source=None, run=None)
+    with pytest.raises(SmokeError, match="not proven right"):
+        reference_of(side, OPTIONS)
+
+
 def flat(*scores: float) -> Likelihoods:
     tops = tuple(((7, score), (8, math.log(0.25))) for score in scores)
     return Likelihoods(own=scores, top=tops)
