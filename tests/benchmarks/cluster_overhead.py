@@ -25,10 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 import httpx
 from own_cluster import OwnCluster, own_cluster
 from own_node import own_node
+from patience import wait_for
 from standin import add_file
 
 ENGINE = Path(__file__).parents[1] / "attack/scripted_engine.py"
-IMAGE, PORT, NAME = "deploy.test/scripted:1", 21878, "measured"
+IMAGE, PORT, NAME = "deploy.test/scripted:1", 21878, "cpu-tiny"
 DEPLOY = [sys.executable, "-m", "orchestrator"]
 
 
@@ -41,11 +42,12 @@ def fill(tar: tarfile.TarFile) -> None:
 
 def words(models: str) -> list[str]:
     settings = ["kubernetes.image_on_node=true", f"kubernetes.weights.host_path={models}", f"server.port={PORT}"]
-    return ["cpu-tiny", "--on", "kubernetes", "--name", NAME, *(w for each in settings for w in ("--set", each))]
+    return [NAME, "--on", "kubernetes", *(w for each in settings for w in ("--set", each))]
 
 
 def by_hand(cluster: OwnCluster, manifest: Path) -> tuple[float, float]:
     """Seconds to a 200 from /health, and to the end of `kubectl rollout status`."""
+    wait_for(lambda: not cluster.get("pods"))  # an address of the one before is no address of this one
     start = time.perf_counter()
     kubectl = ["kubectl", "--kubeconfig", str(cluster.config)]
     nowhere = subprocess.DEVNULL
@@ -74,8 +76,9 @@ def answers(url: str) -> bool:
         return False
 
 
-def by_deploy(models: str, env: dict[str, str]) -> float:
+def by_deploy(cluster: OwnCluster, models: str, env: dict[str, str]) -> float:
     """Seconds to ready."""
+    wait_for(lambda: not cluster.get("pods"))
     start, ready = time.perf_counter(), 0.0
     argv = [*DEPLOY, "up", *words(models), "--image", IMAGE]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=env) as process:
@@ -98,8 +101,8 @@ def main(rounds: int, pause: float) -> None:
             [*DEPLOY, "render", *words(folder), "--image", IMAGE, "--output", f"{folder}/out"], env=env, check=True
         )
         manifest = Path(folder, "out/kubernetes.yaml")
-        by_deploy(folder, env)  # what is read for the first time is read for both
-        taken = [(*by_hand(cluster, manifest), by_deploy(folder, env)) for _ in range(rounds)]
+        by_deploy(cluster, folder, env)  # what is read for the first time is read for both
+        taken = [(*by_hand(cluster, manifest), by_deploy(cluster, folder, env)) for _ in range(rounds)]
         version = json.loads(cluster.kubectl("get", "--raw", "/version"))["gitVersion"]
     serves, rolled_out, ours = (statistics.median(each) for each in zip(*taken, strict=True))
     print(f"Kubernetes {version}, {rounds} rounds: {[[round(each, 1) for each in one] for one in taken]}")

@@ -18,6 +18,7 @@ from orchestrator.runtimes.kubernetes.manifests import CONTAINER
 from orchestrator.runtimes.kubernetes.state import PodView, has_started
 
 _PAUSE: Final = 0.5  # seconds between two looks, and before a stream that has ended is taken up again
+_SILENT: Final = 10.0  # seconds after which a stream that gives nothing is taken up anew: it may be dead
 _PIECE: Final = 1 << 16
 _STAMP: Final = rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{9})(Z|[+-]\d\d:\d\d) "  # of `--timestamps` (kubelet, logs.go)
 _LINE: Final = re.compile(rb"^" + _STAMP + rb"(.*\n)", re.MULTILINE)
@@ -81,6 +82,7 @@ class ServerLog:
         self._read: tuple[object, ...] = ()  # which run was read
         self._following: Program | None = None  # by `tail`
         self._ended = -inf  # when what was followed ended
+        self._heard = -inf  # when it began, or gave something
 
     def so_far(self) -> Iterator[bytes]:
         """Whole lines of what is there."""
@@ -106,9 +108,10 @@ class ServerLog:
                 return
             if view.restarts:
                 yield from Lines(whole_lines(self._pieces(view, "--previous")))
-            self._following = self._start(view, "--follow")
+            self._following, self._heard = self._start(view, "--follow"), time.monotonic()
         data, ended = _at_hand(self._following)
-        if ended:
+        self._heard = time.monotonic() if data else self._heard
+        if ended or time.monotonic() - self._heard > _SILENT:
             self.close()
         yield from Lines(whole_lines([self._lines.of(data)]))
 
