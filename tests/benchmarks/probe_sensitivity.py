@@ -4,7 +4,7 @@
 
 Real sglang on this machine's CPU, the tiny model in bf16. RUNS probes beside a reference of the same server, then one
 for each matrix and each factor that one matrix is scaled by (its weights are loaded anew in the running server), with
-the default limit and with `--limit 1e-5`, which only suits two starts of one plan. Needs the environment of `cpu-tiny`
+the default limit and with `--limit 1e-5`, which only suits the very same kernels. Needs the environment of `cpu-tiny`
 (`make demo` builds it).
 """
 
