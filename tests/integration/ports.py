@@ -30,10 +30,11 @@ def free_port() -> int:
 def _share() -> range:
     """The ports of this process, its forks included; all of them where others have every share."""
     for start in random.SystemRandom().sample(_RANGE[::_SHARE], len(_RANGE) // _SHARE):
+        lock = Path(tempfile.gettempdir(), f"deploy-test-ports-{start}").open("ab")  # noqa: SIM115 - held
         try:
-            lock = Path(tempfile.gettempdir(), f"deploy-test-ports-{start}").open("ab")  # noqa: SIM115 - held until the run ends
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # another's
+            lock.close()
             continue
         _held.append(lock)
         return range(start, start + _SHARE)
