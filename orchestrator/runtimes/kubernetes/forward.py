@@ -5,13 +5,12 @@ import signal
 import socket
 import tempfile
 import time
-from contextlib import suppress
 from typing import IO, Final
 
-from orchestrator.core.errors import HostError
 from orchestrator.core.shell import Program
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 
+_HERE: Final = "127.0.0.1"  # alone: without it kubectl goes on with ::1 where somebody else has the port there
 _OPENS: Final = 10.0  # seconds that it may take to be open
 _LOOK: Final = 0.02
 _PIECE: Final = 1 << 16
@@ -23,7 +22,7 @@ class Forward:
     def __init__(self, cluster: Cluster, port: int) -> None:
         """`port` is the server's, in its pod."""
         self._cluster, self._inside = cluster, port
-        self._local = _free_port(port)
+        self._local = _free_port()
         self._program: Program | None = None
         self._said: IO[bytes] | None = None
         self._run = ""
@@ -31,7 +30,7 @@ class Forward:
     @property
     def url(self) -> str:
         """Where it leads from."""
-        return f"http://127.0.0.1:{self._local}"
+        return f"http://{_HERE}:{self._local}"
 
     def lead_to(self, pod: str, run: str) -> None:
         """Lead to a run of a pod; nothing to do where it does so already."""
@@ -40,8 +39,8 @@ class Forward:
         self.close()
         self._run = run
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - it writes a line for each connection: no pipe
-        ports = f"{self._local}:{self._inside}"
-        self._program = self._cluster.start("port-forward", f"pod/{pod}", ports, output=self._said, errors=self._said)
+        words = ("port-forward", "--address", _HERE, f"pod/{pod}", f"{self._local}:{self._inside}")
+        self._program = self._cluster.start(*words, output=self._said, errors=self._said)
         end = time.monotonic() + _OPENS
         while b"Forwarding" not in os.pread(self._said.fileno(), _PIECE, 0) and self._program.code is None:
             if time.monotonic() > end:
@@ -57,11 +56,8 @@ class Forward:
         self._program = self._said = None
 
 
-def _free_port(wanted: int) -> int:
-    """The same port as in the pod, or any other where somebody has that one here."""
-    for port in (wanted, 0):
-        with socket.socket() as probe, suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            return int(probe.getsockname()[1])
-    raise HostError("this machine has no free port")
+def _free_port() -> int:
+    """Any port: the one that the pod has is what a server on this machine would take before kubectl does."""
+    with socket.socket() as probe:
+        probe.bind((_HERE, 0))
+        return int(probe.getsockname()[1])
