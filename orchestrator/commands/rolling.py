@@ -41,8 +41,13 @@ def require_one_by_one(old: Plan, new: Plan, name: str, request: UpRequest) -> N
     if why := why_all_at_once(old, new):
         raise NameTakenError(
             f"the replicas of `{name}` cannot be replaced one after the other: {why}",
-            hint=f"`deploy down {name}` ends all of them; then `{request.command(name)}` starts all of them",
+            hint=all_at_once(name, request),
         )
+
+
+def all_at_once(name: str, request: UpRequest) -> str:
+    """How several servers give way to others otherwise."""
+    return f"`deploy down {name}` ends all of them; then `{request.command(name)}` starts all of them"
 
 
 def roll(start: Start, servers: Fleet, standing: Handle, place: Place) -> Up:

@@ -76,7 +76,9 @@ class Several:
     def start_gateway(self, secrets: Mapping[str, Secret]) -> Handle:
         """Start it before servers that serve, wait until it counts them all, and prove it. Raises NotReadyError."""
         gateway = replace(self.artifacts, replicas=())
-        given = {**secrets, CONTROL_KEY: make_control_key(self.run.path, self.home)}
+        given = dict(secrets)
+        if gateway.plan.gateway is None or gateway.plan.gateway.one_node:  # else it finds them itself
+            given[CONTROL_KEY] = make_control_key(self.run.path, self.home)
         own = self.runtime.start(gateway, name=self.name, run_dir=self.run.path, secrets=given)
         count = len(self._servers)
         wait_for_gateway(own.url, servers=count, state=lambda: self.runtime.state(own))
@@ -88,6 +90,6 @@ class Several:
         """The state of a server that is awaited, while the others run."""
         for number, other in enumerate(self._servers, start=1):
             state = self.runtime.state(other)
-            if other is not server and state.status is not Status.RUNNING:
+            if other is not server and (state.stuck or state.status not in {Status.RUNNING, Status.PENDING}):
                 raise NotReadyError(f"replica {number} ended: {state.ending}", hint="`deploy diagnose` names causes")
         return self.runtime.state(server)

@@ -21,6 +21,7 @@ REQUIREMENTS: Final = f"smg-{VERSION}.txt"  # of the environment it runs in, bel
 LAUNCHER: Final = "launch_gateway.py"  # below images/
 IN_IMAGE: Final = "/opt/deploy/gateway"  # where an image has the launcher, and the packages in a folder beside it
 IN_IMAGE_PACKAGES: Final = f"{IN_IMAGE}/packages"
+LIVENESS: Final = "/liveness"  # 200 as long as it runs; asks for no key
 READINESS: Final = "/readiness"  # 200 with a server that answers, 503 without; asks for no key
 WORKERS: Final = "/workers"  # the servers behind it: GET, POST, and PATCH and DELETE of one; asks for its control key
 CONTROL_KEY: Final = "GATEWAY_CONTROL_KEY"  # among the secrets of a start; no variable of any process
@@ -32,6 +33,9 @@ _RESERVED: Final[Mapping[str, str]] = {
     "api-key": "server.api_key_env",
     "worker-urls": "replicas",
     "prometheus-port": "server.port",
+    **dict.fromkeys(
+        ("service-discovery", "selector", "service-discovery-port", "service-discovery-namespace"), "runtime"
+    ),
     "prometheus-host": "server.host",
     "shutdown-grace-period-secs": "waiting.grace",
 }
@@ -99,20 +103,39 @@ def gateway_problems(name: str, value: FlagValue, where: str) -> Iterator[Proble
 
 
 @dataclass(frozen=True, kw_only=True)
+class PodSearch:
+    """Which pods of a namespace are servers, by their labels, and on which port; it needs to get, list and watch them.
+
+    A pod is taken once it is ready, and left out when it is not any more (smg, model_gateway/src/service_discovery.rs).
+    """
+
+    namespace: str
+    labels: Mapping[str, str]
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatewayLaunch:
     """One start of the gateway. `servers` are base URLs, `options` argvs of single options, `grace` is seconds."""
 
     host: str
     port: int
     metrics_port: int
-    servers: Sequence[str]
+    servers: Sequence[str]  # none where it finds them
     grace: int  # for running requests, after SIGTERM
     options: Iterable[Sequence[str]]
+    pods: PodSearch | None = None
 
 
 def gateway_argv(launch: GatewayLaunch, *, python: str, launcher: str = LAUNCHER) -> tuple[str, ...]:
     """The whole command line; the gateway's own counters are for this machine alone."""
-    argv = [python, launcher, "--host", launch.host, "--port", str(launch.port), "--worker-urls", *launch.servers]
+    argv = [python, launcher, "--host", launch.host, "--port", str(launch.port)]
+    if launch.pods is None:
+        argv += ["--worker-urls", *launch.servers]
+    else:
+        argv += ["--service-discovery", "--service-discovery-namespace", launch.pods.namespace]
+        argv += ["--service-discovery-port", str(launch.pods.port)]
+        argv += ["--selector", *(f"{label}={value}" for label, value in launch.pods.labels.items())]
     argv += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(launch.metrics_port)]
     argv += ["--shutdown-grace-period-secs", str(launch.grace)]
     return (*argv, *(word for option in launch.options for word in option))

@@ -193,13 +193,14 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Gateway:
-    """SGLang's gateway before several equal servers: it has the address of the plan's `server`, they have loopback."""
+    """SGLang's gateway before several equal servers: it has the address of the plan's `server`."""
 
     version: str  # of smg
     requirements: str  # pinned requirement file under images/
     options: tuple[Flag, ...]  # of `smg launch`
     ports: tuple[int, ...]  # of the replicas, in their order
     metrics_port: int  # of the gateway's own counters
+    one_node: bool  # the replicas share its GPUs; else each has a machine of its own, as pods do
 
 
 @dataclass(frozen=True, kw_only=True)

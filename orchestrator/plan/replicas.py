@@ -40,6 +40,7 @@ def planned_gateway(profile: "Profile") -> Gateway | None:
         options=tuple(flag for name, flag in sorted({**defaults, **own}.items()) if name not in off),
         ports=replica_ports(profile),
         metrics_port=profile.server.port + 1,
+        one_node=True,
     )
 
 
@@ -57,7 +58,7 @@ def gpus_of_a_replica(profile: "Profile") -> int:
 
 
 def replica_plans(plan: Plan) -> tuple[Plan, ...]:
-    """The plan of each replica, which listens on this machine alone and asks for the clients' key."""
+    """The plan of each replica, which on a shared node listens there alone, and asks for the clients' key."""
     if plan.gateway is None:
         return (plan,)
     return tuple(
@@ -77,6 +78,8 @@ def why_all_at_once(old: Plan, new: Plan) -> str:
 
     What they have in common has to stay: their gateway, and the GPUs of each.
     """
+    if new.gateway is not None and not new.gateway.one_node:
+        return "their gateway finds their pods itself"
     if old.replicas != new.replicas:
         return f"{old.replicas} become {new.replicas}"
     common = {
@@ -96,7 +99,7 @@ def why_all_at_once(old: Plan, new: Plan) -> str:
 def _flags_of_replica(plan: Plan, index: int) -> Iterator[Flag]:
     """The flags, with the first of the replica's own GPUs."""
     gpus = plan.gpus
-    if not gpus or index == 0:
+    if not gpus or index == 0 or plan.gateway is None or not plan.gateway.one_node:
         yield from plan.flags
         return
     first = gpus[index * len(gpus) // plan.replicas]

@@ -6,6 +6,7 @@ Each server behind it is proved by itself; the gateway has no rank, cache or cou
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import Final
 
 import httpx
@@ -47,12 +48,18 @@ def count_servers(url: str, *, transport: httpx.BaseTransport | None = None) -> 
 def wait_for_gateway(
     url: str, *, servers: int, state: Callable[[], ServerState], within: float = _WITHIN, pause: float = _POLL
 ) -> None:
-    """Wait until it counts so many servers. Raises NotReadyError where it ends, or counts fewer for too long."""
+    """Wait until it counts so many servers. Raises NotReadyError where it ends, or counts fewer for too long.
+
+    One that has no place to run yet is waited for, as long as something that comes by itself may start it.
+    """
     progress = Progress()
+    look_until(lambda now: now.status is not Status.PENDING or now.stuck, state, within=inf, pause=_POLL)
 
     def look() -> int:
         now = state()
-        if now.status is not Status.RUNNING:
+        if now.stuck:
+            raise NotReadyError(f"the gateway cannot start: {now.detail}")
+        if now.status not in {Status.RUNNING, Status.PENDING}:
             raise NotReadyError(f"the gateway ended: {now.ending}", hint="its log says why: `deploy logs`")
         return count_servers(url)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from orchestrator.engine import Launch, launch_argv
-from orchestrator.engine.gateway import LAUNCHER, GatewayLaunch, gateway_argv
+from orchestrator.engine.gateway import LAUNCHER, GatewayLaunch, PodSearch, gateway_argv
 from orchestrator.plan import ContainerNeeds, Plan
 from orchestrator.plan.replicas import replica_plans
 
@@ -79,17 +79,25 @@ def server_command(
     return Command(argv=launch_argv(launch, python=python), env=env, in_home=in_home)
 
 
-def gateway_command(plan: Plan, *, python: str = "python3", launcher: str = LAUNCHER) -> Command:
-    """What is executed before several servers; for a plan that has a gateway."""
+def gateway_command(
+    plan: Plan,
+    *,
+    python: str = "python3",
+    launcher: str = LAUNCHER,
+    host: str | None = None,
+    pods: PodSearch | None = None,
+) -> Command:
+    """What is executed before several servers, or before the `pods` it finds; for a plan that has a gateway."""
     if plan.gateway is None:
         raise ValueError(f"the plan of `{plan.profile}` has no gateway")
     launch = GatewayLaunch(
-        host=plan.server.host,
+        host=host or plan.server.host,
         port=plan.server.port,
         metrics_port=plan.gateway.metrics_port,
         servers=[replica.server.url for replica in replica_plans(plan)],
         grace=plan.waiting.grace,
         options=[option.argv for option in plan.gateway.options],
+        pods=pods,
     )
     return Command(argv=gateway_argv(launch, python=python, launcher=launcher), env=(), in_home=False)
 

@@ -35,6 +35,11 @@ def top_of(run_dir: Path) -> Path:
     return run_dir.parent if _REPLICA.fullmatch(run_dir.name) else run_dir
 
 
+def part_of(run_dir: Path) -> str:
+    """Which of several servers has that folder, "" for a server by itself and for a gateway."""
+    return run_dir.name if is_replica(run_dir.name) else ""
+
+
 def is_replica(folder: str) -> bool:
     """Whether a folder of a run is that of one of several servers."""
     return _REPLICA.fullmatch(folder) is not None
@@ -58,7 +63,14 @@ def together(gateway: Handle | None, servers: Sequence[Handle]) -> Handle:
         return replace(gateway, plan_digest=digest, run_dir=newest, gateway_dir=first, replicas=(*servers,))
     top = top_of(Path(servers[0].run_dir)).absolute()
     return replace(
-        servers[0], plan_digest=_planned_digest(top), url="", run_dir=str(top), identity="", replicas=(*servers,)
+        servers[0],
+        plan_digest=_planned_digest(top),
+        url="",
+        service="",
+        forward="",
+        run_dir=str(top),
+        identity="",
+        replicas=(*servers,),
     )
 
 

@@ -83,6 +83,7 @@ class OwnCluster:
         self._run(
             "kube-controller-manager", *common, f"--secure-port={free_port()}", "--bind-address=127.0.0.1",
             "--service-account-private-key-file", str(key), "--cert-dir", str(self.folder / "controllers"),
+            "--root-ca-file", str(self.folder / "api/apiserver.crt"),
             "--node-monitor-grace-period=24h",
         )  # fmt: skip
         self._run(

@@ -30,6 +30,7 @@ from standin import SEED, add_file, add_system, closure, debian_python
 from orchestrator.core.shell import PIPE, Program
 
 CNI: Final = Path("/usr/lib/cni")
+SERVICES: Final = "10.199.0.0/24"  # as `own_cluster` gives them addresses
 _KERNEL: Final = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
 _ENDS: Final = 60.0  # seconds that killed containers may take
 _PAUSE: Final = "deploy.test/pause:1"
@@ -37,7 +38,6 @@ ENGINE_IMAGE: Final = "deploy.test/engine:1"
 TOOL_IMAGE: Final = "deploy.test/tool:1"
 PACKAGES: Final = "packages"  # beside the models, in a pod of ENGINE_IMAGE or TOOL_IMAGE
 CHECKOUT: Final = "checkout"  # the same, of this tool
-HOST: Final = "10.198.0.1"  # this machine, as its pods reach it
 PYTHON_IMAGE: Final = "deploy.test/python:1"  # Debian's Python and a shell
 
 
@@ -56,6 +56,8 @@ class OwnNode:
     def __init__(self, folder: Path, cluster: OwnCluster) -> None:
         self.folder, self._cluster = folder, cluster
         self.name = socket.gethostname()
+        self.pods = f"10.198.{os.getpid() % 256}.0/24"  # other runs of the tests may have a node on this machine too
+        self.host = self.pods.replace(".0/24", ".1")  # this machine, as its pods reach it
         self._programs: list[Program] = []
 
     @property
@@ -69,11 +71,9 @@ class OwnNode:
     def start(self) -> None:
         """Returns when pods can be placed on it."""
         (self.folder / "cni").mkdir()
-        address = {
-            "type": "host-local",
-            "ranges": [[{"subnet": "10.198.0.0/24", "gateway": HOST}]],
-            "dataDir": str(self.folder / "ips"),
-        }
+        addresses = {"subnet": self.pods, "gateway": self.host}
+        address = {"type": "host-local", "ranges": [[addresses]], "dataDir": str(self.folder / "ips")}
+        address["routes"] = [{"dst": SERVICES}]
         plugins = [{"type": "ptp", "ipam": address}]
         network = {"cniVersion": "0.4.0", "name": "tests", "plugins": plugins}
         (self.folder / "cni/10-tests.conflist").write_text(json.dumps(network))

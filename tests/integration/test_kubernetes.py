@@ -256,16 +256,19 @@ def test_the_life_of_a_server_that_waits(cluster: OwnCluster, home: Home, namesp
 def test_of_several_starts_at_once_one_wins_and_the_others_touch_nothing(
     cluster: OwnCluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From homes that know nothing of each other."""
+    """From homes that know nothing of each other: of a server, and of the first of several."""
     monkeypatch.setenv("KUBECONFIG", str(cluster.config))
-    plan = cluster_plan("cpu-tiny", HOST_PATH[1], f"kubernetes.namespace={namespace}")
-    artifacts, together = render_artifacts(plan), Barrier(5)
+    words = ("cpu-tiny", HOST_PATH[1], f"kubernetes.namespace={namespace}")
+    one = render_artifacts(cluster_plan(*words)), Path()
+    first = render_artifacts(cluster_plan(*words, "replicas=2")).replicas[0], Path("replica-1")
+    together = Barrier(5)
     runtimes = [KubernetesRuntime(Home(tmp_path / str(number))) for number in range(together.parties)]
 
     def start(number: int) -> Handle | NameTakenError:
+        artifacts, folder = (one, first)[number % 2]
         together.wait()
         try:
-            return runtimes[number].start(artifacts, name="boxed", run_dir=tmp_path / str(number), secrets={})
+            return runtimes[number].start(artifacts, name="boxed", run_dir=tmp_path / str(number) / folder, secrets={})
         except NameTakenError as error:
             return error
 

@@ -14,7 +14,7 @@ from cluster_server import ClusterEngine
 from command_line import CommandLine
 from cpu_server import CpuEngine
 from loopback_hub import COMMIT, Hub, serve
-from own_node import CHECKOUT, ENGINE_IMAGE, HOST, PACKAGES, load_engine, load_tool, models_with
+from own_node import CHECKOUT, ENGINE_IMAGE, PACKAGES, load_engine, load_tool, models_with
 from patience import PATIENCE, wait_for
 from standin import packages_of
 
@@ -81,7 +81,7 @@ def test_a_job_stages_the_checkpoint_and_the_server_waits_for_its_receipt(
     node = cluster_engine.node
     site = next(path for path in sys.path if path.endswith("site-packages"))
     models = models_with(node, "staged", **{PACKAGES: Path(site), CHECKOUT: data_root()})
-    with serve(Hub(repository="tests/tiny", directory=tiny_model), HOST) as hub:
+    with serve(Hub(repository="tests/tiny", directory=tiny_model), node.host) as hub:
         settings = (
             f"kubernetes.weights.host_path={models}",
             f"kubernetes.weights.stage_image={load_tool(node, hub.url)}",

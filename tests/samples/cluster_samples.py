@@ -32,6 +32,7 @@ CASES: Final[Mapping[str, tuple[str, ...]]] = {  # one of each vendor; between t
         "server.api_key_env=SGLANG_KEY",
         HOST_PATH,
     ),
+    "mi355x-tp4x2": ("kubernetes.namespace=serving", "server.api_key_env=SGLANG_KEY", HOST_PATH),
     "cpu-tiny": (HOST_PATH, "kubernetes.image_on_node=true"),
 }
 
@@ -47,10 +48,14 @@ def manifest_texts(plan: Plan, name: str | None = None) -> dict[str, str]:
     return {file.path: file.content.decode() for file in files if file.path.endswith(".yaml")}
 
 
+def all_objects(plan: Plan, name: str | None = None) -> list[dict[str, Any]]:
+    """The rendered objects."""
+    return [each for text in manifest_texts(plan, name).values() for each in yaml.safe_load_all(text) if each]
+
+
 def objects(plan: Plan, name: str | None = None) -> dict[str, Any]:
-    """The rendered objects by kind."""
-    texts = manifest_texts(plan, name).values()
-    return {each["kind"]: each for text in texts for each in yaml.safe_load_all(text) if each}
+    """The rendered objects of one server by kind."""
+    return {each["kind"]: each for each in all_objects(plan, name)}
 
 
 def pod(plan: Plan, name: str | None = None) -> Any:  # noqa: ANN401 - JSON of the API's shape

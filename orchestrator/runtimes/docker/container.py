@@ -4,7 +4,6 @@ import hashlib
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from orchestrator import __version__
@@ -25,7 +24,6 @@ from orchestrator.render import (
     server_command,
     wrapped,
 )
-from orchestrator.runtimes.several import top_of
 from orchestrator.weights import overlay_path
 
 LOG_DRIVER: Final = "json-file"  # Docker's own default, which keeps a log without bound; read whole over its files
@@ -147,11 +145,6 @@ def container_name(name: str, part: str = "") -> str:
     A `part` is one of several servers; no name of a server has two dashes in it.
     """
     return f"deploy-{name}--{part}" if part else f"deploy-{name}"
-
-
-def part_of(run_dir: Path) -> str:
-    """Which of several servers has that folder, "" for a server by itself and for a gateway."""
-    return run_dir.name if top_of(run_dir) != run_dir else ""
 
 
 def container_labels(plan: Plan, name: str, part: str = "") -> dict[str, str]:

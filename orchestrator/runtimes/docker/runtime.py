@@ -33,7 +33,6 @@ from orchestrator.runtimes.docker.container import (
     ContainerSpec,
     container_labels,
     container_name,
-    part_of,
     spec_of,
 )
 from orchestrator.runtimes.docker.errors import DaemonRefusal, start_error
@@ -49,6 +48,7 @@ from orchestrator.runtimes.several import (
     goes_beside,
     is_replica,
     number_of,
+    part_of,
     together,
 )
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from orchestrator.core.errors import HostError
 from orchestrator.host import Finding, fail, info, warn
 from orchestrator.plan import Plan
+from orchestrator.plan.replicas import replica_plans
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.manifests import cluster_of, gpus_asked
 
@@ -42,11 +43,13 @@ def _nodes(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
         nodes = cluster.json("get", "nodes", *(["--selector", selector] if selector else []))["items"]
     except HostError:  # whoever may only use a namespace
         return
-    resource, count = gpus_asked(plan)
-    fitting = [node for node in nodes if int(node["status"].get("allocatable", {}).get(resource, 0)) >= count]
+    resource, count = gpus_asked(replica_plans(plan)[0])
+    free = [int(node["status"].get("allocatable", {}).get(resource, 0)) for node in nodes]
+    fitting = [gpus for gpus in free if gpus >= count]
     needed = f"{count} {resource} on one node" if count else "a node"
+    needed += f", {plan.replicas} times" if plan.replicas > 1 else ""
     found = f"{len(fitting)} of {len(nodes)} nodes" + (f" with `{selector}`" if selector else "")
-    if fitting:
+    if fitting and (not count or sum(gpus // count for gpus in fitting) >= plan.replicas):
         yield info("nodes", found, needed)
     else:
         shown = cluster.shown("describe", "nodes")

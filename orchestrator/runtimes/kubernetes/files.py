@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import yaml
 
@@ -9,8 +10,9 @@ from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.shell import quote
 from orchestrator.core.text import printable
 from orchestrator.plan import Plan
-from orchestrator.render import Artifacts, ContextFile
-from orchestrator.runtimes.kubernetes.manifests import CONFIG, Manifest, cluster_of, secret_name, server_objects
+from orchestrator.render import Artifacts, ContextFile, replica_folder
+from orchestrator.runtimes.kubernetes.gateway import objects_of
+from orchestrator.runtimes.kubernetes.manifests import CONFIG, Manifest, cluster_of, secret_name
 from orchestrator.runtimes.kubernetes.staging import staging_job
 from orchestrator.weights import overlay_path
 
@@ -37,7 +39,12 @@ def manifest_files(artifacts: Artifacts, name: str) -> tuple[ContextFile, ...]:
     patched.
     """
     plan, image = artifacts.plan, image_of_pods(artifacts)
-    written = [_file("kubernetes.yaml", _head(plan, name), server_objects(artifacts, image.reference, name))]
+    parts = [
+        *((each, replica_folder(number)) for number, each in enumerate(artifacts.replicas, start=1)),
+        (artifacts, ""),
+    ]
+    found = chain.from_iterable(objects_of(each, image.reference, name, part) for each, part in parts)
+    written = [_file("kubernetes.yaml", _head(plan, name), found)]
     if (job := staging_job(plan, name)) is not None:
         written.append(_file("weights.yaml", [f"{plan.profile}: stages {plan.model.source.location}"], [job]))
     return tuple(written)

@@ -9,13 +9,15 @@ from orchestrator.core.errors import Problem
 from orchestrator.core.paths import Home
 from orchestrator.host import Runner, Space
 from orchestrator.plan import Kubernetes, Plan
-from orchestrator.plan.rules import Case, one_server
+from orchestrator.plan.replicas import replica_plans
+from orchestrator.plan.rules import Case
 from orchestrator.profile import Profile
-from orchestrator.render import Artifacts, server_command
+from orchestrator.render import Artifacts, Command, server_command
 from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind
 from orchestrator.runtimes.image import has_image, image_of
 from orchestrator.runtimes.kubernetes.checks import cluster_findings
 from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, manifest_files
+from orchestrator.runtimes.kubernetes.gateway import EVERYWHERE, command_of_gateway
 from orchestrator.runtimes.kubernetes.manifests import model_path
 
 
@@ -51,15 +53,25 @@ def asks_for_a_key(case: Case) -> Iterator[Problem]:
 def settle(plan: Plan, profile: Profile) -> Plan:
     """The plan with what the profile's section says of the cluster."""
     said = profile.kubernetes.model_dump()
-    return replace(plan, kubernetes=Kubernetes(**said.pop("weights"), **said))
+    gateway = plan.gateway  # each pod has ports of its own, as it has GPUs
+    if gateway is not None:
+        gateway = replace(gateway, ports=(plan.server.port,) * plan.replicas, one_node=False)
+    return replace(plan, kubernetes=Kubernetes(**said.pop("weights"), **said), gateway=gateway)
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
     """The command, which listens on all addresses of its pod, and the image with its build context."""
     build, image = image_of(plan, inputs)
-    command = server_command(plan, model_path=model_path(plan), host="0.0.0.0")  # noqa: S104
     spec = PodImage(reference=image, built_here=build is not None)
-    return Artifacts(plan=plan, command=command, build=build, spec=spec)
+    servers = tuple(Artifacts(plan=each, command=_server(each), build=None, spec=spec) for each in replica_plans(plan))
+    if plan.gateway is None:
+        return replace(servers[0], build=build)
+    command = command_of_gateway(plan, plan.profile)  # the name of the server is given later
+    return Artifacts(plan=plan, command=command, build=build, spec=spec, replicas=servers)
+
+
+def _server(plan: Plan) -> Command:
+    return server_command(plan, model_path=model_path(plan), host=EVERYWHERE)
 
 
 def _prepare(artifacts: Artifacts, _: Place) -> Prepared:
@@ -88,7 +100,7 @@ def _open(home: Home, _: str | None) -> Runtime:
 KUBERNETES: Final = RuntimeKind(
     name="kubernetes",
     contained=True,
-    rules=(has_image, one_server, weights_have_a_place, asks_for_a_key),
+    rules=(has_image, weights_have_a_place, asks_for_a_key),
     checks=(),
     spaces=_no_space,
     far=None,

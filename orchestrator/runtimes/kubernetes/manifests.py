@@ -12,31 +12,40 @@ from typing import Any, Final, TypeAlias
 from orchestrator.engine import endpoints
 from orchestrator.plan import ContainerNeeds, Kubernetes, Plan
 from orchestrator.render import Artifacts
-from orchestrator.runtimes.kubernetes.record import NAME, annotations, labels, object_name, pairs
+from orchestrator.runtimes.kubernetes.record import (
+    GATEWAY,
+    annotations,
+    deployment_name,
+    labels,
+    object_name,
+    pairs,
+    selected,
+)
 
 Manifest: TypeAlias = dict[str, Any]  # Any: JSON of the API's own shape
 
 MODELS: Final = "/models"  # in a pod: checkpoints by name
 CONTAINER: Final = "server"
+PORT: Final = "http"  # what a pod calls it
 CONFIG: Final = "config.yaml"  # the key of a Secret that is sglang's `--config` file
 _SECRETS: Final = "/run/secrets/deploy"
 _RESOURCES: Final = {"amd": "amd.com/gpu", "nvidia": "nvidia.com/gpu"}  # of the device plugins of both
 # Bytes a second of the slowest load that was told: 438 GB of GLM-5.2 took 13 minutes to an hour over NFS.
 _SLOWEST: Final = 438e9 / 3600
-_PERIOD: Final = 10  # seconds between two looks
+PERIOD: Final = 10  # seconds between two looks
 _ANSWER: Final = (
     25  # seconds a look waits: behind a long prefill health answers after 20 (sglang, SGLANG_HEALTH_CHECK_TIMEOUT)
 )
-_AFTER_DRAIN: Final = 30  # seconds more than the drain takes: as long as Kubernetes gives what has nothing to drain
+AFTER_DRAIN: Final = 30  # seconds more than the drain takes: as long as Kubernetes gives what has nothing to drain
 
 
-def server_objects(artifacts: Artifacts, image: str, name: str) -> Iterator[Manifest]:
-    """Everything that one server is, in the order in which it is applied."""
+def server_objects(artifacts: Artifacts, image: str, name: str, part: str = "") -> Iterator[Manifest]:
+    """Everything that one server is, in the order in which it is applied; `part` tells one of several."""
     plan, cluster = artifacts.plan, cluster_of(artifacts.plan)
-    yield _network_policy(plan, cluster, name)
-    yield _disruption_budget(plan, name)
-    yield _service(plan, cluster, name)
-    yield _deployment(artifacts, cluster, image=image, name=name)
+    yield network_policy(plan, cluster, name, part)
+    yield _disruption_budget(plan, name, part)
+    yield service(plan, cluster, name, part)
+    yield deployment(plan, name, part, _pod(artifacts, cluster, image=image, name=name))
 
 
 def cluster_of(plan: Plan) -> Kubernetes:
@@ -60,14 +69,14 @@ def startup_seconds(plan: Plan) -> int:
     return math.ceil(plan.model.weight_bytes / _SLOWEST) + plan.waiting.silence
 
 
-def metadata(plan: Plan, name: str, called: str) -> Manifest:
-    """Of one object of a server."""
+def metadata(plan: Plan, name: str, part: str = "", *, called: str | None = None) -> Manifest:
+    """Of one object of a server, or of a part of several, which may be `called` otherwise than its part."""
     namespace = cluster_of(plan).namespace
     return {
-        "name": called,
+        "name": called or object_name(name, part),
         "namespace": namespace,
-        "labels": labels(name),
-        "annotations": annotations(plan, name, namespace),
+        "labels": labels(name, part),
+        "annotations": annotations(plan, name, namespace, part),
     }
 
 
@@ -113,58 +122,62 @@ def as_written(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _network_policy(plan: Plan, cluster: Kubernetes, name: str) -> Manifest:
-    """Who may reach the server; the node itself always may, for probes and port-forward."""
+def network_policy(plan: Plan, cluster: Kubernetes, name: str, part: str) -> Manifest:
+    """Who may reach it; the node itself always may, for probes and port-forward. One of several: its gateway alone."""
     ingress: Manifest = {"ports": [{"protocol": "TCP", "port": plan.server.port}]}
-    if cluster.service == "ClusterIP":  # clients beyond the cluster have no labels
+    if _is_behind(part):
+        ingress = {"from": [{"podSelector": {"matchLabels": selected(name, GATEWAY)}}], **ingress}
+    elif cluster.service == "ClusterIP":  # clients beyond the cluster have no labels
         ingress = {"from": [{"podSelector": {"matchLabels": dict(pairs(cluster.clients))}}], **ingress}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata(plan, name, object_name(name)),
-        "spec": {"podSelector": _selected(name), "policyTypes": ["Ingress"], "ingress": [ingress]},
-    }
-
-
-def _disruption_budget(plan: Plan, name: str) -> Manifest:
-    """Who drains a node is told that a server is on it, which takes up to an hour to come back: nobody evicts it."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": metadata(plan, name, object_name(name)),
-        "spec": {"maxUnavailable": 0, "selector": _selected(name)},
-    }
-
-
-def _service(plan: Plan, cluster: Kubernetes, name: str) -> Manifest:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata(plan, name, object_name(name)),
+        "metadata": metadata(plan, name, part),
         "spec": {
-            "type": cluster.service,
-            "selector": {NAME: name},
-            "ports": [{"name": "http", "protocol": "TCP", "port": plan.server.port, "targetPort": "http"}],
+            "podSelector": {"matchLabels": selected(name, part)},
+            "policyTypes": ["Ingress"],
+            "ingress": [ingress],
         },
     }
 
 
-def _deployment(artifacts: Artifacts, cluster: Kubernetes, *, image: str, name: str) -> Manifest:
-    plan = artifacts.plan
-    about = metadata(plan, name, object_name(name))
+def _disruption_budget(plan: Plan, name: str, part: str) -> Manifest:
+    """Who drains a node is told that a server is on it, which takes up to an hour to come back: nobody evicts it."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(plan, name, part),
+        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": selected(name, part)}},
+    }
+
+
+def service(plan: Plan, cluster: Kubernetes, name: str, part: str) -> Manifest:
+    """By which it is reached within the cluster; from beyond it, one of several through its gateway alone."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(plan, name, part),
+        "spec": {
+            "type": "ClusterIP" if _is_behind(part) else cluster.service,
+            "selector": selected(name, part),
+            "ports": [{"name": PORT, "protocol": "TCP", "port": plan.server.port, "targetPort": PORT}],
+        },
+    }
+
+
+def deployment(plan: Plan, name: str, part: str, pod: Manifest) -> Manifest:
+    """One pod, which another takes the place of once it is gone."""
+    about = metadata(plan, name, part, called=deployment_name(name, part))
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": about,
         "spec": {
             "replicas": 1,
-            "selector": _selected(name),
+            "selector": {"matchLabels": selected(name, part)},
             "strategy": {"type": "Recreate"},
             "progressDeadlineSeconds": startup_seconds(plan) + plan.waiting.silence,  # 600 is less than a start takes
-            "template": {
-                "metadata": {"labels": about["labels"], "annotations": about["annotations"]},
-                "spec": _pod(artifacts, cluster, image=image, name=name),
-            },
+            "template": {"metadata": {"labels": about["labels"], "annotations": about["annotations"]}, "spec": pod},
         },
     }
 
@@ -176,7 +189,7 @@ def _pod(artifacts: Artifacts, cluster: Kubernetes, *, image: str, name: str) ->
     pod: Manifest = {
         **placement(cluster),
         "shareProcessNamespace": True,
-        "terminationGracePeriodSeconds": plan.waiting.grace + _AFTER_DRAIN,
+        "terminationGracePeriodSeconds": plan.waiting.grace + AFTER_DRAIN,
     }
     if security := _pod_security(plan.hardware.container, cluster):
         pod["securityContext"] = security
@@ -190,23 +203,23 @@ def _pod(artifacts: Artifacts, cluster: Kubernetes, *, image: str, name: str) ->
 def _server(artifacts: Artifacts, cluster: Kubernetes, *, image: str, mounts: list[Manifest]) -> Manifest:
     """`args`: the image's entry point stays, as docker leaves it."""
     plan = artifacts.plan
-    argv = [*artifacts.command.argv, *(["--config", f"{_SECRETS}/{CONFIG}"] if plan.server.api_key_env else [])]
+    argv = [*artifacts.command.argv, *config_words(plan)]
     env = {"PYTHONUNBUFFERED": "1", **dict(artifacts.command.env)}  # else the log comes in blocks
-    health = {"httpGet": {"path": endpoints.HEALTH, "port": "http"}, "timeoutSeconds": _ANSWER}
+    health = {"httpGet": {"path": endpoints.HEALTH, "port": PORT}, "timeoutSeconds": _ANSWER}
     container: Manifest = {
         "name": CONTAINER,
         "image": image,
-        "imagePullPolicy": _pull(cluster),
+        "imagePullPolicy": pull_policy(cluster),
         "args": [as_written(word) for word in argv],
         "env": [{"name": variable, "value": as_written(env[variable])} for variable in sorted(env)],
-        "ports": [{"name": "http", "containerPort": plan.server.port}],
+        "ports": [{"name": PORT, "containerPort": plan.server.port}],
         "resources": _resources(plan, cluster),
         "startupProbe": {
             **health,
-            "periodSeconds": _PERIOD,
-            "failureThreshold": math.ceil(startup_seconds(plan) / _PERIOD),
+            "periodSeconds": PERIOD,
+            "failureThreshold": math.ceil(startup_seconds(plan) / PERIOD),
         },
-        "readinessProbe": {**health, "periodSeconds": _PERIOD, "failureThreshold": 3},
+        "readinessProbe": {**health, "periodSeconds": PERIOD, "failureThreshold": 3},
         "volumeMounts": mounts,
     }
     if plan.hardware.container.cap_add:
@@ -222,23 +235,30 @@ def _volumes(plan: Plan, name: str) -> Iterator[tuple[Manifest, Manifest]]:
     if needs.shm_bytes is not None or needs.ipc is not None:  # a pod's own has 64 MiB
         memory = {"medium": "Memory"} | ({"sizeLimit": str(needs.shm_bytes)} if needs.shm_bytes else {})
         yield {"name": "shm", "emptyDir": memory}, {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108 - the pod's
+    yield from key_volume(plan, name)
+
+
+def config_words(plan: Plan) -> tuple[str, ...]:
+    """The words of a command that name the file with the API key."""
+    return ("--config", f"{_SECRETS}/{CONFIG}") if plan.server.api_key_env else ()
+
+
+def key_volume(plan: Plan, name: str) -> Iterator[tuple[Manifest, Manifest]]:
+    """The volume with the API key, where there is one, with its mount."""
     if plan.server.api_key_env:
-        secret = {
-            "secretName": secret_name(plan, name),
-            "defaultMode": 0o400,
-            "items": [{"key": CONFIG, "path": CONFIG}],
-        }
+        items = [{"key": CONFIG, "path": CONFIG}]
+        secret = {"secretName": secret_name(plan, name), "defaultMode": 0o400, "items": items}
         yield {"name": "key", "secret": secret}, {"name": "key", "mountPath": _SECRETS, "readOnly": True}
 
 
 def _await_checkpoint(plan: Plan, cluster: Kubernetes, image: str) -> Manifest:
     """The server waits until the Job has verified the whole checkpoint; what is half there is not served."""
-    waits = f'until [ -f "$0" ]; do echo "waiting for $0"; sleep {_PERIOD}; done'
+    waits = f'until [ -f "$0" ]; do echo "waiting for $0"; sleep {PERIOD}; done'
     models, at = models_volume(plan)
     return {
         "name": "checkpoint",
         "image": image,
-        "imagePullPolicy": _pull(cluster),
+        "imagePullPolicy": pull_policy(cluster),
         "command": ["sh", "-c", as_written(waits), receipt_path(plan)],
         "volumeMounts": [{"name": models["name"], "mountPath": at, "readOnly": True}],
     }
@@ -276,9 +296,11 @@ def _toleration(taint: str) -> Manifest:
     return {"key": key, **matched, "effect": effect}
 
 
-def _pull(cluster: Kubernetes) -> str:
+def pull_policy(cluster: Kubernetes) -> str:
+    """Of the image."""
     return "Never" if cluster.image_on_node else "IfNotPresent"
 
 
-def _selected(name: str) -> Manifest:
-    return {"matchLabels": {NAME: name}}
+def _is_behind(part: str) -> bool:
+    """Whether it is one of several servers, which their gateway alone may reach."""
+    return part not in {"", GATEWAY}

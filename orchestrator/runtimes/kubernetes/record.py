@@ -7,42 +7,73 @@ from typing import Final
 
 from orchestrator import __version__
 from orchestrator.plan import Plan
+from orchestrator.runtimes.several import number_of
 
 NAME: Final = "deploy.name"  # the label that selects all objects of a server
 STAGES: Final = "deploy.stages"  # the label of what brings a server's checkpoint: a Service sends nothing there
+PART: Final = "deploy.part"  # the label that tells one of several servers, and their gateway
+ROLE: Final = "deploy.role"
+GATEWAY: Final = "gateway"
+REPLICA: Final = "replica"  # the role of all others
 RUN_DIR: Final = "deploy.run-dir"  # annotation: the directory on the starting machine that holds plan.json and the log
 STARTER: Final = "deploy.starter"  # annotation: the starting machine, and what tells this start from all others
 PLAN: Final = "deploy.plan"
 PROFILE: Final = "deploy.profile"
 URL: Final = "deploy.url"
+OURS: Final = "app.kubernetes.io/managed-by=deploy"
 _VERSION: Final = "deploy.version"
 _MANAGER: Final = "app.kubernetes.io/managed-by"
 # A Job's name has at most 63 characters and ends with what tells it from the next one (validation of `job-name`).
 _LONGEST: Final = 48
 
 
-def object_name(name: str) -> str:
+def object_name(name: str, part: str = "") -> str:
     """What the objects of the server `name` are called: a DNS label, as a Service wants it (RFC 1035).
 
-    A name that is none, or too long, keeps its beginning, and a digest keeps it apart from others.
+    A name that is none, or too long, keeps its beginning, and a digest keeps it apart from others. One of several
+    servers is told by its part, behind two dashes, which no name has; their gateway is called as a single one is.
     """
+    if part and part != GATEWAY:
+        return f"{object_name(name)}--{part}"
     plain = re.sub(r"[._]", "-", name)
     if plain == name and len(name) <= _LONGEST - len("deploy-"):
         return f"deploy-{name}"
     return f"deploy-{plain[:30].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def labels(name: str) -> dict[str, str]:
-    """What every object of a server bears."""
-    return {NAME: name, _MANAGER: "deploy"}
+def deployment_name(name: str, part: str = "") -> str:
+    """What its Deployment is called, or that of one of several servers.
+
+    The one that a start makes first has the name itself, be it of a single server or of the first of several: the API
+    server takes it from one start alone.
+    """
+    if part == GATEWAY:
+        return f"{object_name(name)}--{GATEWAY}"
+    return object_name(name) if number_of(part) == 1 else object_name(name, part)
 
 
-def annotations(plan: Plan, name: str, namespace: str) -> dict[str, str]:
+def labels(name: str, part: str = "") -> dict[str, str]:
+    """What every object of a server bears, and of one of several."""
+    role = GATEWAY if part == GATEWAY else REPLICA
+    return {NAME: name, _MANAGER: "deploy"} | ({PART: part, ROLE: role} if part else {})
+
+
+def selected(name: str, part: str = "") -> dict[str, str]:
+    """The labels that select the pod of a server."""
+    return {NAME: name} | ({PART: part} if part else {})
+
+
+def selector(name: str, part: str = "") -> str:
+    """The same as kubectl takes them, with the label that all of our objects bear."""
+    return ",".join((*(f"{label}={value}" for label, value in selected(name, part).items()), OURS))
+
+
+def annotations(plan: Plan, name: str, namespace: str, part: str = "") -> dict[str, str]:
     """The record: labels have at most 63 characters, and a digest has more."""
     return {
         PLAN: plan.digest,
         PROFILE: plan.profile,
-        URL: f"http://{object_name(name)}.{namespace}.svc:{plan.server.port}",
+        URL: f"http://{object_name(name, part)}.{namespace}.svc:{plan.server.port}",
         _VERSION: __version__,
     }
 

@@ -10,7 +10,8 @@ from orchestrator.core.console import note, warn
 from orchestrator.core.errors import HostError
 from orchestrator.runtimes.base import Handle
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.record import NAME, STAGES
+from orchestrator.runtimes.kubernetes.places import Seat, part_in
+from orchestrator.runtimes.kubernetes.record import NAME, STAGES, selector
 from orchestrator.runtimes.kubernetes.state import PodView, pod_view
 
 _FRESH: Final = 0.8  # seconds for which what was seen is taken for what is, and a cluster is not asked again in vain
@@ -37,9 +38,9 @@ class Sightings:
         self._untold: set[str] = set()  # of those that were seen in a list
         self._failed: dict[Cluster, tuple[float, HostError]] = {}  # clusters that do not answer: when, and how
 
-    def of(self, handle: Handle, cluster: Cluster) -> Sighting:
+    def of(self, handle: Handle, seat: Seat) -> Sighting:
         """What is there, or was when its cluster still answered. Raises HostError once that is too long ago."""
-        seen, fresh = self._seen.get(handle.identity, Sighting()), _FRESH
+        seen, fresh, cluster = self._seen.get(handle.identity, Sighting()), _FRESH, seat.cluster
         if handle.identity in self._untold:
             self._untold.discard(handle.identity)
             fresh = _LISTED  # fifty servers are not asked for one by one because the first took a second
@@ -51,8 +52,8 @@ class Sightings:
         if time.monotonic() - seen.at < fresh:
             return seen
         try:
-            words = ("deployments,pods", "--selector", f"{NAME}={handle.name}")
-            self._keep(handle, cluster, cluster.json("get", *words, within=_ASKED)["items"])
+            words = ("deployments,pods", "--selector", selector(handle.name, seat.part))
+            self._keep(handle, seat, cluster.json("get", *words, within=_ASKED)["items"])
         except HostError as error:
             if time.monotonic() - seen.at > OUTAGE:
                 raise
@@ -67,22 +68,23 @@ class Sightings:
     def keep(
         self,
         handle: Handle,
-        cluster: Cluster,
+        seat: Seat,
         items: Sequence[Mapping[str, Any]],
         warnings: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Keep what lists say of a server; without one of warnings they are asked for. Raises HostError."""
-        self._keep(handle, cluster, items, warnings)
+        self._keep(handle, seat, items, warnings)
         self._untold.add(handle.identity)
 
     def _keep(
         self,
         handle: Handle,
-        cluster: Cluster,
+        seat: Seat,
         items: Sequence[Mapping[str, Any]],
         warnings: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        ours = [each for each in items if each["metadata"]["labels"][NAME] == handle.name]
+        own, cluster = (handle.name, seat.part), seat.cluster
+        ours = [each for each in items if (each["metadata"]["labels"][NAME], part_in(each)) == own]
         deployment = next((each for each in ours if each["metadata"]["uid"] == handle.identity), None)
         view = pod_view([each for each in ours if each["kind"] == "Pod"])
         if view is not None and view.placed:

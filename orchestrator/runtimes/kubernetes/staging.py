@@ -31,7 +31,7 @@ def staging_job(plan: Plan, name: str) -> Manifest | None:
     template = {"metadata": {"labels": {STAGES: name}}, "spec": _pod(plan, cluster, cluster.stage_image)}
     spec = {"backoffLimit": _TRIES, "template": template}
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
-    about = metadata(plan, name, f"{object_name(name)}-stage-{digest}")
+    about = metadata(plan, name, called=f"{object_name(name)}-stage-{digest}")
     about["labels"][STAGES] = name
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": spec}
 

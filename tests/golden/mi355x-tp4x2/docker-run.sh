@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi355x-tp4x2 \
   --label deploy.name=mi355x-tp4x2 \
-  --label deploy.plan=bc1c706eff16a798ed3ca11a8dab9c14d7f15f41dbd8e8b30a256b0751a4e02b \
+  --label deploy.plan=a00c792864a3f25ee8c04bbd9265eec938e851e6b0e034760bc950395168724f \
   --label deploy.profile=mi355x-tp4x2 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -95,10 +95,10 @@ def test_ports_beyond_the_last_one_are_refused() -> None:
 
 def test_a_runtime_that_starts_one_server_says_which_starts_several() -> None:
     with pytest.raises(ProfileError) as error:
-        load("mi355x-tp8", overrides=("replicas=2", "layout.tp=4", "runtime=kubernetes"))
-    found = next(problem for problem in error.value.each() if "kubernetes runtime" in problem.message)
+        load("mi355x-tp8", overrides=("replicas=2", "layout.tp=4", "runtime=slurm"))
+    found = next(problem for problem in error.value.each() if "slurm runtime" in problem.message)
     assert (found.message, found.where) == (
-        "the kubernetes runtime starts one server, not 2 behind a gateway",
+        "the slurm runtime starts one server, not 2 behind a gateway",
         "--set replicas",
     )
     assert "runtime=docker" in found.hint
@@ -116,6 +116,15 @@ def test_a_runtime_that_starts_one_server_says_which_starts_several() -> None:
 def test_what_replicas_share_cannot_change_one_after_the_other(change: str, said: str) -> None:
     before, after = plan_of("cpu-tiny", "replicas=2"), plan_of("cpu-tiny", "replicas=2", change)
     assert said in why_all_at_once(before, after)
+
+
+def test_a_gateway_that_finds_its_servers_has_none_replaced_behind_it() -> None:
+    plan = plan_of(
+        "cpu-tiny", "replicas=2", "runtime=kubernetes", "engine.image=a/b:1", "kubernetes.weights.claim=models"
+    )
+    assert plan.gateway is not None
+    assert not plan.gateway.one_node
+    assert why_all_at_once(plan, plan) == "their gateway finds their pods itself"
 
 
 def test_a_replica_gives_way_to_one_on_the_same_gpus() -> None:

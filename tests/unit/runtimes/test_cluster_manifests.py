@@ -173,7 +173,6 @@ def test_an_image_that_the_nodes_hold_is_never_pulled() -> None:
         ("\n  service: LoadBalancer\n  weights: {claim: models}", 3, "from beyond the cluster"),
         ("\n  weights:\n    claim: models\n    stage_image: a/b:1", 5, "is not staged by a Job"),
         ("\n  weights: {claim: models, host_path: /srv}", 3, "two places"),
-        ("\n  weights: {claim: models}\nreplicas: 2", 4, "the kubernetes runtime starts one server, not 2"),
         ("\n  tolerations: [nonsense]", 3, "nonsense"),
         ("\n  namespace: Not.One", 3, "Not.One"),
     ],

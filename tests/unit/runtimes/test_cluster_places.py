@@ -7,7 +7,8 @@ import pytest
 
 from orchestrator.core.paths import Home
 from orchestrator.runtimes import ENDING
-from orchestrator.runtimes.kubernetes.runtime import Cluster, known_places
+from orchestrator.runtimes.kubernetes.kubectl import Cluster
+from orchestrator.runtimes.kubernetes.places import known_places
 
 RUNS = {"near": None, "blue": {"context": "one", "namespace": "web"}, "green": {"context": None, "namespace": "web"}}
 

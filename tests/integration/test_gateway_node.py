@@ -1,0 +1,145 @@
+"""Several servers and the real gateway in pods of a real node; the servers are the scripted engine.
+
+No kube-proxy runs: the address by which pods reach the API server leads to it by a rule of this machine's own.
+"""
+
+import json
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from cluster_server import ClusterEngine
+from command_line import CommandLine
+from own_node import OwnNode
+from patience import wait_for
+from ports import free_port
+from standin import add_file, debian_python
+
+from orchestrator.core.console import Progress
+from orchestrator.core.paths import Home, data_root
+from orchestrator.engine.gateway import IN_IMAGE, IN_IMAGE_PACKAGES, LAUNCHER, REQUIREMENTS
+from orchestrator.environments import ensure
+
+pytestmark = pytest.mark.engine
+NAME = "pair"
+KEY = "sk-0f-several-p0ds"
+IMAGE = "deploy.test/gateway:1"
+ACCOUNT = f"system:serviceaccount:default:deploy-{NAME}"
+KINDS = "deployments,replicasets,services,secrets,networkpolicies,serviceaccounts,roles,rolebindings"
+_ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
+_LAUNCHER = b"""
+import runpy, sys
+sys.argv = ["/opt/scripted_engine.py", "-m", "sglang.launch_server", *sys.argv[1:]]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+_LOCAL = Path("/proc/sys/net/ipv4/conf/all/route_localnet")
+
+
+@pytest.fixture(scope="module")
+def image(cluster_of_tests: ClusterEngine) -> str:
+    """Given to the node: servers and the gateway, as `deploy build` puts them into one image."""
+    packages = ensure(data_root() / "images" / REQUIREMENTS, home=Home.from_environment(), progress=Progress()).python
+
+    def fill(tar: tarfile.TarFile) -> None:
+        python = f"/usr/local/lib/{debian_python()}/dist-packages/sglang"
+        add_file(tar, f"{python}/__init__.py", b"")
+        add_file(tar, f"{python}/launch_server.py", _LAUNCHER)
+        add_file(tar, "/opt/scripted_engine.py", _ENGINE.read_bytes())
+        add_file(tar, f"{IN_IMAGE}/{LAUNCHER}", (data_root() / "images" / LAUNCHER).read_bytes())
+        library = packages.parent.parent / "lib" / debian_python() / "site-packages"
+        tar.add(library, arcname=IN_IMAGE_PACKAGES.lstrip("/"))
+
+    cluster_of_tests.node.load(IMAGE, fill)
+    return IMAGE
+
+
+@pytest.fixture
+def deploy(cluster_engine: ClusterEngine) -> Iterator[CommandLine]:
+    """The command line, in a cluster whose pods reach its API server; nothing is left in it."""
+    line = CommandLine(cluster_engine.home, {"PAIR_KEY": KEY})
+    with api_within_reach(cluster_engine):
+        yield line
+        line.run("down", NAME)
+    assert not cluster_engine.cluster.get(KINDS, "--selector", f"deploy.name={NAME}")
+
+
+@contextmanager
+def api_within_reach(engine: ClusterEngine) -> Iterator[None]:
+    """What a kube-proxy does for the Service `kubernetes`; and pods reach each other, which Docker's rules forbid."""
+    services = {each["metadata"]["name"]: each["spec"]["clusterIP"] for each in engine.cluster.get("services")}
+    to_api = ["--protocol", "tcp", "--destination", services["kubernetes"], "--dport", "443"]
+    to_api += ["--jump", "DNAT", "--to-destination", f"127.0.0.1:{engine.cluster.port}"]
+    between = ["--source", engine.node.pods, "--destination", engine.node.pods, "--jump", "ACCEPT"]
+    rules = (("nat", "PREROUTING", to_api), ("filter", "FORWARD", between))
+    before = _LOCAL.read_text()
+    _LOCAL.write_text("1")
+    with ExitStack() as last:
+        last.callback(_LOCAL.write_text, before)
+        for table, chain, rule in rules:
+            subprocess.run(["iptables", "--table", table, "--insert", chain, *rule], check=True)
+            last.callback(subprocess.run, ["iptables", "--table", table, "--delete", chain, *rule], check=True)
+        yield
+
+
+def up_words(node: OwnNode, image: str) -> tuple[str, ...]:
+    (node.folder / "checkpoints/tiny").mkdir(parents=True, exist_ok=True)
+    settings = (
+        "replicas=2",
+        f"server.port={free_port()}",
+        "kubernetes.image_on_node=true",
+        f"kubernetes.weights.host_path={node.folder / 'checkpoints'}",
+        "server.api_key_env=PAIR_KEY",
+        "model.questions=null",
+        "waiting.grace=2",
+    )
+    sets = [word for setting in settings for word in ("--set", setting)]
+    return ("up", "cpu-tiny", "--name", NAME, "--on", "kubernetes", "--image", image, *sets)
+
+
+def test_the_gateway_finds_its_servers_and_they_come_back_to_it(
+    deploy: CommandLine, image: str, cluster_engine: ClusterEngine
+) -> None:
+    words, cluster = up_words(cluster_engine.node, image), cluster_engine.cluster
+    done = deploy.run(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    smoke = json.loads(done.stdout)["smoke"]
+    verdicts = {check["name"]: check["verdict"] for check in smoke["checks"]}
+    assert smoke["ok"] is True
+    for name in ("replica 1: right model", "replica 2: key required", "gateway: all counted", "gateway: key required"):
+        assert verdicts[name] == "passed"
+    assert "is already up" in deploy.run(*words).stderr
+    refused = deploy.run(*words, "--replace")
+    assert refused.returncode == 6
+    assert "cannot be replaced one after the other: their gateway finds their pods itself" in refused.stderr
+    assert f"`deploy down {NAME}` ends all of them" in refused.stderr
+    assert deploy.run("ask", NAME, "Once", "--tokens", "4").returncode == 0
+    log = deploy.run("logs", NAME).stdout
+    assert all(f"==> {part}server.log <==" in log for part in ("", "replica-1/", "replica-2/"))
+
+    rights = {
+        "list pods": "yes",
+        "watch pods": "yes",
+        "list secrets": "no",
+        "list pods --namespace kube-system": "no",
+        "delete pods": "no",
+    }
+    for asked, answer in rights.items():
+        argv = ["kubectl", "auth", "can-i", *asked.split(), "--as", ACCOUNT]
+        assert subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip() == answer, asked
+
+    second = f"deploy.name={NAME},deploy.part=replica-2"
+    (gone,) = cluster.get("pods", "--selector", second)
+    cluster.kubectl("delete", "pod", gone["metadata"]["name"])  # returns when it is gone
+    wait_for(lambda: deploy.run("status", NAME).returncode == 0)
+    (new,) = cluster.get("pods", "--selector", second)
+    assert new["status"]["podIP"] != gone["status"]["podIP"], "the gateway has found another one"
+    assert json.loads(deploy.run("smoke", NAME, "--json").stdout)["ok"] is True
+
+    down = deploy.run("down", NAME)
+    assert down.returncode == 0, down.stderr
+    assert not cluster.get(KINDS, "--selector", f"deploy.name={NAME}")
+    wait_for(lambda: not cluster.get("pods", "--selector", f"deploy.name={NAME}"))  # a kubelet lets go of them later
+    assert KEY not in "".join(path.read_text() for path in deploy.home.runs.rglob("*") if path.is_file())

@@ -1,0 +1,102 @@
+"""Several servers in a cluster: what each pod is given, who may reach it, and what the gateway may ask."""
+
+from typing import Any
+
+import pytest
+from cluster_samples import CASES, HOST_PATH, all_objects, cluster_plan
+
+from orchestrator.plan import Plan
+from orchestrator.plan.replicas import replica_plans
+
+PARTS = ("replica-1", "replica-2", "gateway")
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return cluster_plan("mi355x-tp4x2", *CASES["mi355x-tp4x2"])
+
+
+@pytest.fixture(scope="module")
+def found(plan: Plan) -> dict[tuple[str, str], Any]:
+    """Every object by its kind and its part."""
+    return {(each["kind"], each["metadata"]["labels"]["deploy.part"]): each for each in all_objects(plan, "pair")}
+
+
+def container(found: dict[tuple[str, str], Any], part: str) -> Any:  # noqa: ANN401 - JSON of the API's shape
+    return found["Deployment", part]["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_each_pod_has_gpus_and_ports_of_its_own(plan: Plan, found: dict[tuple[str, str], Any]) -> None:
+    first, second = replica_plans(plan)
+    assert first == second
+    for part in PARTS[:2]:
+        assert container(found, part)["resources"]["limits"] == {"amd.com/gpu": "4"}
+        assert "--base-gpu-id" not in container(found, part)["args"]
+        assert container(found, part)["ports"] == [{"name": "http", "containerPort": plan.server.port}]
+    assert "resources" not in container(found, "gateway")
+
+
+def test_what_a_start_makes_first_has_the_name_and_the_service_of_it_leads_to_the_gateway(
+    found: dict[tuple[str, str], Any],
+) -> None:
+    first, second, gateway = (found["Deployment", part]["metadata"]["name"] for part in PARTS)
+    (single,) = [
+        each for each in all_objects(cluster_plan("cpu-tiny", HOST_PATH), "pair") if each["kind"] == "Deployment"
+    ]
+    assert first == single["metadata"]["name"] == found["Service", "gateway"]["metadata"]["name"]
+    assert len({first, second, gateway}) == 3
+
+
+def test_a_deployment_selects_the_pod_of_its_own_part(found: dict[tuple[str, str], Any]) -> None:
+    labels = [found["Deployment", part]["spec"]["template"]["metadata"]["labels"] for part in PARTS]
+    for part in PARTS:
+        for kind, where in (("Deployment", ("selector", "matchLabels")), ("Service", ("selector",))):
+            wanted = found[kind, part]["spec"]
+            for key in where:
+                wanted = wanted[key]
+            assert [wanted.items() <= each.items() for each in labels] == [part == other for other in PARTS]
+
+
+def test_the_gateway_finds_the_servers_of_its_name_alone(found: dict[tuple[str, str], Any]) -> None:
+    args = container(found, "gateway")["args"]
+    wanted = dict(word.split("=") for word in args[args.index("--selector") + 1 :][:2])
+    taken = [
+        wanted.items() <= found["Deployment", part]["spec"]["template"]["metadata"]["labels"].items() for part in PARTS
+    ]
+    assert taken == [True, True, False]
+    assert args[args.index("--service-discovery-namespace") + 1] == "serving"
+    assert "--worker-urls" not in args
+
+
+def test_only_the_gateway_is_let_in_to_a_server(found: dict[tuple[str, str], Any]) -> None:
+    gateway = found["Deployment", "gateway"]["spec"]["template"]["metadata"]["labels"]
+    for part in PARTS[:2]:
+        (rule,) = found["NetworkPolicy", part]["spec"]["ingress"]
+        (source,) = rule["from"]
+        assert source.keys() == {"podSelector"}, "of no other namespace"
+        assert source["podSelector"]["matchLabels"].items() <= gateway.items()
+        assert found["Service", part]["spec"]["type"] == "ClusterIP"
+    (rule,) = found["NetworkPolicy", "gateway"]["spec"]["ingress"]
+    assert rule["from"] == [{"podSelector": {"matchLabels": {"deploy.client": "true"}}}]
+
+
+def test_the_gateway_may_look_at_pods_and_nothing_else_and_no_server_has_an_account(
+    found: dict[tuple[str, str], Any],
+) -> None:
+    assert [kind for kind, _ in found if "Cluster" in kind] == []
+    assert found["Role", "gateway"]["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+    ]
+    binding = found["RoleBinding", "gateway"]
+    assert binding["roleRef"]["name"] == found["Role", "gateway"]["metadata"]["name"]
+    account = found["ServiceAccount", "gateway"]["metadata"]
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+    ]
+    pods = {part: found["Deployment", part]["spec"]["template"]["spec"] for part in PARTS}
+    assert pods["gateway"]["serviceAccountName"] == account["name"]
+    assert [pods[part]["automountServiceAccountToken"] for part in PARTS] == [False, False, True]
+
+
+def test_nobody_evicts_a_server_and_the_gateway_may_move(found: dict[tuple[str, str], Any]) -> None:
+    assert [part for part in PARTS if ("PodDisruptionBudget", part) in found] == ["replica-1", "replica-2"]
