@@ -15,11 +15,12 @@ from orchestrator.commands.restart import restart
 from orchestrator.commands.runs import RunDir, is_claimed, known_names, latest_run, read_plan, require_name, runs_of
 from orchestrator.commands.servers import PARTS_FILE, Fleet, api_key, fleet, lost_parts
 from orchestrator.commands.standing import Healed, Standing, Unseen
-from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError
+from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError, UsageError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
+from orchestrator.plan import Plan
 from orchestrator.plan.replicas import replica_plans
-from orchestrator.runtimes import Handle, ServerState, Status
+from orchestrator.runtimes import Handle, ServerState, Status, runtime_kind
 
 _GONE: Final = ServerState(status=Status.ABSENT, exit_code=None, restarts=0, started_at=None, detail="")
 
@@ -63,10 +64,24 @@ def standing(servers: Fleet, name: str) -> Standing:
 
 
 def require_watchable(home: Home, names: Sequence[str]) -> None:
-    """Raise StartError for a name that nothing was started under, UsageError for one whose key is not set."""
+    """Raise StartError for a name that nothing was started under, UsageError for one that cannot be looked after.
+
+    That is one whose key is not set, and one that its cluster looks after.
+    """
     with fleet(home) as servers:
         for name in names:
             api_key(standing(servers, name).api_key_env)
+            if (plan := read_plan(latest_run(home, name))) is not None:
+                require_ours(plan, name)
+
+
+def require_ours(plan: Plan, name: str) -> None:
+    """Raise UsageError for one that others look after."""
+    if (keeper := runtime_kind(plan.runtime).keeper) is not None:
+        raise UsageError(
+            f"`deploy watch` does not look after `{name}`: {keeper(plan)}",
+            hint=f"`deploy status {name}` tells of restarts; `deploy metrics {name}` writes alerts for its Prometheus",
+        )
 
 
 def heal(home: Home, name: str, dead: str, why: str) -> Healed:

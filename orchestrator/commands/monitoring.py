@@ -1,7 +1,7 @@
 """`deploy metrics`: files by which Prometheus and Grafana watch a server, with the limits of its profile and load."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
 from orchestrator.bench import load_workload
@@ -14,7 +14,7 @@ from orchestrator.core.errors import ProfileError, StartError, UsageError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.engine import read_flags
-from orchestrator.monitoring import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, Monitored
+from orchestrator.monitoring import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, Monitored, Pods
 from orchestrator.plan import Plan
 from orchestrator.runtimes import runtime_kind
 
@@ -54,7 +54,9 @@ def monitored(request: MonitoringRequest, home: Home) -> Monitored:
     if plan.flag("enable-metrics") is None:
         hint = "`--set flags.enable-metrics=true` exports them"
         raise UsageError(f"`{name}` exports no metrics to watch it by", hint=hint)
-    if request.target is None and not runtime_kind(plan.runtime).here:
+    kind = runtime_kind(plan.runtime)
+    pods = None if kind.pods is None else Pods(**asdict(kind.pods(plan, name)))
+    if request.target is None and not kind.here and pods is None:
         hint = "`--target HOST:PORT` says where: its node, or its Service"
         raise UsageError(f"where Prometheus reaches `{name}` in its cluster is not known", hint=hint)
     table = read_flags(plan.engine.version, catalogue)
@@ -65,7 +67,8 @@ def monitored(request: MonitoringRequest, home: Home) -> Monitored:
     return Monitored(
         name=name,
         plan=plan,
-        target=_address("--target", request.target) or urlsplit(plan.server.url).netloc,
+        target=_address("--target", request.target) or (None if pods else urlsplit(plan.server.url).netloc),
+        pods=pods,
         gpu_target=_address("--gpu-exporter", request.gpu_exporter),
         exported=table.metrics,
         expected={**_of_workload(request.workload or workload, catalogue), **given},

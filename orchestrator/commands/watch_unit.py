@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from orchestrator.commands.healing import require_ours
 from orchestrator.commands.runs import read_plan, require_name, runs_of
 from orchestrator.core.errors import HealingError, HostError, Interrupted, StartError, UsageError
 from orchestrator.core.files import write_whole
@@ -132,6 +133,7 @@ def _key_of(home: Home, name: str) -> Sequence[str]:
     plan = next(filter(None, map(read_plan, runs_of(home, name))), None)
     if plan is None:
         raise StartError(f"nothing was started as `{name}` from here", hint="`deploy status` lists what runs")
+    require_ours(plan, name)
     return [plan.server.api_key_env] if plan.server.api_key_env else []
 
 

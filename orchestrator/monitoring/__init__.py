@@ -2,6 +2,16 @@
 
 from orchestrator.monitoring.alerts import omitted
 from orchestrator.monitoring.files import monitoring_files
-from orchestrator.monitoring.series import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, Monitored
+from orchestrator.monitoring.series import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, Monitored, Pods
 
-__all__ = ["ACCEPT_LENGTH", "EXPECTED", "HIT_SHARE", "TTFT_P95", "Expected", "Monitored", "monitoring_files", "omitted"]
+__all__ = [
+    "ACCEPT_LENGTH",
+    "EXPECTED",
+    "HIT_SHARE",
+    "TTFT_P95",
+    "Expected",
+    "Monitored",
+    "Pods",
+    "monitoring_files",
+    "omitted",
+]

@@ -7,7 +7,7 @@ import yaml
 from orchestrator.engine import ESCAPED, endpoints
 from orchestrator.monitoring.alerts import Alert, alerts_of, omitted
 from orchestrator.monitoring.dashboard import dashboard
-from orchestrator.monitoring.series import SCRAPED, Monitored, series_of
+from orchestrator.monitoring.series import SCRAPED, Monitored, Pods, series_of
 from orchestrator.render import ContextFile
 
 _EVERY: Final = "15s"
@@ -17,20 +17,59 @@ _WIDTH: Final = 118
 def monitoring_files(server: Monitored) -> tuple[ContextFile, ...]:
     """All of them, sorted by path, with what was left out at the head of the rules."""
     name = server.name
-    texts = {
-        "prometheus.yml": _yaml(
-            _scrape(), "`prometheus --config.file prometheus.yml` watches all that stand beside it"
-        ),
-        f"{name}.targets.yml": _yaml(_targets(server), f"where `{name}` is scraped"),
-        f"{name}.rules.yml": _yaml(_rules(server), f"what is recorded of `{name}`, and its alerts", *omitted(server)),
-        f"{name}.dashboard.json": dashboard(server),
-    }
+    texts = {f"{name}.dashboard.json": dashboard(server)}
+    if server.pods is not None:
+        texts[f"{name}.monitor.yml"] = _objects(server, server.pods)
+    if server.target is not None:
+        whole = "`prometheus --config.file prometheus.yml` watches all that stand beside it"
+        said = (f"what is recorded of `{name}`, and its alerts", *omitted(server))
+        texts |= {
+            "prometheus.yml": _yaml(_scrape(), whole),
+            f"{name}.targets.yml": _yaml(_targets(server, server.target), f"where `{name}` is scraped"),
+            f"{name}.rules.yml": _yaml(_rules(server), *said),
+        }
     return tuple(ContextFile(path=path, content=texts[path].encode(), executable=False) for path in sorted(texts))
 
 
 def _yaml(data: object, *comments: str) -> str:
     head = "".join(f"# {comment}\n" for comment in comments)
     return head + yaml.safe_dump(data, sort_keys=False, width=_WIDTH, allow_unicode=True)
+
+
+def _objects(server: Monitored, pods: Pods) -> str:
+    """What the Prometheus of a cluster takes from its operator (prometheus-operator 0.82.2, CRDs of both kinds, v1).
+
+    A pod's name and address change with each start: its series go on under the server's name.
+    """
+    about = {
+        "name": pods.called,
+        "namespace": pods.namespace,
+        "labels": {**pods.labels, "app.kubernetes.io/managed-by": "deploy"},
+    }
+    written, name = ESCAPED
+    own = {"server": server.name, "profile": server.plan.profile, "job": SCRAPED, "instance": server.name}
+    endpoint = {
+        "port": pods.port,
+        "path": endpoints.METRICS,
+        "interval": _EVERY,
+        "relabelings": [{"targetLabel": label, "replacement": value} for label, value in own.items()],
+        "metricRelabelings": [
+            {"sourceLabels": ["__name__"], "regex": written, "targetLabel": "__name__", "replacement": name}
+        ],
+    }
+    monitor = {"selector": {"matchLabels": dict(pods.labels)}, "podMetricsEndpoints": [endpoint]}
+    found = {"PodMonitor": monitor, "PrometheusRule": _rules(server)}
+    head = (
+        f"`kubectl apply -f {server.name}.monitor.yml` gives the Prometheus of the cluster `{server.name}` to watch",
+        "where its operator selects such objects by labels of their own, add them: `kubectl label -f … release=…`",
+        f"its pods have to be let in by the NetworkPolicy of `{server.name}`, which is for pods of its namespace",
+        *omitted(server),
+    )
+    documents = (
+        _yaml({"apiVersion": "monitoring.coreos.com/v1", "kind": kind, "metadata": about, "spec": spec})
+        for kind, spec in found.items()
+    )
+    return "".join(f"# {line}\n" for line in head) + "---\n" + "---\n".join(documents)
 
 
 def _scrape() -> dict[str, object]:
@@ -50,10 +89,10 @@ def _scrape() -> dict[str, object]:
     }
 
 
-def _targets(server: Monitored) -> list[dict[str, object]]:
+def _targets(server: Monitored, target: str) -> list[dict[str, object]]:
     """The server, without a key: metrics are open where the rest asks for one; and what tells of its GPUs."""
     labels = {"server": server.name, "profile": server.plan.profile}
-    found: list[dict[str, object]] = [{"targets": [server.target], "labels": labels}]
+    found: list[dict[str, object]] = [{"targets": [target], "labels": labels}]
     if server.gpu_target:
         found.append({"targets": [server.gpu_target], "labels": {**labels, "job": f"{SCRAPED}-gpus"}})
     return found

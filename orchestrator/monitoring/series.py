@@ -31,12 +31,23 @@ class Expected:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pods:
+    """Where a Prometheus of the cluster finds a server: the pod that bears these labels."""
+
+    namespace: str
+    labels: Mapping[str, str]
+    port: str  # its name in the pod
+    called: str  # what its objects are called
+
+
+@dataclass(frozen=True, kw_only=True)
 class Monitored:
     """One server as Prometheus reaches it; `exported` are the metrics that its version of sglang has."""
 
     name: str
     plan: Plan
-    target: str  # host:port
+    target: str | None  # host:port; None: as its cluster finds it
+    pods: Pods | None  # of a server that runs in one
     gpu_target: str | None  # of the exporter of its GPUs
     exported: frozenset[str]
     expected: Mapping[str, Expected]  # by the names of `EXPECTED`

@@ -13,12 +13,13 @@ from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.rules import Case
 from orchestrator.profile import Profile
 from orchestrator.render import Artifacts, Command, server_command
-from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind
+from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind, ServerPods
 from orchestrator.runtimes.image import has_image, image_of
 from orchestrator.runtimes.kubernetes.checks import cluster_findings
 from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, manifest_files
 from orchestrator.runtimes.kubernetes.gateway import EVERYWHERE, command_of_gateway
-from orchestrator.runtimes.kubernetes.manifests import model_path
+from orchestrator.runtimes.kubernetes.manifests import PORT, cluster_of, hang_seconds, model_path
+from orchestrator.runtimes.kubernetes.record import object_name, selected
 
 
 def weights_have_a_place(case: Case) -> Iterator[Problem]:
@@ -79,6 +80,15 @@ def _prepare(artifacts: Artifacts, _: Place) -> Prepared:
     return Prepared(artifacts=artifacts, records={"image.json": {"tag": image_of_pods(artifacts).reference}})
 
 
+def _pods(plan: Plan, name: str) -> ServerPods:
+    return ServerPods(namespace=cluster_of(plan).namespace, labels=selected(name), port=PORT, called=object_name(name))
+
+
+def _keeper(plan: Plan) -> str:
+    seconds = hang_seconds(plan)
+    return f"its cluster does: what ends at once, and what has been unhealthy for {seconds} s (its livenessProbe)"
+
+
 def _no_space(_: Plan, __: Runner) -> Iterator[Space]:
     return iter(())
 
@@ -111,6 +121,8 @@ KUBERNETES: Final = RuntimeKind(
     caches=_no_caches,
     open=_open,
     here=False,
+    pods=_pods,
+    keeper=_keeper,
     elsewhere=cluster_findings,
     settle=settle,
     leaves=frozenset({"kubernetes.yaml", "weights.yaml"}),

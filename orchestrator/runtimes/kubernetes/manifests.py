@@ -33,6 +33,7 @@ _RESOURCES: Final = {"amd": "amd.com/gpu", "nvidia": "nvidia.com/gpu"}  # of the
 # Bytes a second of the slowest load that was told: 438 GB of GLM-5.2 took 13 minutes to an hour over NFS.
 _SLOWEST: Final = 438e9 / 3600
 PERIOD: Final = 10  # seconds between two looks
+_BETWEEN: Final = 30  # seconds between two that may end it: a look that waits for its answer is no shorter interval
 _ANSWER: Final = (
     25  # seconds a look waits: behind a long prefill health answers after 20 (sglang, SGLANG_HEALTH_CHECK_TIMEOUT)
 )
@@ -67,6 +68,15 @@ def gpus_asked(plan: Plan) -> tuple[str, int]:
 def startup_seconds(plan: Plan) -> int:
     """How long a start may take: its weights over the slowest share, and then as long as `up` waits for a sign."""
     return math.ceil(plan.model.weight_bytes / _SLOWEST) + plan.waiting.silence
+
+
+def hang_seconds(plan: Plan) -> int:
+    """After how many seconds of failing health a server is started again.
+
+    Those of `deploy watch`, in looks that are further apart than one may take: behind a long prefill one fails, and all
+    of them only where nothing at all came out meanwhile.
+    """
+    return math.ceil(plan.healing.unhealthy_after / _BETWEEN) * _BETWEEN
 
 
 def metadata(plan: Plan, name: str, part: str = "", *, called: str | None = None) -> Manifest:
@@ -220,6 +230,11 @@ def _server(artifacts: Artifacts, cluster: Kubernetes, *, image: str, mounts: li
             "failureThreshold": math.ceil(startup_seconds(plan) / PERIOD),
         },
         "readinessProbe": {**health, "periodSeconds": PERIOD, "failureThreshold": 3},
+        "livenessProbe": {
+            **health,
+            "periodSeconds": _BETWEEN,
+            "failureThreshold": hang_seconds(plan) // _BETWEEN,
+        },
         "volumeMounts": mounts,
     }
     if plan.hardware.container.cap_add:

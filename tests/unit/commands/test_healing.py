@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from cluster_samples import CASES, cluster_plan
 from run_samples import request_of
 
 from orchestrator.commands import healing, restart
@@ -13,7 +14,7 @@ from orchestrator.commands.planning import load
 from orchestrator.commands.runs import RunDir, claim, is_claimed
 from orchestrator.commands.servers import Fleet
 from orchestrator.commands.up_request import UpRequest
-from orchestrator.core.errors import NameTakenError, NotReadyError, StartError
+from orchestrator.core.errors import NameTakenError, NotReadyError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.runtimes import Handle, ServerState, Status
 
@@ -173,3 +174,15 @@ def test_a_restart_by_a_person_is_no_healing(tmp_path: Path, monkeypatch: pytest
     restart.restart("owl", Home(tmp_path))
     assert [each.healing for each in found] == [False]
     assert issubclass(NameTakenError, StartError)
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"), [((), 300), (("healing.unhealthy_after=20",), 30)], ids=["as it is", "sooner"]
+)
+def test_what_a_cluster_looks_after_is_left_to_it_in_its_own_words(settings: tuple[str, ...], seconds: int) -> None:
+    """As long as its livenessProbe has it: two that heal one server would end each other's starts."""
+    plan = cluster_plan("cpu-tiny", *CASES["cpu-tiny"], *settings)
+    with pytest.raises(UsageError, match=f"its cluster does: .* unhealthy for {seconds} s") as refused:
+        healing.require_ours(plan, "owl")
+    assert "`deploy status owl`" in refused.value.hint
+    healing.require_ours(load("cpu-tiny").plan, "owl")

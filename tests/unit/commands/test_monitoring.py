@@ -1,11 +1,13 @@
 """`deploy metrics`: which server is meant, what is expected of it, what its version of sglang does not export."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from cluster_samples import cluster_plan, objects
 from run_samples import past_run
 
 from orchestrator.cli.main import app
@@ -115,6 +117,65 @@ def test_what_cannot_be_watched_is_refused(
 def test_a_server_in_a_cluster_is_watched_where_it_is_said_to_be(home: Home) -> None:
     asked = replace(NOTHING, profile="cpu-tiny", overrides=SLURM, target="n0:30010")
     assert monitored(asked, home).target == "n0:30010"
+
+
+# The fields of prometheus-operator 0.82.2's CRDs (example/prometheus-operator-crd, both v1) that may stand where.
+RELABELING = {"action", "modulus", "regex", "replacement", "separator", "sourceLabels", "targetLabel"}
+ENDPOINT = {
+    "authorization", "basicAuth", "bearerTokenSecret", "enableHttp2", "filterRunning", "followRedirects", "honorLabels",
+    "honorTimestamps", "interval", "metricRelabelings", "oauth2", "params", "path", "port", "portNumber", "proxyUrl",
+    "relabelings", "scheme", "scrapeTimeout", "targetPort", "tlsConfig", "trackTimestampsStaleness",
+}  # fmt: skip
+GROUP = {"interval", "labels", "limit", "name", "partial_response_strategy", "query_offset", "rules"}
+RULE = {"alert", "annotations", "expr", "for", "keep_firing_for", "labels", "record"}
+DURATION = re.compile(r"^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$")
+
+
+def in_cluster(home: Home, **asked: object) -> tuple[Monitored, dict[str, str]]:
+    """A server that is to run in one, and its files."""
+    settings = ("runtime=kubernetes", "kubernetes.weights.claim=models", "kubernetes.namespace=serving")
+    server = of_profile(home, overrides=settings, **asked)
+    return server, {file.path: file.content.decode() for file in monitoring_files(server)}
+
+
+def test_the_prometheus_of_a_cluster_is_given_objects_of_its_operator(home: Home) -> None:
+    server, files = in_cluster(home)
+    assert sorted(files) == ["mi355x-tp4dp2.dashboard.json", "mi355x-tp4dp2.monitor.yml"]
+    monitor, rules = yaml.safe_load_all(files["mi355x-tp4dp2.monitor.yml"])
+    for each in (monitor, rules):
+        assert each["apiVersion"] == "monitoring.coreos.com/v1"
+        assert (each["metadata"]["name"], each["metadata"]["namespace"]) == ("deploy-mi355x-tp4dp2", "serving")
+        assert each["metadata"].keys() <= {"name", "namespace", "labels"}
+    assert monitor["spec"].keys() == {"selector", "podMetricsEndpoints"}
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint.keys() <= ENDPOINT
+    assert all(each.keys() <= RELABELING for each in (*endpoint["relabelings"], *endpoint["metricRelabelings"]))
+    assert {"targetLabel": "server", "replacement": server.name} in endpoint["relabelings"], "as every rule selects it"
+    assert {"targetLabel": "job", "replacement": "deploy"} in endpoint["relabelings"]
+    assert rules["kind"] == "PrometheusRule"
+    for group in rules["spec"]["groups"]:
+        assert group.keys() <= GROUP
+        for rule in group["rules"]:
+            assert rule.keys() <= RULE
+            assert ("alert" in rule) != ("record" in rule)
+            assert all(DURATION.match(rule.get(key, "0s")) for key in ("for", "keep_firing_for"))
+
+
+def test_a_monitor_selects_the_very_pod_and_port_of_the_manifest(home: Home) -> None:
+    _, files = in_cluster(home)
+    monitor = next(iter(yaml.safe_load_all(files["mi355x-tp4dp2.monitor.yml"])))
+    plan = cluster_plan("mi355x-tp4dp2", "kubernetes.weights.claim=models", "kubernetes.namespace=serving")
+    template = objects(plan)["Deployment"]["spec"]["template"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    (server,) = template["spec"]["containers"]
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] in {port["name"] for port in server["ports"]}
+
+
+def test_the_rules_are_the_same_for_a_prometheus_of_ones_own(home: Home) -> None:
+    _, files = in_cluster(home, target="node:30000")
+    assert {"prometheus.yml", "mi355x-tp4dp2.targets.yml", "mi355x-tp4dp2.monitor.yml"} <= set(files)
+    _, rules = yaml.safe_load_all(files["mi355x-tp4dp2.monitor.yml"])
+    assert rules["spec"] == yaml.safe_load(files["mi355x-tp4dp2.rules.yml"])
 
 
 def test_a_table_of_options_that_is_older_says_how_it_is_made_anew(home: Home) -> None:

@@ -14,7 +14,7 @@ from orchestrator.cli.main import app
 from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.core.errors import ProfileError
 from orchestrator.plan import NAME, EnvVar, Origin
-from orchestrator.runtimes.kubernetes.manifests import startup_seconds
+from orchestrator.runtimes.kubernetes.manifests import hang_seconds, startup_seconds
 from orchestrator.runtimes.kubernetes.record import object_name
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -71,11 +71,12 @@ def test_a_start_may_take_as_long_as_its_weights_over_a_slow_share() -> None:
 
 
 def test_nothing_restarts_a_server_behind_a_long_prefill() -> None:
-    found = container(GLM)
-    assert "livenessProbe" not in found
-    ready = found["readinessProbe"]
-    assert isinstance(ready, dict)
-    assert ready["timeoutSeconds"] > 20
+    plan, found = cluster_plan(GLM, HOST_PATH), container(GLM)
+    for kind in ("readinessProbe", "livenessProbe"):
+        probe = found[kind]
+        assert isinstance(probe, dict)
+        assert 20 < probe["timeoutSeconds"] <= probe["periodSeconds"] * probe["failureThreshold"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == hang_seconds(plan) >= plan.healing.unhealthy_after
 
 
 def test_a_stop_waits_for_the_drain_and_a_bit() -> None:
