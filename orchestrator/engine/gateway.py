@@ -3,8 +3,9 @@
 It stands before several equal servers and has one URL. Its `/health` answers 200 without a single server behind it, so
 that `READINESS` is what counts (smg 1.13.0, model_gateway/src/server.rs). It hands on what a client presents as its key
 and gives its own only where a client presents none (model_gateway/src/routers/header_utils.rs), so that servers behind
-it have the clients' key. No option of its command line takes that key without showing it: images/launch_gateway.py
-reads it from a file, as sglang does with `--config`.
+it have the clients' key: a second one of its own (`tenant_api_keys`) lets clients in, and is handed on as well, which
+sglang answers with 401 (tried with 1.13.0). No option of its command line takes that key without showing it:
+images/launch_gateway.py reads it from a file, as sglang does with `--config`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
