@@ -10,6 +10,7 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
 from orchestrator.runtimes import Status, UnansweredError
 from orchestrator.runtimes.kubernetes import sightings
+from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
 SERVERS = 50
@@ -74,6 +75,19 @@ def test_a_cluster_that_is_gone_hides_no_other(kubectl: Path, tmp_path: Path) ->
         runtime.find()
     assert len(caught.value.found) == SERVERS
     assert asked(kubectl) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ('Get "https://127.0.0.1:1/api/v1/pods": read tcp 127.0.0.1:2->127.0.0.1:1: read: reset', "does not answer"),
+        ('Error from server (InternalError): failed calling webhook: Post "https://a/b": reset', "the cluster refuses"),
+    ],
+)
+def test_a_connection_that_broke_is_no_refusal(kubectl: Path, said: str, words: str) -> None:
+    (kubectl / "kubectl").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    with pytest.raises(HostError, match=words):
+        Cluster("", "default").json("get", "deployments,pods")
 
 
 def test_an_outage_is_told_once_and_ends(

@@ -47,7 +47,9 @@ def namespace(cluster: OwnCluster, request: pytest.FixtureRequest) -> Iterator[s
     name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:60].strip("-")
     cluster.kubectl("create", "namespace", name)
     yield name
-    left = cluster.get("all,secrets,networkpolicies", "--namespace", name, "--selector", "deploy.name")
+    own = ("--namespace", name, "--selector", "deploy.name")
+    wait_for(lambda: not cluster.get("replicasets", *own))  # the cluster ends them after their Deployment
+    left = cluster.get("all,secrets,networkpolicies", *own)
     cluster.kubectl("delete", "namespace", name, "--wait=false")
     assert not left, [f"{each['kind']} {each['metadata']['name']}" for each in left]
 

@@ -22,8 +22,10 @@ _BRIEFLY: Final = 4.0  # the same, where all clusters are asked what runs in the
 _ASIDE: Final = 4.0  # seconds more that kubectl may then
 _AT_ONCE: Final = 16  # clusters
 _BESIDE: Final = 50.0  # seconds more that kubectl may, with its plug-ins that log in
-# What kubectl says of a cluster that it cannot reach, or that does not know us (1.20 and 1.32).
+# What kubectl says of a cluster that it cannot reach, or that does not know us (1.20 and 1.32). Of several kinds of
+# objects it was asked for, one of which it has got, it says it as Go does (net/url, `Error`): `Get "https://…": …`.
 _UNREACHED: Final = re.compile(
+    r'(?m:^(?:error: )?(?:Get|Post|Patch|Put|Delete) "https?://)|'
     r"Unable to connect|was refused|no such host|i/o timeout|Client\.Timeout|timed out|TLS handshake|x509:|EOF"
     r"|context .* does not exist|no context exists|You must be logged in|Unauthorized|getting credentials"
     r"|invalid configuration|ServiceUnavailable|the server is currently unable|etcdserver"
