@@ -23,7 +23,7 @@ from orchestrator.plan import Plan
 from orchestrator.render import build_context
 from orchestrator.render.dockerfile import quoted
 from orchestrator.render.scripts import server_script
-from orchestrator.runtimes.docker.container import docker_run_file, render
+from orchestrator.runtimes.docker.container import docker_run_files, render
 from orchestrator.runtimes.supervised.prepare import rendered
 
 PROFILES = ("mi355x-tp4dp2", "b200-tp8", "cpu-tiny")
@@ -117,7 +117,8 @@ def test_a_script_runs_what_was_meant(plan: Plan, path: tuple[Any, ...], stubs: 
         changed = with_leaf(plan, path, text)
         container = render(changed, None, text if path == ("engine", "image") else "image:1")
         server = server_script(rendered(changed, {}))
-        return run(folder / "docker", docker_run_file(container, "a").content.decode()) + run(folder / "server", server)
+        [docker_run] = docker_run_files(container, "a")
+        return run(folder / "docker", docker_run.content.decode()) + run(folder / "server", server)
 
     expected = words(PLAIN, stubs / "plain")
     for number, hostile in enumerate(HOSTILE):

@@ -134,7 +134,8 @@ def test_in_a_container_it_is_the_image_that_holds_the_file(
 
 
 def schedulers_in(server: CpuServer) -> list[int]:
-    """The pids of the schedulers in a container, as this machine counts."""
+    """The pids of the schedulers in a container, as this machine counts; a fork of one on its way has its title too."""
     listed = ["docker", "top", server.handle.identity, "-eo", "pid,args"]
     processes = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [int(line.split()[0]) for line in processes if "sglang::scheduler" in line]
+    found = [line.split(maxsplit=1) for line in processes if "sglang::scheduler" in line]
+    return list({title: int(pid) for pid, title in sorted(found, key=lambda each: int(each[0]), reverse=True)}.values())
