@@ -119,7 +119,7 @@ def test_a_server_in_a_cluster_is_watched_where_it_is_said_to_be(home: Home) -> 
     assert monitored(asked, home).target == "n0:30010"
 
 
-# The fields of prometheus-operator 0.82.2's CRDs (example/prometheus-operator-crd, both v1) that may stand where.
+# Fields of prometheus-operator 0.93.0's CRDs (example/prometheus-operator-crd, both v1) that may stand where.
 RELABELING = {"action", "modulus", "regex", "replacement", "separator", "sourceLabels", "targetLabel"}
 ENDPOINT = {
     "authorization", "basicAuth", "bearerTokenSecret", "enableHttp2", "filterRunning", "followRedirects", "honorLabels",
