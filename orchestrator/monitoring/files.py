@@ -37,7 +37,7 @@ def _yaml(data: object, *comments: str) -> str:
 
 
 def _objects(server: Monitored, pods: Pods) -> str:
-    """What the Prometheus of a cluster takes from its operator (prometheus-operator 0.82.2, CRDs of both kinds, v1).
+    """What the Prometheus of a cluster takes from its operator (prometheus-operator 0.93.0, CRDs of both kinds, v1).
 
     A pod's name and address change with each start: its series go on under the server's name.
     """
