@@ -137,10 +137,10 @@ class ServerLog:
         if view.restarts:
             yield from self._pieces(view, "--previous")
         with self._start(view, *options) as program:
-            first = _next(program)
-            if first:
-                yield from self._pieces(view, "--previous")
-                self._lines.begin()
+            if not (first := _next(program)):
+                return
+            yield from self._pieces(view, "--previous")
+            self._lines.begin()
             for piece in chain([first], iter(lambda: _next(program), b"")):
                 yield self._lines.of(piece)
 
