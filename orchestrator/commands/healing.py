@@ -68,11 +68,12 @@ def require_watchable(home: Home, names: Sequence[str]) -> None:
 
     That is one whose key is not set, and one that its cluster looks after.
     """
+    for name in names:  # its cluster, which may be away, has nothing to say to that
+        if (plan := read_plan(latest_run(home, name))) is not None:
+            require_ours(plan, name)
     with fleet(home) as servers:
         for name in names:
             api_key(standing(servers, name).api_key_env)
-            if (plan := read_plan(latest_run(home, name))) is not None:
-                require_ours(plan, name)
 
 
 def require_ours(plan: Plan, name: str) -> None:

@@ -59,6 +59,9 @@ def monitored(request: MonitoringRequest, home: Home) -> Monitored:
     if request.target is None and not kind.here and pods is None:
         hint = "`--target HOST:PORT` says where: its node, or its Service"
         raise UsageError(f"where Prometheus reaches `{name}` in its cluster is not known", hint=hint)
+    if pods is not None and request.gpu_exporter is not None:
+        hint = "its own monitor has the Prometheus of a cluster scrape it"
+        raise UsageError(f"`--gpu-exporter` is not for `{name}`, which runs in a cluster", hint=hint)
     table = read_flags(plan.engine.version, catalogue)
     if table.metrics is None:
         version = plan.engine.version

@@ -88,7 +88,7 @@ def _of_life(server: Monitored) -> Iterator[Alert]:
     why = f"`deploy status {server.name}` and `deploy diagnose {server.name}` say why"
     yield Alert(
         name="DeployServerDown",
-        expression=f"{scraped} == 0",
+        expression=f"{scraped} == 0 or absent({scraped})",
         lasting="1m",
         severity="critical",
         summary=f"it does not answer; {why}",

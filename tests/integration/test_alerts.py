@@ -45,6 +45,7 @@ def ranks(name: str, values: str) -> dict[str, str]:
 QUIET = BUSY | {series: NEVER for series in BUSY if series.startswith("sglang:") and "max_total" not in series}
 FAULTS = {
     "it died": ({f'up{{{OF},job="deploy"}}': "1x40 0x200"}, "12m", "DeployServerDown"),
+    "its pod is gone": (dict.fromkeys(BUSY, "1x40 _x200"), "20m", "DeployServerDown"),
     "a rank died with requests": ({RANK: "0+9000x40 360000x200"}, "17m", "DeployRankDead"),
     "a rank never came": ({RANK: "_x240"}, "10m", "DeployRankDead"),
     "a rank died, and its requests hang": (

@@ -110,9 +110,15 @@ def test_a_unit_that_cannot_be_written_names_the_command_that_can(home: Home, tm
     assert "--output deploy-watch-owl.service" in refused.value.hint
 
 
-def test_a_unit_for_several_servers_is_refused_as_the_watch_would_refuse_them(home: Home, tmp_path: Path) -> None:
+def test_a_unit_looks_after_several_servers_as_after_one(home: Home, tmp_path: Path) -> None:
     past_run(home, 2, "replicas=2")
-    with pytest.raises(UsageError, match="2 servers behind a gateway"):
+    install_unit(["owl"], home, command=None, output=tmp_path / "unit")
+    assert " watch owl --json\n" in (tmp_path / "unit").read_text()
+
+
+def test_a_unit_for_what_its_cluster_looks_after_is_refused_as_its_watch_would_be(home: Home, tmp_path: Path) -> None:
+    past_run(home, 2, "runtime=kubernetes", "kubernetes.weights.claim=models", "image=null")
+    with pytest.raises(UsageError, match="its cluster does"):
         install_unit(["owl"], home, command=None, output=tmp_path / "unit")
     assert not (tmp_path / "unit").exists()
 

@@ -86,7 +86,10 @@ def _pods(plan: Plan, name: str) -> ServerPods:
 
 def _keeper(plan: Plan) -> str:
     seconds = hang_seconds(plan)
-    return f"its cluster does: what ends at once, and what has been unhealthy for {seconds} s (its livenessProbe)"
+    blind = "; one of several ranks that hangs it does not see" if plan.layout.dp > 1 else ""
+    return (
+        f"its cluster does: what ends at once, and what has been unhealthy for {seconds} s (its livenessProbe){blind}"
+    )
 
 
 def _no_space(_: Plan, __: Runner) -> Iterator[Space]:

@@ -73,8 +73,8 @@ def startup_seconds(plan: Plan) -> int:
 def hang_seconds(plan: Plan) -> int:
     """After how many seconds of failing health a server is started again.
 
-    Those of `deploy watch`, in looks that are further apart than one may take: behind a long prefill one fails, and all
-    of them only where nothing at all came out meanwhile.
+    Those of `deploy watch`, in looks that are further apart than one may take: sglang answers after each chunk of a
+    prefill, and as soon as any rank does: one of several that hangs is not seen.
     """
     return math.ceil(plan.healing.unhealthy_after / _BETWEEN) * _BETWEEN
 

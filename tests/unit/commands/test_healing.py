@@ -186,3 +186,10 @@ def test_what_a_cluster_looks_after_is_left_to_it_in_its_own_words(settings: tup
         healing.require_ours(plan, "owl")
     assert "`deploy status owl`" in refused.value.hint
     healing.require_ours(load("cpu-tiny").plan, "owl")
+
+
+def test_who_watches_it_all_the_same_is_told_so_while_its_cluster_is_away(tmp_path: Path) -> None:
+    run = started(Home(tmp_path))
+    run.save("plan.json", cluster_plan("cpu-tiny", *CASES["cpu-tiny"]).to_dict())
+    with pytest.raises(UsageError, match="its cluster does"):
+        healing.require_watchable(Home(tmp_path), ["owl"])

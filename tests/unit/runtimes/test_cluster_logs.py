@@ -1,6 +1,6 @@
 """The lines of a pod's log, each once, out of streams that kubectl gives. The shapes are those of kubelet 1.20."""
 
-import io
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -90,9 +90,10 @@ class Restarting:
 
     @contextmanager
     def start(self, *words: str, **_: object) -> Iterator[Any]:
-        yield SimpleNamespace(
-            output=io.BufferedReader(io.BytesIO(self.previous if "--previous" in words else self.stream))
-        )
+        with tempfile.TemporaryFile() as output:
+            output.write(self.previous if "--previous" in words else self.stream)
+            output.seek(0)
+            yield SimpleNamespace(output=output)
 
 
 @pytest.mark.parametrize(
