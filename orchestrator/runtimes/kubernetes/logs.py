@@ -19,6 +19,7 @@ from orchestrator.runtimes.kubernetes.state import PodView, has_started
 
 _PAUSE: Final = 0.5  # seconds between two looks, and before a stream that has ended is taken up again
 _SILENT: Final = 10.0  # seconds after which a stream that gives nothing is taken up anew: it may be dead
+_AT_HAND: Final = 2.0  # seconds after which one that gives what was written before has given all of it
 _PIECE: Final = 1 << 16
 _STAMP: Final = rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{9})(Z|[+-]\d\d:\d\d) "  # of `--timestamps` (kubelet, logs.go)
 _LINE: Final = re.compile(rb"^" + _STAMP + rb"(.*\n)", re.MULTILINE)
@@ -146,7 +147,7 @@ class ServerLog:
 
     def _pieces(self, view: PodView, *options: str) -> Iterator[bytes]:
         with self._start(view, *options) as program:
-            for piece in iter(lambda: _next(program), b""):
+            for piece in iter(lambda: _next(program, _AT_HAND), b""):
                 yield self._lines.of(piece)
 
     def _start(self, view: PodView, *options: str) -> Program:
@@ -155,13 +156,13 @@ class ServerLog:
         )
 
 
-def _next(program: Program) -> bytes:
-    """What it writes next; empty at its end, and where it is silent for long.
+def _next(program: Program, patience: float = _SILENT) -> bytes:
+    """What it writes next; empty at its end, and where it is silent for so many seconds.
 
     Kubelet 1.20 left the stream of a run that had ended open until its pod was deleted, 95 s later.
     """
     descriptor = program.output.fileno()
-    return os.read(descriptor, _PIECE) if select.select([descriptor], [], [], _SILENT)[0] else b""
+    return os.read(descriptor, _PIECE) if select.select([descriptor], [], [], patience)[0] else b""
 
 
 def _at_hand(program: Program) -> tuple[bytes, bool]:
