@@ -37,7 +37,7 @@ from orchestrator.prove import (
 PROBE_FILE: Final = "probe.json"
 _TEXT: Final = "alice"  # profiles/texts: in the public domain
 _MOST_TEXT: Final = 1 << 18  # bytes
-_MOST_REFERENCE: Final = 16 << 20  # bytes; one of 10,816 tokens has 1 MB
+_MOST_REFERENCE: Final = 2 << 20  # bytes; one of 10,816 tokens has 1 MB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,20 +161,23 @@ class _Round:
 
     def ask(self) -> Iterator[Probed | ProbeFault]:
         """Rank after rank; a fault in the place of one that does not answer, once the first has."""
-        answered = False
+        first: Probed | None = None
         for engine, target in self._side.engines:
             with probe.open_client(target) as client:
                 for rank in range(self._ranks or target.dp):
                     whose = ", ".join(filter(None, [engine, f"rank {rank}" if target.dp > 1 else ""]))
                     try:
-                        yield probe.probe_rank(
+                        found = probe.probe_rank(
                             client, target, self._texts, rank=rank, whose=whose, progress=self._progress
                         )
                     except (NoAnswerError, OddAnswerError) as error:
-                        if not answered:
+                        if first is None:
                             raise
                         yield ProbeFault(whose=whose, message=str(error))
-                    answered = True
+                        continue
+                    beside = tuple(self._beside(found, first or found))
+                    yield replace(found, alone=() if first else found.alone, beside=beside)  # 8 MiB a rank
+                    first = first or found
 
     def report(self, found: tuple[Probed | ProbeFault, ...], *, against: str | None) -> ProbeReport:
         """What was found beside its limits: `--limit` is of the reference, noise of what a server says otherwise."""
@@ -185,7 +188,7 @@ class _Round:
         inner = limit_for(self._reference, numerics, own_noise=own, asked=None) if self._reference else limit
         rows: list[ProbeRow] = []
         for each in whole:
-            rows += (row.judged(limit.most) for row in self._beside(each, whole[0]))
+            rows += (row.judged(limit.most) for row in each.beside)
             rows += (row.judged(inner.most) for row in each.rows)
         faults = [each for each in found if isinstance(each, ProbeFault)]
         before = self._reference.numerics if self._reference else numerics

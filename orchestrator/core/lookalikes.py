@@ -81,7 +81,10 @@ _SAMPLE: Final = 1 << 12  # characters of a text that show whether it is so
 _MANY: Final = 8  # different values behind the same letters, among those
 _CONTEXT: Final = 4  # characters before a shape that looks at what stands there: `api_` of a key
 _STAND_IN: Final = "S0meOneOfTheManyOfThisText"
-_STOOD_FOR: Final = r"(?!\d+\b)[A-Za-z0-9_-]{12,}+(?i:(?<!key)(?<!password)(?<!token)(?<!bearer)(?<!basic))"
+_STOOD_FOR: Final = (
+    r"(?!\d+\b|[A-Za-z0-9_-]*(?i:authorization))"  # which tells what comes behind it
+    r"[A-Za-z0-9_-]{12,}+(?i:(?<!key)(?<!password)(?<!token)(?<!bearer)(?<!basic))"
+)
 _LOWER: Final = {capital: capital + 32 for capital in range(ord("A"), ord("Z") + 1)}
 
 

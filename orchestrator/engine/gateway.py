@@ -174,5 +174,5 @@ def read_behind(answer: Json) -> tuple[Behind, ...]:
             )
             for each in answer["workers"]
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise OddAnswerError(f"`{WORKERS}` does not list servers as expected: {error!r}") from error

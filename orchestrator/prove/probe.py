@@ -80,6 +80,7 @@ class Probed:
     alone: tuple[Scored, ...]
     rows: tuple[ProbeRow, ...]
     faults: tuple[ProbeFault, ...]
+    beside: tuple[ProbeRow, ...] = ()  # the reference, or the first rank
 
 
 def probe_rank(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import FailFast, Field, TypeAdapter, ValidationError
 
 from orchestrator.core.errors import BenchError
 from orchestrator.core.validation import faults_in
@@ -20,15 +20,16 @@ _DIGITS: Final = 6  # of a log-probability in a file: float32 holds seven
 Id = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 Nats = Annotated[float, Field(ge=-1e6, le=0.01, allow_inf_nan=False)]
 Word = Annotated[str, Field(max_length=400)]
+_Ranked = Annotated[tuple[tuple[Id, Nats], ...], Field(max_length=64), FailFast()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextScores:
     """One text as token ids, and what a server says of each of them but the first."""
 
-    ids: Annotated[tuple[Id, ...], Field(min_length=2, max_length=_MOST_TOKENS)]
-    own: tuple[Nats, ...]
-    top: tuple[tuple[tuple[Id, Nats], ...], ...]
+    ids: Annotated[tuple[Id, ...], Field(min_length=2, max_length=_MOST_TOKENS), FailFast()]
+    own: Annotated[tuple[Nats, ...], Field(max_length=_MOST_TOKENS), FailFast()]
+    top: Annotated[tuple[_Ranked, ...], Field(max_length=_MOST_TOKENS), FailFast()]
 
     @property
     def likelihoods(self) -> Likelihoods:
@@ -43,13 +44,13 @@ class SavedScores:
     schema_version: int
     model: Word  # what its server calls the folder of its checkpoint
     source: Word | None
-    numerics: Mapping[Word, Word]  # the settings that decide how numbers are rounded
+    numerics: Annotated[Mapping[Word, Word], Field(max_length=64)]  # the settings that decide how numbers are rounded
     ids_sha256: Word
     noise: Annotated[
         float, Field(ge=0, le=1e6, allow_inf_nan=False)
     ]  # mean difference between its own ways of saying it
     top: Annotated[int, Field(ge=1, le=64)]
-    texts: Annotated[tuple[TextScores, ...], Field(min_length=1, max_length=16)]
+    texts: Annotated[tuple[TextScores, ...], Field(min_length=1, max_length=16), FailFast()]
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -16,14 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, Problem, UsageError
-from orchestrator.core.files import locked, write_whole
+from orchestrator.core.files import locked, read_own, write_whole
 from orchestrator.core.text import parse_json
 from orchestrator.quantisation.forecast import Forecast
 from orchestrator.weights import BadShardError, StoredTensor, stored_tensors
+
+_JOB: Final = "job.json"
+_LOCK: Final = "quantisation.lock"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,25 +72,38 @@ class WorkFolder:
     @contextmanager
     def held(self, progress: Progress) -> Iterator[None]:
         """Be the only command that works here, waiting for another one and saying so."""
-        with locked(self.root / "quantisation.lock", progress):
+        with locked(self.root / _LOCK, progress):
             yield
 
     def begin(self, job: QuantisationJob) -> None:
         """Make it ready for workers. Raises UsageError where what lies here is of another job."""
-        path = self.root / "job.json"
+        path = self.root / _JOB
         text = json.dumps(asdict(job), indent=1, sort_keys=True) + "\n"
+        self._require_own()
         with suppress(FileNotFoundError):
-            if (differ := _differences(path.read_text(encoding="utf-8"), text)) is not None:
+            if (differ := _differences(read_own(path).decode(errors="replace"), text)) is not None:
                 raise UsageError(
                     f"what lies here was begun with another {differ}, and cannot be gone on with",
                     where=str(self.root),
                     hint=f"quantise into another target, or begin anew: `rm -r {shlex.quote(str(self.root))}`",
                 )
+        self.root.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)  # the first of all: it says whose the folder is
         for name in ("parts", "claims"):
             shutil.rmtree(self.root / name, ignore_errors=True)
         for name in ("parts", "claims", "made", "checkpoint"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+
+    def _require_own(self) -> None:
+        """Raise UsageError for a folder that somebody else has made, or that is a link: it is emptied in the end."""
+        names = {entry.name for entry in self.root.iterdir()} if self.root.is_dir() else set()
+        left = {name for name in names if name != _LOCK and not name.startswith(f".{_JOB}.")}
+        if self.root.is_symlink() or (left and _JOB not in names):
+            raise UsageError(
+                "there is a folder that no `deploy quantise` has made",
+                where=str(self.root),
+                hint="name another target: this folder would be worked in, and then removed",
+            )
 
     def take_up(self, foreseen: Forecast) -> set[str]:
         """The shards that are done; one that is not what was foreseen is removed, and made again."""

@@ -5,6 +5,7 @@ input where they are in a container.
 """
 
 import os
+import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +62,8 @@ def container_command(
 
     They are given what a server on that hardware is, and write as this user; `group` as of `needs_options`.
     """
-    names = tuple(f"deploy-quantise-{os.getpid()}-{number}" for number in range(workers))
+    start = secrets.token_hex(4)  # a pid is one for each namespace of them, and a daemon serves several
+    names = tuple(f"deploy-quantise-{os.getpid()}-{start}-{number}" for number in range(workers))
     options = [word for pair in needs_options(needs, group) for word in pair]
     options += ["--user", f"{os.getuid()}:{os.getgid()}", "--env", "HOME=/tmp", "--env", "HF_HUB_OFFLINE=1"]
     options += ["--volume", f"{source}:{source}:ro", "--volume", f"{folder.root}:{folder.root}"]

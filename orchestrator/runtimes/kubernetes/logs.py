@@ -43,6 +43,7 @@ class NewLines:
         self._last: tuple[bytes, ...] = ()  # the stamp of the newest line that was given
         self._given: tuple[bytes, ...] = ()  # up to which the stream of now has nothing new
         self._rest = b""
+        self._torn = False  # the rest is that of a line that was cut
 
     def words(self, pod: str) -> tuple[str, ...]:
         """kubectl's, for a stream of a pod that is taken up where those before have ended."""
@@ -55,16 +56,21 @@ class NewLines:
 
     def begin(self) -> None:
         """The next piece is the first of its stream, whichever was read since its words were asked for."""
-        self._given, self._rest = self._last, b""
+        self._given, self._rest, self._torn = self._last, b"", False
 
     def of(self, piece: bytes) -> bytes:
         """The new lines that a piece of the stream completes."""
         data = self._rest + piece
         end = data.rfind(b"\n") + 1
         self._rest = data[end:]
-        if len(self._rest) > LONGEST_LINE:
-            data, end, self._rest = data + b"\n", len(data) + 1, b""
+        cut = len(self._rest) > LONGEST_LINE
+        if cut:
+            begun = _WITHIN.match(self._rest)  # of what comes, which is of this line, whatever it begins with
+            data, end, self._rest = data + b"\n", len(data) + 1, begun[0] if begun else b"-"
         lines = _LINE.findall(data, 0, end)
+        if lines and self._torn:
+            lines[0] = (*lines[0][:3], _WITHIN.sub(b"", lines[0][3]))
+        self._torn = cut or (self._torn and not end)
         if self._given:
             lines = list(dropwhile(lambda line: _moment(line) <= _moment(self._given), lines))
         if not lines:

@@ -518,6 +518,11 @@ def test_a_flood_of_secrets_carries_no_other_one_past(lead: str, line: str) -> N
     assert "secret" not in redact(f"{flood(lead)}{line}\n").replace(REDACTED, "")
 
 
+def test_a_header_in_the_place_of_one_of_a_flood_still_tells_its_value() -> None:
+    many = "".join(f"api_key=Zq{number:02}kjhWERTxcv{number}\n" for number in range(40))
+    assert "c3VwZXJz" not in redact(f"{many}api_key=Authorization: Basic c3VwZXJzZWNyZXR0b2tlbg\n")
+
+
 def test_what_only_looks_like_one_of_a_flood_stays_as_it_is() -> None:
     ordinary = "the profile_password=abcdefghijklmno\n"  # the end of its name is that of `keyfile_password`
     assert redact(flood("keyfile_password=") + ordinary).endswith(ordinary)

@@ -22,7 +22,12 @@ def test_one_that_is_taken_away_is_not_ready_and_counts_what_it_still_answers() 
     )
 
 
-@pytest.mark.parametrize("answer", [{}, {"workers": None}, {"workers": [{"id": "1"}]}, {"workers": ["one"]}])
+LOADED = {"id": "1", "url": "u", "status": "ready", "load": float("inf")}  # as `1e999` is read
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"workers": None}, {"workers": [{"id": "1"}]}, {"workers": ["one"]}, {"workers": [LOADED]}]
+)
 def test_another_form_is_no_list_of_servers(answer: dict[str, object]) -> None:
     with pytest.raises(OddAnswerError, match="does not list servers"):
         read_behind(answer)

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import math
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from orchestrator.core.errors import BenchError, SmokeError
 from orchestrator.core.secret import Secret
 from orchestrator.engine import Likelihoods, OddAnswerError, read_scored
 from orchestrator.engine.client import EngineClient
-from orchestrator.prove import ProbeReport, SavedScores, Target, probe
+from orchestrator.prove import ProbeReport, SavedScores, Target, probe, reference_from_json
 from orchestrator.prove.divergence import diverge
 
 OPTIONS = ProbeOptions(limit=None, longest=512, other_checkpoint=False)
@@ -201,6 +202,15 @@ def test_a_damaged_reference_is_refused(
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
     with pytest.raises(BenchError, match=message):
         load_reference(file)
+
+
+def test_a_damaged_reference_takes_little_memory() -> None:
+    head = {"schema_version": 1, "model": "m", "source": None, "numerics": {}, "ids_sha256": "", "noise": 0.0, "top": 5}
+    text = json.dumps({**head, "texts": [{"ids": [1, 2], "own": ["", *[0] * (1 << 18)], "top": []}]})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BenchError):
+        reference_from_json(text.replace(" 0,", "1,"), where="x")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10, "KiB"
 
 
 def test_a_reference_of_another_checkpoint_is_refused_unless_that_is_wanted(ask: Ask, right: SavedScores) -> None:

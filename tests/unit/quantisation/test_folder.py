@@ -120,3 +120,37 @@ def test_a_container_has_a_gpu_and_ends_with_its_standard_input(tmp_path: Path) 
     assert [f"--name {name} " in argv for name, argv in zip(pool.containers, (first, second), strict=True)] == [
         True
     ] * 2
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_folder_that_somebody_else_made_is_neither_worked_in_nor_removed(tmp_path: Path, *, link: bool) -> None:
+    folder = WorkFolder.beside(tmp_path / "target")
+    place = tmp_path / "elsewhere" if link else folder.root
+    (place / "parts").mkdir(parents=True)
+    (place / "parts" / "thesis.txt").write_text("mine")
+    if link:
+        folder.root.symlink_to(place)
+    with pytest.raises(UsageError, match="no `deploy quantise` has made"):
+        folder.begin(JOB)
+    assert (place / "parts" / "thesis.txt").read_text() == "mine"
+
+
+def test_one_that_was_killed_before_it_began_is_gone_on_with(tmp_path: Path) -> None:
+    folder = WorkFolder.beside(tmp_path / "target")
+    folder.root.mkdir()
+    (folder.root / "quantisation.lock").touch()
+    (folder.root / ".job.json.77").touch()
+    folder.begin(JOB)
+    folder.begin(JOB)
+
+
+def test_containers_of_two_commands_with_one_pid_have_different_names(tmp_path: Path) -> None:
+    nothing: dict[str, tuple[str, ...]] = dict.fromkeys(("devices", "groups", "ulimits", "security_opt", "cap_add"), ())
+    needs = ContainerNeeds(all_gpus=False, ipc=None, shm_bytes=None, **nothing)
+
+    def names() -> tuple[str, ...]:
+        folder, program = WorkFolder(tmp_path), Path("/p.py")
+        source, group = Path("/s"), lambda _: None
+        return container_command("i", program, folder, source=source, needs=needs, workers=1, group=group).containers
+
+    assert names() != names()

@@ -122,3 +122,11 @@ def test_no_line_is_lost_or_given_twice(breaks: list[int], size: int) -> None:
         stream = b"".join(line for number, line in written if number // 10 >= second)[: length * 40]
         given_lines += b"".join(lines.of(stream[at : at + size]) for at in range(0, len(stream), size))
     assert given_lines == b"".join(f"line {number}\n".encode() for number in range(100))
+
+
+def test_what_a_line_without_end_says_is_no_stamp() -> None:
+    lines = NewLines()
+    lines.words("a")
+    lines.of(stamped(1, "x" * (1 << 20))[:-1] + b"y")
+    assert lines.of(b"9999-99-99T99:99:99.999999999Z z\n").endswith(b"z\n")
+    assert lines.words("a") == ("--timestamps", "--since-time=2026-11-22T10:00:01Z", "a")
