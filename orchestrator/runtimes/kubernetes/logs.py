@@ -19,7 +19,7 @@ from orchestrator.runtimes.kubernetes.state import PodView, has_started
 
 _PAUSE: Final = 0.5  # seconds between two looks, and before a stream that has ended is taken up again
 _SILENT: Final = 10.0  # seconds after which a stream that gives nothing is taken up anew: it may be dead
-_AT_HAND: Final = 2.0  # seconds after which one that gives what was written before has given all of it
+_AT_HAND: Final = 2.0  # seconds after which one that has begun to give what was written before has given all of it
 _PIECE: Final = 1 << 16
 _STAMP: Final = rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{9})(Z|[+-]\d\d:\d\d) "  # of `--timestamps` (kubelet, logs.go)
 _LINE: Final = re.compile(rb"^" + _STAMP + rb"(.*\n)", re.MULTILINE)
@@ -153,8 +153,10 @@ class ServerLog:
 
     def _pieces(self, view: PodView, *options: str) -> Iterator[bytes]:
         with self._start(view, *options) as program:
-            for piece in iter(lambda: _next(program, _AT_HAND), b""):
+            piece = _next(program)  # kubectl's own start takes seconds on a busy machine
+            while piece:
                 yield self._lines.of(piece)
+                piece = _next(program, _AT_HAND)
 
     def _start(self, view: PodView, *options: str) -> Program:
         return self._cluster.start(
