@@ -1,7 +1,7 @@
 """`deploy metrics`: files by which Prometheus and Grafana watch a server, with the limits of its profile and load."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from orchestrator.bench import load_workload
@@ -14,7 +14,7 @@ from orchestrator.core.errors import ProfileError, StartError, UsageError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.engine import read_flags
-from orchestrator.monitoring import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, Monitored, Pods
+from orchestrator.monitoring import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, Monitored
 from orchestrator.plan import Plan
 from orchestrator.runtimes import runtime_kind
 
@@ -55,7 +55,7 @@ def monitored(request: MonitoringRequest, home: Home) -> Monitored:
         hint = "`--set flags.enable-metrics=true` exports them"
         raise UsageError(f"`{name}` exports no metrics to watch it by", hint=hint)
     kind = runtime_kind(plan.runtime)
-    pods = None if kind.pods is None else Pods(**asdict(kind.pods(plan, name)))
+    pods = None if kind.pods is None else kind.pods(plan, name)
     if request.target is None and not kind.here and pods is None:
         hint = "`--target HOST:PORT` says where: its node, or its Service"
         raise UsageError(f"where Prometheus reaches `{name}` in its cluster is not known", hint=hint)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this 
     from orchestrator.core.secret import Secret
     from orchestrator.host import Check, Finding, Runner, Space
     from orchestrator.images import ImageConfig
+    from orchestrator.monitoring import Pods
     from orchestrator.plan import Plan
     from orchestrator.plan.rules import Rule
     from orchestrator.profile import Profile
@@ -200,16 +201,6 @@ class TakenImage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerPods:
-    """How others in a cluster find the pod of a server."""
-
-    namespace: str
-    labels: Mapping[str, str]
-    port: str  # its name in the pod
-    called: str  # what its objects are called
-
-
-@dataclass(frozen=True, kw_only=True)
 class RuntimeKind:
     """One way to run a server."""
 
@@ -229,9 +220,7 @@ class RuntimeKind:
     open: Callable[[Home, str | None], Runtime]
     # What preflight asks where others choose the machine and bring image and checkpoint there; None: it is known here.
     elsewhere: Callable[[Plan], Iterator[Finding]] | None = None
-    pods: Callable[[Plan, str], ServerPods] | None = (
-        None  # of a server of that name, where others of its cluster watch it
-    )
+    pods: Callable[[Plan, str], Pods] | None = None  # of a server of that name, where others of its cluster watch it
     keeper: Callable[[Plan], str] | None = None  # what starts a server again that has died or hangs, where it is not us
     kept: Callable[[Path], ServerState | None] = lambda _: None  # by its record in a run directory
     here: bool = True  # a server runs on the machine that preflight looks at

@@ -8,12 +8,13 @@ from typing import Final
 from orchestrator.core.errors import Problem
 from orchestrator.core.paths import Home
 from orchestrator.host import Runner, Space
+from orchestrator.monitoring import Pods
 from orchestrator.plan import Kubernetes, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.rules import Case
 from orchestrator.profile import Profile
 from orchestrator.render import Artifacts, Command, server_command
-from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind, ServerPods
+from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind
 from orchestrator.runtimes.image import has_image, image_of
 from orchestrator.runtimes.kubernetes.checks import cluster_findings
 from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, manifest_files
@@ -80,8 +81,8 @@ def _prepare(artifacts: Artifacts, _: Place) -> Prepared:
     return Prepared(artifacts=artifacts, records={"image.json": {"tag": image_of_pods(artifacts).reference}})
 
 
-def _pods(plan: Plan, name: str) -> ServerPods:
-    return ServerPods(namespace=cluster_of(plan).namespace, labels=selected(name), port=PORT, called=object_name(name))
+def _pods(plan: Plan, name: str) -> Pods:
+    return Pods(namespace=cluster_of(plan).namespace, labels=selected(name), port=PORT, called=object_name(name))
 
 
 def _keeper(plan: Plan) -> str:

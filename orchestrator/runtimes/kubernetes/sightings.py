@@ -53,7 +53,8 @@ class Sightings:
             return seen
         try:
             words = ("deployments,pods", "--selector", selector(handle.name, seat.part))
-            self._keep(handle, seat, cluster.json("get", *words, within=_ASKED)["items"])
+            self.keep(handle, seat, cluster.json("get", *words, within=_ASKED)["items"])
+            self._untold.discard(handle.identity)
         except HostError as error:
             if time.monotonic() - seen.at > OUTAGE:
                 raise
@@ -73,16 +74,6 @@ class Sightings:
         warnings: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Keep what lists say of a server; without one of warnings they are asked for. Raises HostError."""
-        self._keep(handle, seat, items, warnings)
-        self._untold.add(handle.identity)
-
-    def _keep(
-        self,
-        handle: Handle,
-        seat: Seat,
-        items: Sequence[Mapping[str, Any]],
-        warnings: Sequence[Mapping[str, Any]] | None = None,
-    ) -> None:
         own, cluster = (handle.name, seat.part), seat.cluster
         ours = [each for each in items if (each["metadata"]["labels"][NAME], part_in(each)) == own]
         deployment = next((each for each in ours if each["metadata"]["uid"] == handle.identity), None)
@@ -93,6 +84,7 @@ class Sightings:
             staging = cluster.json("get", "jobs,pods", "--selector", f"{STAGES}={handle.name}")["items"]
             view = replace(view, staging=staging)
         self._seen[handle.identity] = Sighting(at=time.monotonic(), deployment=deployment, view=view)
+        self._untold.add(handle.identity)
 
     def answers(self, cluster: Cluster) -> bool:
         """Whether it did when it was asked last."""
