@@ -1,8 +1,9 @@
 """A real node for `own_cluster`: its kubelet, with a containerd of its own, and images that no registry has.
 
-As root, with Debian's containerd, runc and containernetworking-plugins. What is left of it all, its containers above
-all, a keeper puts away, which is this file as a program: also where the tests are killed. What a kubelet changes of the
-kernel is put back.
+As root, with Debian's containerd, runc and containernetworking-plugins. Both have a mount namespace of their own, for a
+machine has one place for the logs of its pods, and one for their networks: a second kubelet deletes there what it does
+not know. What is left of it all, its containers above all, a keeper puts away, which is this file as a program: also
+where the tests are killed. What a kubelet changes of the kernel is put back.
 """
 
 import hashlib
@@ -31,6 +32,8 @@ from orchestrator.core.shell import PIPE, Program
 
 CNI: Final = Path("/usr/lib/cni")
 SERVICES: Final = "10.199.0.0/24"  # as `own_cluster` gives them addresses
+_PLACES: Final = ("/var/log/pods", "/var/log/containers", "/run/netns")  # of any kubelet, of any containerd
+_APART: Final = "here=$0; for place in {}; do mkdir -p $place $here$place && mount --bind $here$place $place; done"
 _KERNEL: Final = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
 _ENDS: Final = 60.0  # seconds that killed containers may take
 _PAUSE: Final = "deploy.test/pause:1"
@@ -45,7 +48,8 @@ def unavailable() -> str:
     """Why there can be none on this machine, empty where there can."""
     if os.getuid() != 0:
         return "only root runs a kubelet"
-    missing = [name for name in ("containerd", "ctr", "runc", "iptables", "nsenter") if shutil.which(name) is None]
+    needed = ("containerd", "ctr", "runc", "iptables", "nsenter", "unshare")
+    missing = [name for name in needed if shutil.which(name) is None]
     missing += [str(path) for path in (PROGRAMS / "kubelet", CNI / "ptp") if not path.is_file()]
     return f"needs {', '.join(missing)}" if missing else ""
 
@@ -78,13 +82,17 @@ class OwnNode:
         network = {"cniVersion": "0.4.0", "name": "tests", "plugins": plugins}
         (self.folder / "cni/10-tests.conflist").write_text(json.dumps(network))
         (self.folder / "containerd.toml").write_text(self._containerd())
-        self._run("containerd", "containerd", "--config", str(self.folder / "containerd.toml"))
+        apart = f'{_APART.format(" ".join(_PLACES))} && exec "$@"'
+        self._run(
+            "containerd", "unshare", "--mount", "sh", "-ec", apart, str(self.folder),
+            "containerd", "--config", str(self.folder / "containerd.toml"),
+        )  # fmt: skip
         wait_for(self._answers)
         self.load(_PAUSE, lambda _: None, of=("/usr/bin/sleep", "infinity"))
         (self.folder / "kubelet.yaml").write_text(json.dumps(self._kubelet()))
         self._run(
-            "kubelet", str(PROGRAMS / "kubelet"), "--config", str(self.folder / "kubelet.yaml"), "--kubeconfig",
-            str(self._cluster.config), "--container-runtime=remote", "--container-runtime-endpoint",
+            "kubelet", *self._inside, str(PROGRAMS / "kubelet"), "--config", str(self.folder / "kubelet.yaml"),
+            "--kubeconfig", str(self._cluster.config), "--container-runtime=remote", "--container-runtime-endpoint",
             f"unix://{self._socket}", "--root-dir", str(self.folder / "kubelet"), "--cert-dir",
             str(self.folder / "pki"), "--hostname-override", self.name,
         )  # fmt: skip
@@ -115,10 +123,19 @@ class OwnNode:
         archive.unlink()
         layer.unlink()
 
+    def show(self, place: Path, where: Path) -> None:
+        """Show a directory of this machine to its pods at another place, which nobody else sees there."""
+        subprocess.run([*self._inside, "mount", "--bind", str(place), str(where)], check=True)
+
     def end(self) -> None:
         """End the kubelet, which would start its containers again, and containerd: they have no other parent then."""
         for program in reversed(self._programs):
             program.end(signal.SIGTERM, grace=20)
+
+    @property
+    def _inside(self) -> tuple[str, ...]:
+        """What leads a program into its mount namespace, which is containerd's."""
+        return "nsenter", f"--mount=/proc/{self._programs[0].pid}/ns/mnt"
 
     def _answers(self) -> bool:
         argv = ["ctr", "--address", self._socket, "version"]
@@ -197,7 +214,7 @@ def models_with(node: OwnNode, name: str, **places: Path) -> Path:
     folder.mkdir()
     for each, place in places.items():
         (folder / each).mkdir()
-        subprocess.run(["mount", "--bind", str(place), str(folder / each)], check=True)
+        node.show(place, folder / each)
     return folder
 
 
@@ -224,17 +241,14 @@ def own_node(cluster: OwnCluster) -> Iterator[OwnNode]:
 def keep(folder: Path) -> None:
     """Wait until whoever started this ends, however that comes, and then leave nothing of its node."""
     before = {name: Path("/proc/sys", name).read_text() for name in _KERNEL}
-    networks = _networks()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     print("keeps", flush=True)
     sys.stdin.read()
     _end_containers(folder)
-    for name in _networks() - networks:
-        subprocess.run(["ip", "netns", "delete", name], check=False)
     for name, value in before.items():
         Path("/proc/sys", name).write_text(value)
-    _remove(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end_containers(folder: Path) -> None:
@@ -269,24 +283,6 @@ def _children(pid: int) -> list[int]:
             if int(parent) == pid and state != "Z":
                 found.append(int(path.parent.name))
     return found
-
-
-def _remove(folder: Path) -> None:
-    """The folder, once nothing is mounted below it any more."""
-    for place in sorted(_mounted(folder), reverse=True):
-        subprocess.run(["umount", "--lazy", place], check=False)
-    assert not _mounted(folder)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _networks() -> set[str]:
-    """The networks of pods, which outlive containers that were killed."""
-    return {path.name for path in Path("/var/run/netns").glob("cni-*")}
-
-
-def _mounted(folder: Path) -> list[str]:
-    places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-    return [place for place in places if place.startswith(f"{folder}/")]
 
 
 if __name__ == "__main__":

@@ -18,8 +18,6 @@ from orchestrator.runtimes.kubernetes.manifests import CONTAINER
 from orchestrator.runtimes.kubernetes.state import PodView, has_started
 
 _PAUSE: Final = 0.5  # seconds between two looks, and before a stream that has ended is taken up again
-_SILENT: Final = 10.0  # seconds after which a stream that gives nothing is taken up anew: it may be dead
-_AT_HAND: Final = 2.0  # seconds after which one that has begun to give what was written before has given all of it
 _PIECE: Final = 1 << 16
 _STAMP: Final = rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{9})(Z|[+-]\d\d:\d\d) "  # of `--timestamps` (kubelet, logs.go)
 _LINE: Final = re.compile(rb"^" + _STAMP + rb"(.*\n)", re.MULTILINE)
@@ -89,7 +87,6 @@ class ServerLog:
         self._read: tuple[object, ...] = ()  # which run was read
         self._following: Program | None = None  # by `tail`
         self._ended = -inf  # when what was followed ended
-        self._heard = -inf  # when it began, or gave something
 
     def so_far(self) -> Iterator[bytes]:
         """Whole lines of what is there."""
@@ -115,10 +112,9 @@ class ServerLog:
                 return
             if view.restarts:
                 yield from Lines(whole_lines(self._pieces(view, "--previous")))
-            self._following, self._heard = self._start(view, "--follow"), time.monotonic()
+            self._following = self._start(view, "--follow")
         data, ended = _at_hand(self._following)
-        self._heard = time.monotonic() if data else self._heard
-        if ended or time.monotonic() - self._heard > _SILENT:
+        if ended:
             self.close()
         yield from Lines(whole_lines([self._lines.of(data)]))
 
@@ -153,10 +149,8 @@ class ServerLog:
 
     def _pieces(self, view: PodView, *options: str) -> Iterator[bytes]:
         with self._start(view, *options) as program:
-            piece = _next(program)  # kubectl's own start takes seconds on a busy machine
-            while piece:
+            for piece in iter(lambda: _next(program), b""):
                 yield self._lines.of(piece)
-                piece = _next(program, _AT_HAND)
 
     def _start(self, view: PodView, *options: str) -> Program:
         return self._cluster.start(
@@ -164,13 +158,9 @@ class ServerLog:
         )
 
 
-def _next(program: Program, patience: float = _SILENT) -> bytes:
-    """What it writes next; empty at its end, and where it is silent for so many seconds.
-
-    Kubelet 1.20 left the stream of a run that had ended open until its pod was deleted, 95 s later.
-    """
-    descriptor = program.output.fileno()
-    return os.read(descriptor, _PIECE) if select.select([descriptor], [], [], patience)[0] else b""
+def _next(program: Program) -> bytes:
+    """What it writes next, empty at its end."""
+    return os.read(program.output.fileno(), _PIECE)
 
 
 def _at_hand(program: Program) -> tuple[bytes, bool]:
