@@ -187,7 +187,8 @@ def _states(servers: Fleet, name: str | None) -> Iterator[tuple[str, tuple[str, 
         except DeployError as error:
             yield _real(Path(handle.run_dir)), (Status.UNKNOWN, error.message)
             continue
-        words = f"runs, for {state.age()}" if state.status is Status.RUNNING else state.ending
+        running = "; ".join(filter(None, [f"runs, for {state.age()}", state.detail]))
+        words = running if state.status is Status.RUNNING else state.ending
         yield _real(Path(handle.run_dir)), (state.status, words)
 
 

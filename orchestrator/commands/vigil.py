@@ -19,12 +19,12 @@ from math import inf
 from typing import Final, Protocol, TypeVar
 
 from orchestrator.commands.standing import Healed, Standing, Unseen
-from orchestrator.engine import Work
+from orchestrator.engine import Work, gets_on, is_held_up
+from orchestrator.engine.life import REFUSED, SLOW
 
 T_co = TypeVar("T_co", covariant=True)
 
 ASKED_EVERY: Final = 5.0  # seconds between two questions to a rank
-SLOW: Final = 3.0  # seconds after which an answer that has not come is a reason to look
 _KNOCKED_EVERY: Final = 1.0  # at its port, which costs nothing: a server that has ended is noticed there
 _QUIET: Final = 300.0  # seconds between two looks at a server that answers: a look takes a second of CPU
 _UNWELL: Final = 10.0  # at one that does not
@@ -32,7 +32,6 @@ _AGAIN: Final = 1.0  # before a part counts as lost, and where nobody answers at
 _SLOW_AGAIN: Final = 30.0  # because of one that is slow to answer
 _SILENT: Final = 20.0  # seconds without an answer and without work that are worth telling
 _FIRST, _LONGEST = 5.0, 60.0  # at one that is not to be healed; twice as long each time
-_REFUSED: Final = range(400, 500)  # the question is refused: somebody lives who refuses it
 _OK: Final = 200
 
 
@@ -113,7 +112,6 @@ class _Rank:
     trouble: str = ""  # why there is no answer; "" while it answers
     silent_since: float = 0.0  # where there is trouble: since then it has not got on either
     refusal: str = ""
-    done: float | None = None  # work that it has counted since the trouble began
 
 
 Told = tuple[EventKind, str, float | None]  # what, its detail, and seconds since a death was noticed
@@ -315,8 +313,8 @@ class Vigil:
         """Take the rank's answer, and ask it anew where it owes none."""
         if rank.question is not None and (answer := rank.question.outcome()) is not None:
             rank.question = None
-            if answer == _OK or answer in _REFUSED:
-                rank.trouble, rank.done = "", None
+            if answer == _OK or answer in REFUSED:
+                rank.trouble = ""
                 self._note_refusal(rank, "" if answer == _OK else f"it refuses to be asked for a token: {answer}", now)
             else:
                 self._suffers(rank, answer if isinstance(answer, str) else f"it answers {answer}", since=now)
@@ -341,20 +339,16 @@ class Vigil:
         rank.trouble = trouble
 
     def _read_work(self, now: float) -> None:
-        """While a rank does not answer, see whether it gets on: a long prefill, a long queue.
-
-        What is decoded comes out, of each request every 50 tokens at the latest (0.5.14, SGLANG_FORCE_STREAM_INTERVAL);
-        where none of it does, whoever stands behind the ranks hangs, and their work is no life.
-        """
+        """While a rank does not answer, see whether it gets on: a long prefill, a long queue."""
         if self._work is not None and (work := self._work.outcome()) is not None:
             self._work, before, self._before = None, self._before, work
-            self._held_up = before is not None and _is_held_up(before, work)
+            self._held_up = is_held_up(before, work)
             for rank in self._ranks:
-                done = work.done.get(rank.number)
-                if rank.trouble and None not in (done, rank.done) and done != rank.done and not self._held_up:
+                if rank.trouble and gets_on(rank.number, before, work):
                     rank.silent_since = now
-                rank.done = done
-        if self._work is None and now - self._work_asked >= ASKED_EVERY and any(rank.trouble for rank in self._ranks):
+        if not any(rank.trouble for rank in self._ranks):
+            self._before = None
+        elif self._work is None and now - self._work_asked >= ASKED_EVERY:
             self._work_asked, self._work = now, self.means.work(self.standing)
 
     def _once(self, kind: EventKind, detail: str) -> Iterator[Told]:
@@ -365,13 +359,6 @@ class Vigil:
     def _tell(self, kind: EventKind, detail: str, seconds: float | None = None) -> Told:
         self._told = (kind, detail)
         return kind, detail, seconds
-
-
-def _is_held_up(before: Work, work: Work) -> bool:
-    """Whether tokens were decoded between two readings and nothing has come out, as where the detokenizer hangs."""
-    if before.came_out is None or work.came_out != before.came_out:
-        return False
-    return any(tokens > before.decoded.get(rank, tokens) for rank, tokens in work.decoded.items())
 
 
 def _left_alone(seen: Standing) -> tuple[EventKind, str] | None:

@@ -1,9 +1,9 @@
 """All that is known of sglang: launch line, flags, config file, log, HTTP API, metrics, memory.
 
 The synchronous client is imported by name, `engine.client`: it brings httpx along, which takes 0.2 s to import and
-which few commands need; so are `engine.pulse`, which `deploy watch` asks without it, `engine.memory`, which planning
-alone asks, `engine.architectures`, by which a new model is read, and `engine.gateway`, which stands before several
-servers. Everything here is pure but for reading a flag table.
+which few commands need; so are `engine.pulse`, which `deploy watch` asks without it, `engine.life`, which a server's
+container runs as well, `engine.memory`, which planning alone asks, `engine.architectures`, by which a new model is
+read, and `engine.gateway`, which stands before several servers. Everything here is pure but for reading a flag table.
 """
 
 from orchestrator.engine import endpoints
@@ -33,21 +33,18 @@ from orchestrator.engine.arguments import Arguments, argument_problems, name_pro
 from orchestrator.engine.endpoints import authorization, read_key
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words, parse_flags, read_flags
 from orchestrator.engine.launch import Delivery, Launch, delivery, launch_argv, parts
+from orchestrator.engine.life import MOST_METRICS_BYTES, RANK_FIELD, Work, gets_on, is_held_up, read_work
 from orchestrator.engine.log import StageReader, quotes_a_user, written_since
 from orchestrator.engine.metrics import (
     ESCAPED,
-    MOST_METRICS_BYTES,
     Buckets,
     Metric,
     Metrics,
-    Work,
     quantile,
     read_buckets,
     read_metrics,
-    read_work,
 )
 from orchestrator.engine.requests import (
-    RANK_FIELD,
     Api,
     Body,
     chat_body,
@@ -110,9 +107,11 @@ __all__ = [
     "flag_problems",
     "flag_words",
     "generate_body",
+    "gets_on",
     "has_choices",
     "has_usage",
     "is_error",
+    "is_held_up",
     "launch_argv",
     "load_body",
     "name_problem",

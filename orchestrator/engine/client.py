@@ -31,7 +31,8 @@ from orchestrator.engine.answers import (
     read_object,
 )
 from orchestrator.engine.endpoints import HEALTH, METRICS, MODELS, authorization
-from orchestrator.engine.metrics import MOST_METRICS_BYTES, Metrics, read_metrics
+from orchestrator.engine.life import MOST_METRICS_BYTES
+from orchestrator.engine.metrics import Metrics, read_metrics
 from orchestrator.engine.requests import Body
 from orchestrator.engine.stream import DONE, EventReader, is_error
 

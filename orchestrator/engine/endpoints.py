@@ -7,17 +7,30 @@ from typing import Final
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.secret import Secret
+from orchestrator.engine.life import GENERATE, HEALTH, METRICS
 
-HEALTH: Final = "/health"  # generates a token: 200 where it came, 503 where it did not or the server still starts
 MODELS: Final = "/v1/models"
 MODEL_INFO: Final = "/model_info"
 SERVER_INFO: Final = "/server_info"  # holds the server's keys in clear: never show or store it whole
-METRICS: Final = "/metrics"  # Prometheus text, where the server runs with --enable-metrics
 FLUSH_CACHE: Final = "/flush_cache"
 TOKENIZE: Final = "/tokenize"  # 0.5.10 to 0.5.23; vLLM's has the same form
-GENERATE: Final = "/generate"
 COMPLETIONS: Final = "/v1/completions"
 CHAT_COMPLETIONS: Final = "/v1/chat/completions"
+
+__all__ = [
+    "CHAT_COMPLETIONS",
+    "COMPLETIONS",
+    "FLUSH_CACHE",
+    "GENERATE",
+    "HEALTH",
+    "METRICS",
+    "MODELS",
+    "MODEL_INFO",
+    "SERVER_INFO",
+    "TOKENIZE",
+    "authorization",
+    "read_key",
+]
 
 
 def authorization(key: Secret | None) -> dict[str, str]:

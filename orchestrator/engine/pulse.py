@@ -13,10 +13,8 @@ from urllib.parse import urlsplit
 from orchestrator.core.secret import Secret
 from orchestrator.engine.answers import NoAnswerError
 from orchestrator.engine.endpoints import GENERATE, METRICS, authorization
-from orchestrator.engine.metrics import MOST_METRICS_BYTES, Work, read_work
-from orchestrator.engine.requests import generate_body
+from orchestrator.engine.life import MOST_METRICS_BYTES, Work, question, read_work
 
-_PROMPT: Final = (100, 101, 102)  # ids that every tokenizer has; from the cache after the first time
 _KNOCK_WITHIN: Final = 0.2  # seconds
 _METRICS_WITHIN: Final = 10.0  # seconds
 
@@ -42,11 +40,9 @@ class Pulse:
     def token_of(self, rank: int, *, within: float) -> int:
         """The status with which a rank answers that is to generate one token; `within` seconds of silence.
 
-        Only a whole answer counts. The server's counters of requests and latencies leave it out (`log_metrics`, as
-        sglang's own health request does).
+        Only a whole answer counts.
         """
-        body = {**generate_body(_PROMPT, tokens=1, rank=rank), "log_metrics": False}
-        return self._ask("POST", GENERATE, json.dumps(body).encode(), within=within)[0]
+        return self._ask("POST", GENERATE, json.dumps(question(rank)).encode(), within=within)[0]
 
     def work(self) -> Work:
         """What each rank has done so far, see `read_work`."""

@@ -3,12 +3,11 @@
 import json
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final
 
 from orchestrator.engine.endpoints import COMPLETIONS, GENERATE
+from orchestrator.engine.life import RANK_FIELD
 
 Body = dict[str, object]
-RANK_FIELD: Final = "routed_dp_rank"  # the field that pins a request to one data-parallel rank of sglang
 
 
 class Api(StrEnum):

@@ -24,6 +24,14 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Lines as lines: a program is read by people."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Plain.add_representer(str, _text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PodImage:
     """What the pods of a plan start from."""

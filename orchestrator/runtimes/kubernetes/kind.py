@@ -19,7 +19,8 @@ from orchestrator.runtimes.image import has_image, image_of
 from orchestrator.runtimes.kubernetes.checks import cluster_findings
 from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, manifest_files
 from orchestrator.runtimes.kubernetes.gateway import EVERYWHERE, command_of_gateway
-from orchestrator.runtimes.kubernetes.manifests import PORT, cluster_of, hang_seconds, model_path
+from orchestrator.runtimes.kubernetes.liveness import hang_seconds
+from orchestrator.runtimes.kubernetes.manifests import PORT, cluster_of, model_path
 from orchestrator.runtimes.kubernetes.record import object_name, selected
 
 
@@ -86,11 +87,8 @@ def _pods(plan: Plan, name: str) -> Pods:
 
 
 def _keeper(plan: Plan) -> str:
-    seconds = hang_seconds(plan)
-    blind = "; one of several ranks that hangs it does not see" if plan.layout.dp > 1 else ""
-    return (
-        f"its cluster does: what ends at once, and what has been unhealthy for {seconds} s (its livenessProbe){blind}"
-    )
+    hangs = f"a server of which a rank has not got on for {hang_seconds(plan)} s (its livenessProbe)"
+    return f"its cluster does: it starts again what ends, at once, and {hangs}"
 
 
 def _no_space(_: Plan, __: Runner) -> Iterator[Space]:

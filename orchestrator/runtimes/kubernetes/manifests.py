@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from orchestrator.engine import endpoints
 from orchestrator.plan import ContainerNeeds, Kubernetes, Plan
 from orchestrator.render import Artifacts
+from orchestrator.runtimes.kubernetes.liveness import liveness_probe, liveness_program, liveness_volume
 from orchestrator.runtimes.kubernetes.record import (
     GATEWAY,
     annotations,
@@ -33,7 +34,6 @@ _RESOURCES: Final = {"amd": "amd.com/gpu", "nvidia": "nvidia.com/gpu"}  # of the
 # Bytes a second of the slowest load that was told: 438 GB of GLM-5.2 took 13 minutes to an hour over NFS.
 _SLOWEST: Final = 438e9 / 3600
 PERIOD: Final = 10  # seconds between two looks
-_BETWEEN: Final = 30  # seconds between two that may end it: a look that waits for its answer is no shorter interval
 _ANSWER: Final = (
     25  # seconds a look waits: behind a long prefill health answers after 20 (sglang, SGLANG_HEALTH_CHECK_TIMEOUT)
 )
@@ -46,7 +46,8 @@ def server_objects(artifacts: Artifacts, image: str, name: str, part: str = "") 
     yield network_policy(plan, cluster, name, part)
     yield _disruption_budget(plan, name, part)
     yield service(plan, cluster, name, part)
-    yield deployment(plan, name, part, _pod(artifacts, cluster, image=image, name=name))
+    yield liveness_program(metadata(plan, name, part))
+    yield deployment(plan, name, part, _pod(artifacts, cluster, image=image, name=name, part=part))
 
 
 def cluster_of(plan: Plan) -> Kubernetes:
@@ -68,15 +69,6 @@ def gpus_asked(plan: Plan) -> tuple[str, int]:
 def startup_seconds(plan: Plan) -> int:
     """How long a start may take: its weights over the slowest share, and then as long as `up` waits for a sign."""
     return math.ceil(plan.model.weight_bytes / _SLOWEST) + plan.waiting.silence
-
-
-def hang_seconds(plan: Plan) -> int:
-    """After how many seconds of failing health a server is started again.
-
-    Those of `deploy watch`, in looks that are further apart than one may take: sglang answers after each chunk of a
-    prefill, and as soon as any rank does: one of several that hangs is not seen.
-    """
-    return math.ceil(plan.healing.unhealthy_after / _BETWEEN) * _BETWEEN
 
 
 def metadata(plan: Plan, name: str, part: str = "", *, called: str | None = None) -> Manifest:
@@ -192,10 +184,10 @@ def deployment(plan: Plan, name: str, part: str, pod: Manifest) -> Manifest:
     }
 
 
-def _pod(artifacts: Artifacts, cluster: Kubernetes, *, image: str, name: str) -> Manifest:
+def _pod(artifacts: Artifacts, cluster: Kubernetes, *, image: str, name: str, part: str) -> Manifest:
     """`shareProcessNamespace`: sglang as process 1 exits with 0 when its scheduler is killed, and reaps no zombies."""
     plan = artifacts.plan
-    volumes = list(_volumes(plan, name))
+    volumes = [*_volumes(plan, name), liveness_volume(object_name(name, part))]
     pod: Manifest = {
         **placement(cluster),
         "shareProcessNamespace": True,
@@ -230,11 +222,7 @@ def _server(artifacts: Artifacts, cluster: Kubernetes, *, image: str, mounts: li
             "failureThreshold": math.ceil(startup_seconds(plan) / PERIOD),
         },
         "readinessProbe": {**health, "periodSeconds": PERIOD, "failureThreshold": 3},
-        "livenessProbe": {
-            **health,
-            "periodSeconds": _BETWEEN,
-            "failureThreshold": hang_seconds(plan) // _BETWEEN,
-        },
+        "livenessProbe": liveness_probe(plan, config_words(plan)),
         "volumeMounts": mounts,
     }
     if plan.hardware.container.cap_add:

@@ -12,7 +12,7 @@ from orchestrator.runtimes.kubernetes.record import object_name, selector
 from orchestrator.runtimes.kubernetes.state import has_started, is_over
 
 # What a start makes beside the Deployment; a claim is none of it: nobody's weights are deleted.
-_KINDS: Final = "services,networkpolicies,poddisruptionbudgets,secrets,jobs"
+_KINDS: Final = "services,networkpolicies,poddisruptionbudgets,configmaps,secrets,jobs"
 _OF_SEVERAL: Final = f"{_KINDS},serviceaccounts,roles,rolebindings"
 _PAUSE: Final = 0.5
 _UNSTARTED: Final = 15.0  # seconds beyond its grace after which nothing of a deleted pod starts any more

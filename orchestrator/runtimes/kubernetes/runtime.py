@@ -237,9 +237,9 @@ class KubernetesRuntime:
         items = answer["items"]
         records = [each for each in items if each["kind"] == "Deployment" and is_record(each["metadata"])]
         handles = [self._handle(cluster, each) for each in records]
-        wait = any(PodView(pod=each).placed for each in items if each["kind"] == "Pod")
+        warns = any(PodView(pod=each).warns for each in items if each["kind"] == "Pod")
         try:
-            warnings = warnings_of(cluster) if wait and not named else None  # of all at once
+            warnings = warnings_of(cluster) if warns and not named else None  # of all at once
             for handle in handles:
                 self._seen.keep(handle, self._seats[handle.identity], items, warnings)
         except HostError as error:

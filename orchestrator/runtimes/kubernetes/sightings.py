@@ -78,7 +78,7 @@ class Sightings:
         ours = [each for each in items if (each["metadata"]["labels"][NAME], part_in(each)) == own]
         deployment = next((each for each in ours if each["metadata"]["uid"] == handle.identity), None)
         view = pod_view([each for each in ours if each["kind"] == "Pod"])
-        if view is not None and view.placed:
+        if view is not None and view.warns:
             view = replace(view, events=_about(view, warnings_of(cluster, view.name) if warnings is None else warnings))
         if view is not None and view.awaits_checkpoint:
             staging = cluster.json("get", "jobs,pods", "--selector", f"{STAGES}={handle.name}")["items"]

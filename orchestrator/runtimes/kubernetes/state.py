@@ -26,6 +26,7 @@ _HELD: Final[Mapping[str, str]] = {
 _AGAIN: Final = "CrashLoopBackOff"
 _MOUNTS: Final = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _SANDBOX: Final = ("FailedCreatePodSandBox",)
+_LIVENESS: Final = "Liveness probe failed: "  # before what a probe says (kubelet, prober.go)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,11 @@ class PodView:
     def placed(self) -> bool:
         """Whether a node has taken it, and its containers are still to come."""
         return bool(self.pod.get("spec", {}).get("nodeName")) and self.runs_since is None
+
+    @property
+    def warns(self) -> bool:
+        """Whether there may be warnings that say why it does not run, or has not."""
+        return self.placed or self.restarts > 0
 
     @property
     def awaits_checkpoint(self) -> bool:
@@ -200,7 +206,9 @@ def _running(view: PodView, since: str) -> ServerState:
         detail = f"its node {node} does not answer the cluster: nobody knows whether it still runs"
         return replace(_exited(detail), status=Status.UNKNOWN, restarts=view.restarts, started_at=_utc(since))
     last = view.container.get("lastState", {}).get("terminated")
-    detail = f"restarted {view.restarts} times, the last time after it {_ended(last)}" if last else ""
+    detail = (
+        f"restarted {view.restarts} times, the last time after it {_ended(last)}{_unwell(view, last)}" if last else ""
+    )
     return ServerState(
         status=Status.RUNNING, exit_code=None, restarts=view.restarts, started_at=_utc(since), detail=detail
     )
@@ -232,7 +240,7 @@ def _between(view: PodView) -> ServerState:
         restarts=view.restarts,
         started_at=_utc(last["startedAt"]) if last.get("startedAt") else None,
         ended_at=_utc(last["finishedAt"]) if last.get("finishedAt") else None,
-        detail=f"it {_ended(last)}, {again}",
+        detail=f"it {_ended(last)}{_unwell(view, last)}, {again}",
     )
 
 
@@ -259,6 +267,18 @@ def _ended(last: Seen) -> str:
     if reason == "OOMKilled":
         return "was killed: out of the memory that its pod may have"
     return f"ended with exit code {code}" if code is not None else "ended"
+
+
+def _unwell(view: PodView, last: Seen) -> str:
+    """What the livenessProbe has said of a run of the container before it ended, which is why it was ended."""
+    began, ended = str(last.get("startedAt", "")), str(last.get("finishedAt", ""))
+    said = [
+        str(event.get("message", "")).removeprefix(_LIVENESS)
+        for event in view.events
+        if str(event.get("message", "")).startswith(_LIVENESS)
+        and began <= str(event.get("lastTimestamp") or "") <= ended
+    ]
+    return f" (its livenessProbe had said: {_one_line(said[-1])})" if said else ""
 
 
 def _utc(moment: str) -> str:

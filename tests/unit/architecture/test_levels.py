@@ -32,6 +32,7 @@ EDGES = {
     "orchestrator.patches.ledger",
     "orchestrator.engine.flags",
     "orchestrator.engine.client",
+    "orchestrator.engine.life",
     "orchestrator.engine.pulse",
 }
 PURE = ("engine", "profile", "patches", "results", "plan", "render", "monitoring", "rental", "kernels")

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.commands.standing import Healed, Standing, Unseen
 from orchestrator.commands.vigil import EventKind, Vigil
-from orchestrator.engine.metrics import Work
+from orchestrator.engine.life import Work
 
 T = TypeVar("T")
 BOOT, LOOK, TICK = 40.0, 1.0, 0.5  # seconds: of a start, of a look, between two steps

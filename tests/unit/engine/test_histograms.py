@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.engine import Metric, quantile, read_buckets
-from orchestrator.engine.metrics import read_work
+from orchestrator.engine.life import read_work
 
 TTFT = Metric.TTFT
 EXPORTED = b"""# TYPE sglang:time_to_first_token_seconds histogram

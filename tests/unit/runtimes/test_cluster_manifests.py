@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 from orchestrator.cli.main import app
 from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.core.errors import ProfileError
+from orchestrator.engine import life
 from orchestrator.plan import NAME, EnvVar, Origin
-from orchestrator.runtimes.kubernetes.manifests import hang_seconds, startup_seconds
+from orchestrator.runtimes.kubernetes.liveness import hang_seconds
+from orchestrator.runtimes.kubernetes.manifests import startup_seconds
 from orchestrator.runtimes.kubernetes.record import object_name
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -77,6 +79,20 @@ def test_nothing_restarts_a_server_behind_a_long_prefill() -> None:
         assert isinstance(probe, dict)
         assert 20 < probe["timeoutSeconds"] <= probe["periodSeconds"] * probe["failureThreshold"]
     assert probe["periodSeconds"] * probe["failureThreshold"] == hang_seconds(plan) >= plan.healing.unhealthy_after
+
+
+def test_each_rank_is_asked_with_the_key_that_the_server_has() -> None:
+    plan = cluster_plan(GLM, HOST_PATH, "server.api_key_env=SGLANG_KEY")
+    found = pod(plan)
+    command = found["containers"][0]["livenessProbe"]["exec"]["command"]
+    assert command[-4:] == [str(plan.server.port), "2", "20", "/run/secrets/deploy/config.yaml"]
+    (mount,) = [each for each in found["containers"][0]["volumeMounts"] if each["name"] == "life"]
+    (volume,) = [each for each in found["volumes"] if each["name"] == "life"]
+    program = objects(plan)["ConfigMap"]
+    assert volume["configMap"]["name"] == program["metadata"]["name"]
+    assert {f"{mount['mountPath']}/{file}" for file in program["data"]} == {command[3]}
+    assert program["data"]["life.py"] == Path(life.__file__).read_text()
+    assert container("cpu-tiny")["livenessProbe"]["exec"]["command"][-3:] == ["30010", "1", "20"]
 
 
 def test_a_stop_waits_for_the_drain_and_a_bit() -> None:

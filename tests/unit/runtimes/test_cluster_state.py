@@ -39,6 +39,24 @@ def test_one_that_runs_again_says_how_it_ended_before() -> None:
     )
 
 
+def test_one_whose_probe_ended_it_says_what_the_probe_had_said() -> None:
+    def event(message: str, at: str) -> dict[str, str]:
+        return {"reason": "Unhealthy", "message": message, "lastTimestamp": at}
+
+    events = (
+        event("Liveness probe failed: rank 1 does not get on: no answer within 20 s\n", "2026-11-22T10:04:50Z"),
+        event("Readiness probe failed: 503", ENDED),
+        event("Liveness probe failed: of a run before", "2026-11-22T09:00:00Z"),
+    )
+    last = {"terminated": {"exitCode": 137, "startedAt": BEGAN, "finishedAt": ENDED}}
+    said = "ended with exit code 137 (its livenessProbe had said: rank 1 does not get on: no answer within 20 s)"
+    runs = pod(containerStatuses=server(state={"running": {"startedAt": ENDED}}, lastState=last, restartCount=1))
+    assert state_of(runs, *events).detail == f"restarted 1 times, the last time after it {said}"
+    assert "livenessProbe" not in state_of(runs, *events[1:]).detail
+    waits = pod(containerStatuses=server(state={"waiting": {}}, lastState=last, restartCount=1))
+    assert state_of(waits, *events).detail == f"it {said}, is to start again"
+
+
 def test_a_crash_loop_has_ended_until_it_starts_again() -> None:
     last = {"terminated": {"exitCode": 3, "startedAt": BEGAN, "finishedAt": ENDED}}
     waits = server(state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=last, restartCount=4)

@@ -1,0 +1,57 @@
+"""By what a cluster starts a server again that hangs: each rank is asked, by a program in the server's own container.
+
+`/health` would answer as soon as anything comes back from any rank, and no behind a chunk of prefill that takes longer
+than 20 s. The program is `engine.life`, whose rule is that of `deploy watch`; a ConfigMap brings it.
+"""
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from orchestrator.engine import life
+from orchestrator.plan import Plan
+
+_FOLDER: Final = "/run/deploy"
+_PROGRAM: Final = "life.py"
+_VOLUME: Final = "life"
+_BETWEEN: Final = 30  # seconds between two looks at the most: each asks every rank for a token
+
+
+def hang_seconds(plan: Plan) -> int:
+    """After how many seconds without an answer and without work a server is started again: those of `deploy watch`.
+
+    They are whole looks: the last may begin as many seconds later as there are between two.
+    """
+    between = _between(plan)
+    return math.ceil(plan.healing.unhealthy_after / between) * between
+
+
+def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
+    """A look at each rank, which ends by itself before it is ended; it has the key from where the server has it."""
+    between = _between(plan)
+    seconds = max(between * 2 // 3, 1)
+    asked = (str(plan.server.port), str(plan.layout.dp), str(seconds), *config_words[1:])
+    return {
+        "exec": {"command": ["python3", "-I", "-S", f"{_FOLDER}/{_PROGRAM}", *asked]},
+        "timeoutSeconds": max(between * 5 // 6, 1),
+        "periodSeconds": between,
+        "failureThreshold": hang_seconds(plan) // between,
+    }
+
+
+def liveness_program(metadata: dict[str, Any]) -> dict[str, Any]:
+    """The ConfigMap with the program."""
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {_PROGRAM: inspect.getsource(life)}}
+
+
+def liveness_volume(called: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The volume of that ConfigMap, and its mount."""
+    return (
+        {"name": _VOLUME, "configMap": {"name": called}},
+        {"name": _VOLUME, "mountPath": _FOLDER, "readOnly": True},
+    )
+
+
+def _between(plan: Plan) -> int:
+    return min(_BETWEEN, plan.healing.unhealthy_after)

@@ -1,0 +1,114 @@
+"""When a rank counts as silent, and that a container's own Python runs the program that says so."""
+
+import ast
+import re
+import runpy
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from orchestrator.engine import life
+from orchestrator.engine.life import Work, gets_on, key_in, silent_ranks
+
+IDLE = Work({0: 10.0, 1: 10.0}, {0: 5.0, 1: 5.0}, 3.0)
+BUSY = Work({0: 10.0, 1: 12.0}, {0: 5.0, 1: 5.0}, 3.0)  # rank 1 prefills
+STUCK = Work({0: 10.0, 1: 12.0}, {0: 5.0, 1: 7.0}, 3.0)  # rank 1 decodes, and nothing comes out
+UNCOUNTED = Work({}, {}, None)
+
+
+@dataclass
+class Looked:
+    """A look whose outcome is known."""
+
+    silent: dict[int, str]
+    works: list[Work | None] = field(default_factory=list)
+    well: bool = False
+    waited: list[float] = field(default_factory=list)
+
+    def wait(self, seconds: float = 0.0) -> None:
+        self.waited.append(seconds)
+
+    def is_well(self) -> bool:
+        return self.well
+
+    def work(self) -> Work | None:
+        return self.works.pop(0)
+
+
+def silent(look: Looked, kept: Path) -> list[int]:
+    return sorted(silent_ranks(look, kept))  # type: ignore[arg-type] - what a look is asked
+
+
+def test_a_rank_that_answers_costs_no_further_question(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("{}")
+    assert silent(Looked({}), kept) == []
+    assert not kept.exists(), "what was read before a rank answered is no sign of life after it"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "dead"),
+    [
+        (IDLE, IDLE, [1]),
+        (IDLE, BUSY, []),
+        (IDLE, STUCK, [1]),
+        (IDLE, None, [1]),
+        (None, BUSY, [1]),
+        (Work({0: 1.0}, {}, None), Work({0: 9.0}, {}, None), [1]),  # it has never counted anything
+    ],
+    ids=["idle", "prefills", "held up", "nobody says", "nobody said", "the other one works"],
+)
+def test_a_rank_that_does_not_answer_lives_while_it_works(
+    before: Work | None, after: Work | None, dead: list[int], tmp_path: Path
+) -> None:
+    assert silent(Looked({1: "no answer"}, [before, after]), tmp_path / "kept") == dead
+
+
+def test_a_chunk_may_take_longer_than_a_look(tmp_path: Path) -> None:
+    """It is counted as it ends, be that between two looks."""
+    kept = tmp_path / "kept"
+    assert silent(Looked({1: "no answer"}, [IDLE, IDLE]), kept) == [1]
+    assert silent(Looked({1: "no answer"}, [BUSY]), kept) == []
+    assert silent(Looked({1: "no answer"}, [BUSY]), kept) == [1]
+    kept.write_text("damaged")
+    assert silent(Looked({1: "no answer"}, [IDLE, BUSY]), kept) == []
+
+
+@pytest.mark.parametrize(("well", "dead"), [(True, []), (False, [0])])
+def test_where_no_work_is_counted_the_server_is_taken_at_its_word(well: bool, dead: list[int], tmp_path: Path) -> None:
+    """A queue that is longer than a look is no death."""
+    assert silent(Looked({0: "no answer"}, [UNCOUNTED], well=well), tmp_path / "kept") == dead
+
+
+def test_work_that_was_never_read_is_no_life() -> None:
+    assert not gets_on(0, None, BUSY)
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ('{"api-key": "sk-\\"a"}\n', 'sk-"a'),
+        ("# ours\napi-key: sk-a  \nlog-level: info\n", "sk-a"),
+        ("api_key: 'sk-a b'\n", "sk-a b"),
+        ("{}", ""),
+        ("[]", ""),
+        ("log-level: info\n", ""),
+    ],
+)
+def test_the_key_is_read_as_sglang_reads_it(config: str, key: str) -> None:
+    assert key_in(config) == key
+
+
+def test_the_engine_s_own_python_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3.10 on AMD's images: no syntax that is younger, and nothing but the standard library."""
+    source = Path(life.__file__).read_text()
+    tree = ast.parse(source, feature_version=(3, 10))
+    imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    imported += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
+    monkeypatch.setattr(sys, "version_info", (3, 10))
+    patterns = [each.pattern for each in runpy.run_path(life.__file__).values() if isinstance(each, re.Pattern)]
+    assert patterns
+    assert not [text for text in patterns if re.search(r"[*+?}]\+", text)], "possessive: 3.11"
