@@ -169,6 +169,9 @@ def status(
             out(status_table(found, width=terminal_width()))
         elif not servers.silent:
             say("nothing runs; `deploy profiles` lists what `deploy up PROFILE` can start")
+        for server in found if name is not None else ():
+            if server.restarts and server.health == "healthy" and server.detail:
+                note(f"`{server.name}`: {server.detail}")
         for server in found if name is None else ():
             if server.status in {Status.PENDING, Status.UNKNOWN} or (server.health == "unhealthy" and server.detail):
                 note(f"`{server.name}`: {server.detail}")

@@ -16,7 +16,8 @@ from orchestrator.core.errors import DeployError, HostError, Problem, SmokeError
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
 from orchestrator.engine import NoAnswerError, OddAnswerError
-from orchestrator.engine.client import EngineClient
+from orchestrator.engine.client import EngineClient, TimeLimits
+from orchestrator.engine.gateway import LIVENESS
 from orchestrator.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.prove import (
@@ -32,6 +33,7 @@ from orchestrator.prove import (
 )
 from orchestrator.runtimes import Handle, Runtime, ServerState, Status, start_of
 
+_GATEWAY_LIMITS: Final = TimeLimits(connect=2, silence=5, whole=5)  # it asks no server
 AGAIN: Final = "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` starts it anew"
 
 
@@ -46,6 +48,15 @@ def answers(handle: Handle) -> bool:
         with EngineClient(handle.url, key=None) as server:
             return server.health(tries=2) == httpx.codes.OK
     except (NoAnswerError, OddAnswerError):
+        return False
+
+
+def gateway_lives(handle: Handle) -> bool:
+    """Whether the gateway before several servers says that it runs."""
+    try:
+        with EngineClient(handle.url, key=None, limits=_GATEWAY_LIMITS) as gateway:
+            return gateway.status("GET", LIVENESS) == httpx.codes.OK
+    except NoAnswerError:
         return False
 
 

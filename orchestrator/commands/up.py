@@ -31,7 +31,7 @@ from orchestrator.commands.planning import (
     rendered_files,
 )
 from orchestrator.commands.prepare import bring_checkpoint, far_headers, known_headers, prepare, require_machine
-from orchestrator.commands.proof import answers
+from orchestrator.commands.proof import answers, gateway_lives
 from orchestrator.commands.ready import ready_plan, ready_preview, require_contained
 from orchestrator.commands.recorded import recorded, recorded_rows
 from orchestrator.commands.rolling import all_at_once, require_one_by_one, roll
@@ -124,7 +124,7 @@ def up(
         plan = _with_fusion_told(plan, request, place)
         if (running := _already_up(servers, name, plan=plan, request=request)) is not None:
             return running
-        standing = _standing_several(servers, name)
+        standing = _standing_several(servers, name, healing=request.healing)
         if standing is not None:
             old = read_plan(RunDir(Path(standing.run_dir)))
             require_one_by_one(old or plan, plan, name, request)
@@ -161,11 +161,14 @@ def _decided(request: UpRequest, home: Home) -> tuple[Plan, dict[str, bytes]]:
     return planned(request.profile, request.overrides, home)
 
 
-def _standing_several(servers: Fleet, name: str) -> Handle | None:
-    """The servers of that name behind a gateway that runs, each started by itself; None where there are none."""
+def _standing_several(servers: Fleet, name: str, *, healing: bool) -> Handle | None:
+    """The servers of that name behind a gateway that runs, each started by itself; None where there are none.
+
+    Behind one that hangs none can be changed: `healing` ends them all, as where it has died.
+    """
     found = [handle for handle in servers.find(name) if handle.replicas]
     running = (handle for handle in found if servers.runtime(handle).state(handle).status is Status.RUNNING)
-    return next(running, None)
+    return next((handle for handle in running if not healing or gateway_lives(handle)), None)
 
 
 def _record(request: UpRequest, name: str) -> dict[str, object]:

@@ -33,6 +33,7 @@ _SLOW_AGAIN: Final = 30.0  # because of one that is slow to answer
 _SILENT: Final = 20.0  # seconds without an answer and without work that are worth telling
 _FIRST, _LONGEST = 5.0, 60.0  # at one that is not to be healed; twice as long each time
 _OK: Final = 200
+GATEWAY: Final = -1  # what is asked beside the ranks of several servers, and does no work of its own
 
 
 class EventKind(StrEnum):
@@ -90,7 +91,7 @@ class Means(Protocol):
         """Whether somebody takes connections on its port."""
 
     def token_of(self, standing: Standing, rank: int) -> Pending[int | str]:
-        """Ask a rank for a token: the status of the answer, or why there is none."""
+        """Ask a rank for a token, or `GATEWAY` whether it is there: the status of the answer, or why there is none."""
 
     def work(self, standing: Standing) -> Pending[Work]:
         """Ask what each rank has done so far."""
@@ -183,7 +184,8 @@ class Vigil:
 
     def _forget(self, now: float) -> None:
         """Begin anew: nothing that was seen of the ranks before counts."""
-        self._ranks = [_Rank(number=number, asked=now - ASKED_EVERY) for number in range(self.standing.ranks)]
+        numbers = (*range(self.standing.ranks), *([GATEWAY] if self.standing.behind else []))
+        self._ranks = [_Rank(number=number, asked=now - ASKED_EVERY) for number in numbers]
         self._lost, self._work, self._open = "", None, True
         self._before, self._held_up = None, False
 
@@ -261,7 +263,8 @@ class Vigil:
         return "; ".join(self._said(rank) for rank in self._ranks if rank.trouble and now - rank.silent_since >= most)
 
     def _said(self, rank: _Rank) -> str:
-        return f"rank {rank.number}: {rank.trouble}" if len(self._ranks) > 1 else rank.trouble
+        which = "its gateway" if rank.number == GATEWAY else f"rank {rank.number}"
+        return f"{which}: {rank.trouble}" if len(self._ranks) > 1 else rank.trouble
 
     def _death(self, now: float) -> str:
         """Why it is dead, "" while it may live."""
@@ -276,7 +279,8 @@ class Vigil:
             return "it died, and its runtime has started it again"
         for rank in self._ranks:
             if rank.trouble and now - rank.silent_since >= seen.unhealthy_after:
-                how = "what is decoded has not come out" if self._held_up else "it has not got on"
+                held_up = self._held_up and rank.number != GATEWAY
+                how = "what is decoded has not come out" if held_up else "it has not got on"
                 return f"{self._said(rank)}; {how} for {now - rank.silent_since:.0f} s"
         return ""
 

@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from orchestrator.commands.alerts import Alerts
 from orchestrator.commands.standing import Healed, Standing, Unseen
-from orchestrator.commands.vigil import EventKind, Told, Vigil, WatchEvent
+from orchestrator.commands.vigil import GATEWAY, EventKind, Told, Vigil, WatchEvent
 from orchestrator.core.errors import (
     DeployError,
     HealingError,
@@ -106,6 +106,8 @@ class Reality:
 
     def token_of(self, standing: Standing, rank: int) -> _Asked[int | str]:
         """See `Means.token_of`."""
+        if rank == GATEWAY:
+            return _Asked[int | str](partial(self._pulse(standing).gateway, within=_LOOK_WITHIN), str)
         server, own = divmod(rank, standing.ranks // max(len(standing.behind), 1))
         ask = partial(self._pulse(standing, server).token_of, own, within=max(standing.unhealthy_after, _LOOK_WITHIN))
         return _Asked[int | str](ask, str)

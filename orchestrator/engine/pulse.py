@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from orchestrator.core.secret import Secret
 from orchestrator.engine.answers import NoAnswerError
 from orchestrator.engine.endpoints import GENERATE, METRICS, authorization
+from orchestrator.engine.gateway import LIVENESS
 from orchestrator.engine.life import MOST_METRICS_BYTES, Work, question, read_work
 
 _KNOCK_WITHIN: Final = 0.2  # seconds
@@ -43,6 +44,10 @@ class Pulse:
         Only a whole answer counts.
         """
         return self._ask("POST", GENERATE, json.dumps(question(rank)).encode(), within=within)[0]
+
+    def gateway(self, *, within: float) -> int:
+        """The status with which a gateway answers that it runs."""
+        return self._ask("GET", LIVENESS, None, within=within)[0]
 
     def work(self) -> Work:
         """What each rank has done so far, see `read_work`."""

@@ -206,6 +206,21 @@ def test_a_replica_killed_under_load_costs_no_answer_is_told_and_comes_back(pair
     assert set(pair.handle.replicas).isdisjoint({first, healed})
 
 
+def test_a_gateway_that_hangs_is_seen_by_its_watch_which_starts_all_of_them_again(pair: Pair) -> None:
+    pair.up("healing.unhealthy_after=2")
+    with pair.deploy.running("watch", NAME, "--json") as watch:
+        assert json.loads(watch.line())["event"] == "watching"
+        os.kill(pair.pid(pair.handle), signal.SIGSTOP)
+        told: dict[str, str] = {}
+        while "serves" not in told:
+            event = json.loads(watch.line())
+            told[event["event"]] = event["detail"]
+        assert told.keys() - {"unwell"} == {"died", "serves"}
+        assert "its gateway: no answer" in told["died"]
+        assert count_servers(pair.url) == 2
+        assert watch.end(signal.SIGINT)[0] == 130
+
+
 def test_a_gateway_that_is_killed_is_told_and_its_servers_go_with_the_next_start_or_down(pair: Pair) -> None:
     pair.up()
     os.kill(pair.pid(pair.handle), signal.SIGKILL)

@@ -55,7 +55,8 @@ class World:
 
     now: float = 1000.0
     standing: Standing = SERVES
-    answers_after: list[float | None] = field(default_factory=lambda: [0.1, 0.1])  # seconds, of each rank; None: never
+    # seconds, of each rank, and of a gateway as the last one; None: never
+    answers_after: list[float | None] = field(default_factory=lambda: [0.1, 0.1, 0.1])
     gets_on: list[bool] = field(default_factory=lambda: [False, False])  # it prefills or decodes for others
     counts_work: bool = True
     decodes: bool = True  # what it gets on with is decoding, not a long prefill
@@ -108,7 +109,7 @@ class World:
                     lost="",
                     restarts=0,
                 )
-                self.answers_after = [0.1, 0.1]
+                self.answers_after = [0.1, 0.1, 0.1]
                 if self.dies_again is not None:
                     self.plans.append((self.now + self.dies_again, self.die))
             return taken

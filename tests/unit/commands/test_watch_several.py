@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from test_vigil import SERVES
+from test_vigil import SERVES, UNHEALTHY, World
 
-from orchestrator.commands.vigil import EventKind, Vigil
+from orchestrator.commands.vigil import GATEWAY, EventKind, Vigil
 from orchestrator.commands.watch import Reality, _together
 from orchestrator.engine import Work
 
@@ -26,6 +26,24 @@ def test_the_work_of_several_is_that_of_ranks_counted_on() -> None:
     assert (both.done, both.decoded) == ({0: 10.0, 1: 11.0, 2: 20.0, 3: 21.0}, {0: 1.0, 3: 2.0})
     assert both.came_out == 11.0
     assert _together([silent, second], ranks=4).done == {2: 20.0, 3: 21.0}
+
+
+def test_a_gateway_that_hangs_is_healed_as_a_server_that_hangs_is() -> None:
+    world = World(standing=replace(SEVERAL, ranks=2))
+    vigil = world.vigil()
+    world.pass_by(vigil, 3600)
+    assert [kind for _, kind, _ in world.told] == [EventKind.WATCHING]
+    hung = world.now
+    world.answers_after[GATEWAY] = None
+    world.gets_on = [True, True]  # what is left of its requests
+    world.pass_by(vigil, UNHEALTHY - 20)
+    assert world.healed_at == []
+    world.pass_by(vigil, 100)
+    [(_, _, detail)] = [told for told in world.told if told[1] is EventKind.DIED]
+    assert detail.startswith("its gateway: no answer; it has not got on for 12")
+    [healed] = world.healed_at
+    assert UNHEALTHY <= healed - hung < UNHEALTHY + 20
+    assert [kind for _, kind, _ in world.told][-1] is EventKind.SERVES
 
 
 def test_replicas_of_two_plans_are_a_persons_business() -> None:
