@@ -13,11 +13,11 @@ Nothing here outlives the process: what a server is, who ended it and how often 
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final, Protocol, TypeVar
 
+from orchestrator.commands.announcer import Announcer, EventKind, Told
 from orchestrator.commands.standing import Healed, Standing, Unseen
 from orchestrator.engine import Work, gets_on, is_held_up
 from orchestrator.engine.life import REFUSED, SLOW
@@ -36,45 +36,8 @@ _OK: Final = 200
 GATEWAY: Final = -1  # what is asked beside the ranks of several servers, and does no work of its own
 
 
-class EventKind(StrEnum):
-    """What is told."""
-
-    WATCHING = "watching"  # it serves, or is about to be looked at
-    UNWELL = "unwell"  # something does not answer, and may yet
-    WELL = "well"  # it does again, by itself
-    RESTARTED = "restarted"  # by its runtime
-    DIED = "died"  # it is healed now
-    SERVES = "serves"  # healed and proven
-    FAILED = "failed"  # the healing did
-    STOPPED = "stopped"  # by a person: it is not healed
-    WAITING = "waiting"  # another command works on it, or it was never ready
-    GAVE_UP = "gave up"
-    ALERT_FAILED = "alert failed"
-
-
 # After what it is told that a server is watched again.
 _RESTING: Final = {EventKind.WAITING, EventKind.STOPPED, EventKind.DIED, EventKind.FAILED, EventKind.GAVE_UP}
-
-
-@dataclass(frozen=True, kw_only=True)
-class WatchEvent:
-    """One line of what is told; `seconds` from the notice of a death until it serves."""
-
-    time: str  # ISO 8601
-    name: str
-    event: EventKind
-    detail: str
-    run: str
-    seconds: float | None = None
-
-    def to_dict(self) -> dict[str, object]:
-        """As plain data."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
-
-    def to_text(self) -> str:
-        """A line for people."""
-        took = "" if self.seconds is None else f", {self.seconds:.1f} s after its death was noticed"
-        return f"{self.time[11:19]}  {self.name}  {self.event}{f': {self.detail}' if self.detail else ''}{took}"
 
 
 class Pending(Protocol[T_co]):
@@ -115,9 +78,6 @@ class _Rank:
     refusal: str = ""
 
 
-Told = tuple[EventKind, str, float | None]  # what, its detail, and seconds since a death was noticed
-
-
 @dataclass
 class Vigil:
     """The watch over one server. `step` is called often, with the clock and the time of day."""
@@ -127,7 +87,7 @@ class Vigil:
     standing: Standing
     ended: str = ""  # why this watch has given up
     _ranks: list[_Rank] = field(default_factory=list)
-    _told: tuple[EventKind, str] | None = None
+    _says: Announcer = field(default_factory=Announcer)
     _accepted: int = 0  # restarts by the runtime that are no news
     _lost: str = ""  # as the last look saw it
     _died: float = 0.0
@@ -198,16 +158,16 @@ class Vigil:
             return
         if healed.code == 0:
             self.standing, self._accepted, self._failures = replace(self.standing, run=healed.run), 0, 0
-            yield self._tell(EventKind.SERVES, healed.message, now - self._died)
+            yield self._says.tell(EventKind.SERVES, healed.message, now - self._died)
         elif healed.attempted:
             self._failures += 1
-            yield self._tell(EventKind.FAILED, healed.message)
+            yield self._says.tell(EventKind.FAILED, healed.message)
         else:
             yield self._give_up(f"it cannot be started again: {healed.message}", now)
 
     def _give_up(self, why: str, now: float) -> Told:
         self.ended, self._next_look = why, now + _QUIET
-        return self._tell(EventKind.GAVE_UP, why)
+        return self._says.tell(EventKind.GAVE_UP, why)
 
     def _take(self, seen: Standing | Unseen, now: float, wall: float) -> Iterator[Told]:
         """Take what a look has seen."""
@@ -215,7 +175,7 @@ class Vigil:
             self._wait(now)
             if self.ended:
                 return
-            yield from self._once(EventKind.UNWELL, f"it cannot be looked at: {seen.message}")
+            yield from self._unwell(f"it cannot be looked at: {seen.message}", now)
             return
         if self.ended:
             if seen.by_watch or seen.run == self.standing.run:
@@ -233,7 +193,7 @@ class Vigil:
         if (rest := _left_alone(seen)) is not None:
             self._forget(now)
             self._wait(now)
-            yield from self._once(*rest)
+            yield from self._unwell(rest[1], now) if rest[0] is EventKind.UNWELL else self._says.once(*rest, now)
             return
         self._pause = _FIRST
         if why := self._death(now):
@@ -243,7 +203,7 @@ class Vigil:
         if trouble := seen.lost or self._silence(now) or next(filter(None, (rank.refusal for rank in self._ranks)), ""):
             hung = min((rank.silent_since for rank in self._ranks if rank.trouble), default=inf) + seen.unhealthy_after
             self._next_look = now + (_AGAIN if seen.lost else max(_AGAIN, min(_UNWELL, hung - now)))
-            yield from self._once(EventKind.UNWELL, trouble)
+            yield from self._unwell(trouble, now)
             return
         self._next_look = now + _QUIET
         yield from self._is_well()
@@ -251,16 +211,23 @@ class Vigil:
     def _is_well(self) -> Iterator[Told]:
         if self.standing.restarts > self._accepted and not any(rank.trouble for rank in self._ranks):
             self._accepted = self.standing.restarts
-            yield self._tell(EventKind.RESTARTED, f"by its runtime, {self._accepted} times by now, and answers")
-        if self._told is None or self._told[0] in _RESTING:
-            yield self._tell(EventKind.WATCHING, self.standing.url)
-        elif self._told[0] is EventKind.UNWELL:
-            yield self._tell(EventKind.WELL, "")
+            yield self._says.tell(EventKind.RESTARTED, f"by its runtime, {self._accepted} times by now, and answers")
+        if self._says.last is None or self._says.last in _RESTING:
+            yield self._says.tell(EventKind.WATCHING, self.standing.url)
+        elif self._says.last is EventKind.UNWELL:
+            yield self._says.tell(EventKind.WELL, "")
+
+    def _silent(self, now: float) -> list[_Rank]:
+        """Those that have been silent for longer than a busy rank is."""
+        most = min(_SILENT, self.standing.unhealthy_after)
+        return [rank for rank in self._ranks if rank.trouble and now - rank.silent_since >= most]
 
     def _silence(self, now: float) -> str:
-        """Who has been silent for longer than a busy rank is."""
-        most = min(_SILENT, self.standing.unhealthy_after)
-        return "; ".join(self._said(rank) for rank in self._ranks if rank.trouble and now - rank.silent_since >= most)
+        return "; ".join(self._said(rank) for rank in self._silent(now))
+
+    def _unwell(self, detail: str, now: float) -> Iterator[Told]:
+        since = min((rank.silent_since for rank in self._silent(now)), default=None)
+        return self._says.unwell(detail, now, since=since, healed_after=self.standing.unhealthy_after)
 
     def _said(self, rank: _Rank) -> str:
         which = "its gateway" if rank.number == GATEWAY else f"rank {rank.number}"
@@ -293,14 +260,14 @@ class Vigil:
                 counted = f"{self._failures} restarts in a row have failed"
             yield self._give_up(f"{why}; {counted}, and `healing.restarts` is {seen.limit}", now)
             return
-        if self._told is not None and self._told[0] is EventKind.FAILED:
+        if self._says.last is EventKind.FAILED:
             if len(seen.healed) <= self._counted:  # it would be tried for ever
                 yield self._give_up(f"{why}; its restart left no record", now)
                 return
         else:
             self._died = now
         self._counted = len(seen.healed)
-        yield self._tell(EventKind.DIED, f"{why}; restart {len(recent) + 1} of {seen.limit}")
+        yield self._says.tell(EventKind.DIED, f"{why}; restart {len(recent) + 1} of {seen.limit}")
         self._healing = self.means.heal(seen, why)
 
     def _wait(self, now: float) -> None:
@@ -329,7 +296,7 @@ class Vigil:
             self._suffers(rank, "no answer", since=now - SLOW)
             if now - self._slow >= _SLOW_AGAIN:
                 self._slow, self._next_look = now, min(self._next_look, now)
-        if self._silence(now) and self._told is not None and self._told[0] is not EventKind.UNWELL:
+        if self._silence(now) and self._says.last not in {None, EventKind.UNWELL}:
             self._next_look = min(self._next_look, max(now, self._looked + _AGAIN))
 
     def _note_refusal(self, rank: _Rank, refusal: str, now: float) -> None:
@@ -354,15 +321,6 @@ class Vigil:
             self._before = None
         elif self._work is None and now - self._work_asked >= ASKED_EVERY:
             self._work_asked, self._work = now, self.means.work(self.standing)
-
-    def _once(self, kind: EventKind, detail: str) -> Iterator[Told]:
-        """Tell it, unless that was told last."""
-        if self._told != (kind, detail):
-            yield self._tell(kind, detail)
-
-    def _tell(self, kind: EventKind, detail: str, seconds: float | None = None) -> Told:
-        self._told = (kind, detail)
-        return kind, detail, seconds
 
 
 def _left_alone(seen: Standing) -> tuple[EventKind, str] | None:

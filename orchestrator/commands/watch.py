@@ -18,8 +18,9 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar, cast
 
 from orchestrator.commands.alerts import Alerts
+from orchestrator.commands.announcer import EventKind, Told, WatchEvent
 from orchestrator.commands.standing import Healed, Standing, Unseen
-from orchestrator.commands.vigil import GATEWAY, EventKind, Told, Vigil, WatchEvent
+from orchestrator.commands.vigil import GATEWAY, Vigil
 from orchestrator.core.errors import (
     DeployError,
     HealingError,
@@ -40,7 +41,6 @@ from orchestrator.engine.pulse import Pulse
 _TICK: Final = 0.25  # seconds
 _LOOK_WITHIN: Final = 120.0  # seconds: a Docker daemon may be slow
 _PID_WIDTH: Final = 10  # characters
-_QUIETLY: Final = frozenset({EventKind.WATCHING, EventKind.ALERT_FAILED})  # what nobody is alerted of
 T = TypeVar("T")
 
 
@@ -202,18 +202,18 @@ def watch(
 
 def _go_on(vigils: Sequence[Vigil], show: Callable[[WatchEvent], None], alerts: Alerts) -> None:
     def tell(vigil: Vigil, told: Told) -> None:
-        kind, detail, seconds = told
         event = WatchEvent(
             time=datetime.now().astimezone().isoformat(timespec="seconds"),
             name=vigil.name,
-            event=kind,
-            detail=detail,
+            event=told.kind,
+            detail=told.detail,
             run=vigil.standing.run,
-            seconds=None if seconds is None else round(seconds, 1),
+            alert=told.alert,
+            seconds=None if told.seconds is None else round(told.seconds, 1),
         )
         show(event)
-        for failed in alerts.send(event.to_dict()) if kind not in _QUIETLY else ():
-            tell(vigil, (EventKind.ALERT_FAILED, failed, None))
+        for failed in alerts.send(event.to_dict()) if told.alert else ():
+            tell(vigil, Told(EventKind.ALERT_FAILED, failed))
 
     for vigil in vigils:
         for told in vigil.begin(time.monotonic(), time.time()):
@@ -221,7 +221,7 @@ def _go_on(vigils: Sequence[Vigil], show: Callable[[WatchEvent], None], alerts: 
     while alerts.under_way or not all(vigil.ended for vigil in vigils):
         time.sleep(_TICK)
         for name, failed in alerts.failed():
-            tell(next(vigil for vigil in vigils if vigil.name == name), (EventKind.ALERT_FAILED, failed, None))
+            tell(next(vigil for vigil in vigils if vigil.name == name), Told(EventKind.ALERT_FAILED, failed))
         for vigil in vigils:
             for told in vigil.step(time.monotonic(), time.time()):
                 tell(vigil, told)

@@ -192,7 +192,11 @@ def test_a_replica_killed_under_load_costs_no_answer_is_told_and_comes_back(pair
 
     with load(pair, statuses), pair.deploy.running("watch", NAME, "--json") as watch:
         events = [json.loads(watch.line()) for _ in range(3)]
-        assert [event["event"] for event in events] == ["unwell", "died", "serves"]
+        assert [(event["event"], event["alert"]) for event in events] == [
+            ("unwell", False),
+            ("died", True),
+            ("serves", True),
+        ]
         assert "replica 2 of 2 does not run: killed by SIGKILL" in events[1]["detail"]
         first, healed = pair.handle.replicas
         assert (healed != second, Path(healed.run_dir).parent.name) == (True, events[2]["run"])

@@ -6,8 +6,9 @@ from typing import Generic, TypeVar
 
 import pytest
 
+from orchestrator.commands.announcer import EventKind, Told
 from orchestrator.commands.standing import Healed, Standing, Unseen
-from orchestrator.commands.vigil import EventKind, Vigil
+from orchestrator.commands.vigil import Vigil
 from orchestrator.engine.life import Work
 
 T = TypeVar("T")
@@ -66,6 +67,7 @@ class World:
     records: bool = True  # a healing stands in the run directory
     dies_again: float | None = None  # seconds after each healing
     told: list[tuple[float, EventKind, str]] = field(default_factory=list)
+    alerted: list[tuple[float, str]] = field(default_factory=list)
     healed_at: list[float] = field(default_factory=list)
     looks: int = 0
     work_done: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -136,8 +138,10 @@ class World:
         self._note(made.begin(self.now, self.now))
         return made
 
-    def _note(self, told: Iterator[tuple[EventKind, str, float | None]]) -> None:
-        self.told += [(self.now, kind, detail) for kind, detail, _ in told]
+    def _note(self, told: Iterator[Told]) -> None:
+        for each in told:
+            self.told.append((self.now, each.kind, each.detail))
+            self.alerted += [(self.now, each.kind.value)] if each.alert else []
 
     @property
     def kinds(self) -> list[str]:
@@ -188,8 +192,9 @@ def test_a_hung_rank_is_healed_after_as_long_as_the_profile_says_and_the_other_r
     hung = world.now
     world.answers_after[1] = None
     world.pass_by(vigil, 400)
-    assert world.kinds == ["watching", "unwell", "died", "serves"]
-    assert "rank 1: no answer" in world.told[2][2]
+    assert world.kinds == ["watching", "unwell", "unwell", "died", "serves"]
+    assert [kind for _, kind in world.alerted] == ["unwell", "died", "serves"]
+    assert "rank 1: no answer" in world.told[3][2]
     assert UNHEALTHY <= world.healed_at[0] - hung <= UNHEALTHY + 10
 
 
@@ -201,8 +206,8 @@ def test_a_detokenizer_that_hangs_under_traffic_is_healed_though_the_ranks_decod
     hung = world.now
     world.answers_after, world.comes_out = [None, None], False
     world.pass_by(vigil, 400)
-    assert world.kinds == ["watching", "unwell", "died", "serves"]
-    assert "what is decoded has not come out for" in world.told[2][2]
+    assert world.kinds == ["watching", "unwell", "unwell", "died", "serves"]
+    assert "what is decoded has not come out for" in world.told[3][2]
     assert UNHEALTHY <= world.healed_at[0] - hung <= UNHEALTHY + 10
 
 
@@ -212,14 +217,32 @@ def test_a_prefill_of_which_nothing_comes_out_for_minutes_is_no_death() -> None:
     assert world.kinds == ["watching"]
 
 
-def test_a_hang_that_ends_in_time_is_told_and_nothing_more() -> None:
-    world = World()
+@pytest.mark.parametrize("counts_work", [True, False])
+def test_a_hang_that_ends_in_time_is_told_and_alerts_nobody_before_it_has_lasted(counts_work: bool) -> None:
+    passing, lasting = (World(counts_work=counts_work) for _ in range(2))
+    for world, hangs in ((passing, 50.0), (lasting, 90.0)):
+        vigil = world.vigil()
+        world.answers_after[0] = hangs
+        world.pass_by(vigil, 10)
+        world.answers_after[0] = 0.1
+        world.pass_by(vigil, 400)
+    assert (passing.kinds, passing.alerted) == (["watching", "unwell", "well"], [])
+    assert lasting.kinds == ["watching", "unwell", "unwell", "well"]
+    assert [kind for _, kind in lasting.alerted] == ["unwell", "well"]
+    began = 1000.0 + TICK
+    assert UNHEALTHY / 2 <= lasting.alerted[0][0] - began <= UNHEALTHY / 2 + 10
+
+
+def test_ranks_that_get_on_between_long_chunks_are_told_each_time_and_alert_nobody() -> None:
+    """As under real full load: a chunk of prefill takes 25 s, its tokens are counted when it is done."""
+    world = World(answers_after=[None, None], decodes=False)
     vigil = world.vigil()
-    world.answers_after[0] = 90.0
-    world.pass_by(vigil, 10)
-    world.answers_after[0] = 0.1
-    world.pass_by(vigil, 400)
-    assert world.kinds == ["watching", "unwell", "well"]
+    for _ in range(140):
+        world.pass_by(vigil, 25.0)
+        world.work_done = [done + 2048 for done in world.work_done]
+    assert world.healed_at == []
+    assert {"unwell", "well"} < set(world.kinds)
+    assert world.alerted == []
 
 
 def test_a_part_is_lost_when_two_looks_say_so() -> None:
@@ -230,6 +253,7 @@ def test_a_part_is_lost_when_two_looks_say_so() -> None:
     world.standing, world.answers_after = replace(SERVES, lost="rank DP1 has ended"), [0.1, None]
     world.pass_by(vigil, 100)
     assert world.kinds == ["watching", "unwell", "died", "serves"]
+    assert [kind for _, kind in world.alerted] == ["died", "serves"]
     assert world.healed_at[0] - died <= 5 + 3 + 3 * LOOK + 1 + 2
 
 
@@ -387,7 +411,18 @@ def test_a_daemon_that_does_not_answer_is_no_death() -> None:
     world.answers_after = [None, None]
     world.pass_by(vigil, 3600)
     assert world.healed_at == []
-    assert "unwell" in world.kinds
+    assert [kind for _, kind in world.alerted] == ["unwell"]
+
+
+def test_a_daemon_that_is_slow_once_alerts_nobody() -> None:
+    world = World()
+    vigil = world.vigil()
+    world.silent = "docker could not be asked"
+    world.pass_by(vigil, 320)
+    assert world.kinds == ["watching", "unwell"]
+    world.silent = ""
+    world.pass_by(vigil, 300)
+    assert (world.kinds, world.alerted) == (["watching", "unwell", "well"], [])
 
 
 def test_a_key_that_is_refused_is_told_and_no_death() -> None:
@@ -396,4 +431,5 @@ def test_a_key_that_is_refused_is_told_and_no_death() -> None:
     world.token_of = lambda *_: Later(world, world.now, lambda: 401)  # type: ignore[method-assign, assignment]
     world.pass_by(vigil, 600)
     assert world.told[1][1:] == (EventKind.UNWELL, "it refuses to be asked for a token: 401")
-    assert (world.kinds, world.healed_at) == (["watching", "unwell"], [])
+    assert (world.kinds, world.healed_at) == (["watching", "unwell", "unwell"], [])
+    assert [kind for _, kind in world.alerted] == ["unwell"]

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from test_vigil import SERVES, UNHEALTHY, World
 
-from orchestrator.commands.vigil import GATEWAY, EventKind, Vigil
+from orchestrator.commands.announcer import EventKind
+from orchestrator.commands.vigil import GATEWAY, Vigil
 from orchestrator.commands.watch import Reality, _together
 from orchestrator.engine import Work
 
@@ -48,5 +49,5 @@ def test_a_gateway_that_hangs_is_healed_as_a_server_that_hangs_is() -> None:
 
 def test_replicas_of_two_plans_are_a_persons_business() -> None:
     vigil = Vigil("owl", Reality(), replace(SEVERAL, ready=False))
-    [(kind, detail, _)] = vigil.begin(0.0, 0.0)
+    [(kind, detail, *_)] = vigil.begin(0.0, 0.0)
     assert (kind, "of two plans" in detail) == (EventKind.WAITING, True)
