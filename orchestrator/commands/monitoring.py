@@ -14,8 +14,9 @@ from orchestrator.core.errors import ProfileError, StartError, UsageError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.engine import read_flags
-from orchestrator.monitoring import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, Monitored
+from orchestrator.monitoring import ACCEPT_LENGTH, EXPECTED, HIT_SHARE, TTFT_P95, Expected, Monitored, Pods
 from orchestrator.plan import Plan
+from orchestrator.plan.replicas import LOOPBACK, replica_plans
 from orchestrator.runtimes import runtime_kind
 
 
@@ -45,15 +46,29 @@ def monitored(request: MonitoringRequest, home: Home) -> Monitored:
         name, plan, workload = loaded.plan.profile, loaded.plan, loaded.profile.workload
     else:
         name, (plan, workload) = request.name, _started(request, home, catalogue)
-    if plan.gateway is not None:
-        ports = ", ".join(f"127.0.0.1:{port}" for port in plan.gateway.ports)
-        raise UsageError(
-            f"`{name}` is {plan.replicas} servers behind a gateway, and the rules are for one",
-            hint=f"scrape them at {ports}, the gateway's own counters at 127.0.0.1:{plan.gateway.metrics_port}",
-        )
     if plan.flag("enable-metrics") is None:
         hint = "`--set flags.enable-metrics=true` exports them"
         raise UsageError(f"`{name}` exports no metrics to watch it by", hint=hint)
+    table = read_flags(plan.engine.version, catalogue)
+    if table.metrics is None:
+        version = plan.engine.version
+        hint = f"`deploy flags {version}` makes it anew"
+        raise ProfileError(f"the flag table for sglang {version} does not tell its metrics", hint=hint)
+    pods, targets, gateway_target = _reached(request, plan, name)
+    return Monitored(
+        name=name,
+        plan=plan,
+        targets=targets,
+        gateway_target=gateway_target,
+        pods=pods,
+        gpu_target=_address("--gpu-exporter", request.gpu_exporter),
+        exported=table.metrics,
+        expected={**_of_workload(request.workload or workload, catalogue), **given},
+    )
+
+
+def _reached(request: MonitoringRequest, plan: Plan, name: str) -> tuple[Pods | None, tuple[str, ...], str | None]:
+    """By which labels, or where, the servers and the gateway before them are scraped. Raises UsageError."""
     kind = runtime_kind(plan.runtime)
     pods = None if kind.pods is None else kind.pods(plan, name)
     if request.target is None and not kind.here and pods is None:
@@ -62,20 +77,17 @@ def monitored(request: MonitoringRequest, home: Home) -> Monitored:
     if pods is not None and request.gpu_exporter is not None:
         hint = "its own monitor has the Prometheus of a cluster scrape it"
         raise UsageError(f"`--gpu-exporter` is not for `{name}`, which runs in a cluster", hint=hint)
-    table = read_flags(plan.engine.version, catalogue)
-    if table.metrics is None:
-        version = plan.engine.version
-        hint = f"`deploy flags {version}` makes it anew"
-        raise ProfileError(f"the flag table for sglang {version} does not tell its metrics", hint=hint)
-    return Monitored(
-        name=name,
-        plan=plan,
-        target=_address("--target", request.target) or (None if pods else urlsplit(plan.server.url).netloc),
-        pods=pods,
-        gpu_target=_address("--gpu-exporter", request.gpu_exporter),
-        exported=table.metrics,
-        expected={**_of_workload(request.workload or workload, catalogue), **given},
-    )
+    if plan.gateway is None:
+        target = _address("--target", request.target)
+        return pods, ((target,) if target else () if pods else (urlsplit(plan.server.url).netloc,)), None
+    if request.target is not None:
+        why = "which its gateway alone reaches" if pods else "which listen on their machine alone"
+        hint = "leave it out: the operator finds their pods" if pods else "leave it out, and run Prometheus there"
+        raise UsageError(f"`--target` is one address, and `{name}` is {plan.replicas} servers, {why}", hint=hint)
+    if pods is not None:
+        return pods, (), None
+    targets = tuple(urlsplit(each.server.url).netloc for each in replica_plans(plan))
+    return None, targets, f"{LOOPBACK}:{plan.gateway.metrics_port}"
 
 
 def _started(request: MonitoringRequest, home: Home, catalogue: Catalogue) -> tuple[Plan, str | None]:

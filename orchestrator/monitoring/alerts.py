@@ -9,6 +9,7 @@ from orchestrator.monitoring.series import (
     ACCEPT_LENGTH,
     HIT_SHARE,
     SCRAPED,
+    SCRAPED_GATEWAY,
     TTFT_P95,
     Expected,
     Monitored,
@@ -20,6 +21,7 @@ from orchestrator.monitoring.series import (
 _SLACK: Final = 0.8
 _FULL: Final = 0.95  # of the KV cache: beyond it requests are taken back (retracted) to make room
 _VRAM_FULL: Final = 0.98
+_FAILED: Final = 0.01  # of the gateway's answers
 _STORM: Final = 2  # times gone and back within an hour
 _OURS: Final = "a choice of this tool"
 _RECORDED: Final = re.compile(r"deploy:[\w:]+")
@@ -61,6 +63,8 @@ def omitted(server: Monitored) -> Iterator[str]:
             yield f"no alert {of}: nothing is expected; `--workload` names a load that does, or `--expect {name}=…`"
     if server.speculates and ACCEPT_LENGTH not in server.expected:
         yield f"DeployAcceptLengthLow fires where no draft is right: `--expect {ACCEPT_LENGTH}=…` names a better length"
+    if server.servers > 1 and server.gateway_target is None:
+        yield "no alert of the gateway: its own counters are for its pod alone"
     if server.plan.gpus and not server.gpu_target:
         yield "no alert DeployVramFull: sglang exports no VRAM; `--gpu-exporter HOST:PORT` names what does"
     yield f"no alert on kernels without a tuned row: the log alone tells of them, see `deploy top {server.name}`"
@@ -68,6 +72,8 @@ def omitted(server: Monitored) -> Iterator[str]:
 
 def _alerts(server: Monitored) -> Iterator[Alert]:
     yield from _of_life(server)
+    if server.servers > 1:
+        yield from _of_several(server)
     yield from _of_load(server)
     yield from _of_expectations(server)
 
@@ -82,22 +88,23 @@ def _of_life(server: Monitored) -> Iterator[Alert]:
         _recorded(server, name)
         for name in ("rank_tokens:rate", "rank_requests_running", "requests_running", "requests_open")
     )
-    hung = f"min_over_time({of_rank}[5m]) > 0 unless on (server, dp_rank) {ranks} > 0"
+    each = server.each
+    hung = f"min_over_time({of_rank}[5m]) > 0 unless on ({each}, dp_rank) {ranks} > 0"
     # Answers that are not streamed are open while they run: two long ones on one rank are no sign of another's death.
     unserved = f"min_over_time({begun}[5m]) >= {dp} and {begun} > ({running} or 0 * {begun})"
     why = f"`deploy status {server.name}` and `deploy diagnose {server.name}` say why"
     yield Alert(
         name="DeployServerDown",
-        expression=f"{scraped} == 0 or absent({scraped})",
+        expression=f"{_none_of(scraped) if server.servers > 1 else f'{scraped} == 0'} or absent({scraped})",
         lasting="1m",
         severity="critical",
-        summary=f"it does not answer; {why}",
+        summary=f"{'none of its servers answers' if server.servers > 1 else 'it does not answer'}; {why}",
         limit=f"four scrapes, {_OURS}",
     )
     yield Alert(
         name="DeployRankDead",
-        expression=f"(count by (server) ({ranks} > 0) or 0 * {running} or 0 * {begun}) < {dp}"
-        f" and on (server) (count by (server) ({hung}) or ({unserved}))",
+        expression=f"(count by ({each}) ({ranks} > 0) or 0 * {running} or 0 * {begun}) < {dp}"
+        f" and on ({each}) (count by ({each}) ({hung}) or ({unserved}))",
         lasting="1m",
         severity="critical",
         summary=f"{{{{ $value }}}} of {dp} ranks compute, and there is work for more; {why}",
@@ -113,6 +120,54 @@ def _of_life(server: Monitored) -> Iterator[Alert]:
     )
 
 
+def _none_of(scraped: str) -> str:
+    return f"count by (server) ({scraped}) unless on (server) {scraped} == 1"
+
+
+def _of_several(server: Monitored) -> Iterator[Alert]:
+    """Of the servers behind a gateway, and of the gateway: while one of them is gone, the others serve."""
+    scraped, gateway = (f'up{{{server.selector},job="{job}"}}' for job in (SCRAPED, SCRAPED_GATEWAY))
+    answering, status = f"count by (server) ({scraped} == 1)", f"`deploy status {server.name}` names it"
+    yield Alert(
+        name="DeployReplicaDown",
+        # The target of a pod goes with it: what is left of it is that one is missing.
+        expression=f"{scraped} == 0 and on (server) {answering}"
+        f" or {answering} < {server.servers} unless on (server) {scraped} == 0",
+        lasting="1m",
+        severity="warning",
+        summary=f"one of its {server.servers} servers does not answer, the gateway sends to the others; {status}",
+        limit=f"`replicas` of the plan is {server.servers}",
+    )
+    if server.gateway_target is None:
+        return
+    yield Alert(
+        name="DeployGatewayDown",
+        expression=f"{gateway} == 0 or absent({gateway})",
+        lasting="1m",
+        severity="critical",
+        summary=f"its gateway does not answer, and nobody else lets clients in; `deploy diagnose {server.name}`",
+        limit=f"four scrapes, {_OURS}",
+    )
+    behind = _recorded(server, "gateway_servers")
+    yield Alert(
+        name="DeployReplicaLeftOut",
+        expression=f"{behind} < on (server) {answering}",
+        lasting="2m",
+        severity="warning",
+        summary=f"the gateway sends to {{{{ $value }}}} of {server.servers} servers, and more answer: one hangs, "
+        f"or was taken away; {status}",
+        limit="two minutes, " + _OURS,
+    )
+    yield Alert(
+        name="DeployGatewayFails",
+        expression=f"{_recorded(server, 'gateway_failed_share:rate')} > {_FAILED}",
+        lasting="5m",
+        severity="critical",
+        summary="{{ $value | humanizePercentage }} of what clients are answered is an error of the servers",
+        limit=f"{_FAILED}, {_OURS}",
+    )
+
+
 def _of_load(server: Monitored) -> Iterator[Alert]:
     queued, full = _recorded(server, "requests_queued"), _recorded(server, "kv_share")
     yield Alert(
@@ -125,7 +180,7 @@ def _of_load(server: Monitored) -> Iterator[Alert]:
     )
     yield Alert(
         name="DeployKvCacheFull",
-        expression=f"{full} > {_FULL} and on (server) {queued} > 0",
+        expression=f"{full} > {_FULL} and on ({server.each}) {queued} > 0",
         lasting="10m",
         severity="warning",
         summary="{{ $value | humanizePercentage }} of a rank's KV cache is in use, and requests wait for it",

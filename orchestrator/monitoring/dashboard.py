@@ -25,6 +25,13 @@ class _Panel:
 
 _PANELS: Final = (
     _Panel(title="Answers", unit="bool", lines=(("up", "up"),)),
+    _Panel(title="Servers that the gateway sends to", unit="short", lines=(("gateway_servers", "servers"),)),
+    _Panel(
+        title="Answers of the gateway",
+        unit="reqps",
+        lines=(("gateway_answers:rate", "all"), ("gateway_retries:rate", "tried again")),
+    ),
+    _Panel(title="Errors among them", unit="percentunit", lines=(("gateway_failed_share:rate", "share"),)),
     _Panel(title="Requests", unit="short", lines=(("requests_running", "running"), ("requests_queued", "queued"))),
     _Panel(title="Requests done", unit="reqps", lines=(("requests_done:rate", "done"),)),
     _Panel(title="Tokens a second", unit="short", lines=(("tokens_in:rate", "in"), ("tokens_out:rate", "out"))),
@@ -36,6 +43,9 @@ _PANELS: Final = (
     _Panel(title="Tokens a verification", unit="short", lines=(("accept_length:rate", "accept length"),)),
     _Panel(title="VRAM, fullest GPU", unit="percentunit", lines=(("vram_share", "share"),)),
 )
+
+
+_OF_ALL: Final = {"vram_share", *(name for panel in _PANELS for name, _ in panel.lines if name.startswith("gateway"))}
 
 
 def dashboard(server: Monitored) -> str:
@@ -76,9 +86,17 @@ def _drawn(panel: _Panel, at: int, server: Monitored, recorded: set[str]) -> dic
     }
 
 
-def _targets(panel: _Panel, server: Monitored, recorded: set[str]) -> Iterator[dict[str, object]]:
+def _lines(panel: _Panel, server: Monitored, recorded: set[str]) -> list[tuple[str, str]]:
+    """What a panel draws: of several servers each, and then all of them together."""
     known = [(name, legend) for name, legend in panel.lines if _known(name, recorded)]
-    for letter, (name, legend) in zip("ABCDEF", known, strict=False):
+    if server.servers == 1:
+        return known
+    own = [(name, legend if name in _OF_ALL else f"{{{{replica}}}}: {legend}") for name, legend in known]
+    return own + [(f"all:{name}", f"all: {legend}") for name, legend in known if _known(f"all:{name}", recorded)]
+
+
+def _targets(panel: _Panel, server: Monitored, recorded: set[str]) -> Iterator[dict[str, object]]:
+    for letter, (name, legend) in zip("ABCDEF", _lines(panel, server, recorded), strict=False):
         expression = f"deploy:{name}{{{server.selector}}}"
         if name == "up":
             expression = f'up{{{server.selector},job="{SCRAPED}"}}'

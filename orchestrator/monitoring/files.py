@@ -1,5 +1,6 @@
 """The files: YAML for Prometheus, JSON for Grafana. The same bytes for the same server."""
 
+import re
 from typing import Final
 
 import yaml
@@ -7,8 +8,8 @@ import yaml
 from orchestrator.engine import ESCAPED, endpoints
 from orchestrator.monitoring.alerts import Alert, alerts_of, omitted
 from orchestrator.monitoring.dashboard import dashboard
-from orchestrator.monitoring.series import SCRAPED, Monitored, Pods, series_of
-from orchestrator.render import ContextFile
+from orchestrator.monitoring.series import SCRAPED, SCRAPED_GATEWAY, Monitored, Pods, series_of
+from orchestrator.render import ContextFile, replica_folder
 
 _EVERY: Final = "15s"
 _WIDTH: Final = 118
@@ -20,12 +21,12 @@ def monitoring_files(server: Monitored) -> tuple[ContextFile, ...]:
     texts = {f"{name}.dashboard.json": dashboard(server)}
     if server.pods is not None:
         texts[f"{name}.monitor.yml"] = _objects(server, server.pods)
-    if server.target is not None:
+    if server.targets:
         whole = "`prometheus --config.file prometheus.yml` watches all that stand beside it"
         said = (f"what is recorded of `{name}`, and its alerts", *omitted(server))
         texts |= {
             "prometheus.yml": _yaml(_scrape(), whole),
-            f"{name}.targets.yml": _yaml(_targets(server, server.target), f"where `{name}` is scraped"),
+            f"{name}.targets.yml": _yaml(_targets(server), f"where `{name}` is scraped"),
             f"{name}.rules.yml": _yaml(_rules(server), *said),
         }
     return tuple(ContextFile(path=path, content=texts[path].encode(), executable=False) for path in sorted(texts))
@@ -48,11 +49,17 @@ def _objects(server: Monitored, pods: Pods) -> str:
     }
     written, name = ESCAPED
     own = {"server": server.name, "profile": server.plan.profile, "job": SCRAPED, "instance": server.name}
+    relabelings: list[dict[str, object]] = [
+        {"targetLabel": label, "replacement": value} for label, value in own.items()
+    ]
+    if pods.replica is not None:
+        told = f"__meta_kubernetes_pod_label_{re.sub('[^A-Za-z0-9_]', '_', pods.replica)}"  # as Prometheus writes it
+        relabelings += [{"sourceLabels": [told], "targetLabel": label} for label in ("replica", "instance")]
     endpoint = {
         "port": pods.port,
         "path": endpoints.METRICS,
         "interval": _EVERY,
-        "relabelings": [{"targetLabel": label, "replacement": value} for label, value in own.items()],
+        "relabelings": relabelings,
         "metricRelabelings": [
             {"sourceLabels": ["__name__"], "regex": written, "targetLabel": "__name__", "replacement": name}
         ],
@@ -89,10 +96,16 @@ def _scrape() -> dict[str, object]:
     }
 
 
-def _targets(server: Monitored, target: str) -> list[dict[str, object]]:
-    """The server, without a key: metrics are open where the rest asks for one; and what tells of its GPUs."""
+def _targets(server: Monitored) -> list[dict[str, object]]:
+    """The servers, without a key: metrics are open where the rest asks for one; their gateway; what tells of GPUs."""
     labels = {"server": server.name, "profile": server.plan.profile}
-    found: list[dict[str, object]] = [{"targets": [target], "labels": labels}]
+    several = server.servers > 1
+    found: list[dict[str, object]] = [
+        {"targets": [target], "labels": labels | ({"replica": replica_folder(number)} if several else {})}
+        for number, target in enumerate(server.targets, start=1)
+    ]
+    if server.gateway_target:
+        found.append({"targets": [server.gateway_target], "labels": {**labels, "job": SCRAPED_GATEWAY}})
     if server.gpu_target:
         found.append({"targets": [server.gpu_target], "labels": {**labels, "job": f"{SCRAPED}-gpus"}})
     return found

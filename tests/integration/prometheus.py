@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,7 +19,8 @@ from orchestrator.commands.monitoring import MonitoringRequest
 
 PACKAGE = "prometheus is not installed: apt-get install prometheus"
 _NOTHING = {"name": None, "profile": None, "overrides": (), "workload": None, "expected": (), "target": None}
-missing = pytest.mark.skipif(shutil.which("promtool") is None or shutil.which("prometheus") is None, reason=PACKAGE)
+prometheus_is_here = shutil.which("promtool") is not None and shutil.which("prometheus") is not None
+missing = pytest.mark.skipif(not prometheus_is_here, reason=PACKAGE)
 
 
 def monitoring_request(**asked: object) -> MonitoringRequest:
@@ -67,6 +69,11 @@ class Prometheus:
         assert found["status"] == "success", found
         values = [float(sample["value"][1]) for sample in found["data"]["result"]]
         return [value for value in values if not math.isnan(value)]
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Those that are pending or fire."""
+        answer = httpx.get(f"{self.url}/api/v1/alerts", trust_env=False)
+        return list(json.loads(answer.text)["data"]["alerts"])
 
 
 @contextmanager

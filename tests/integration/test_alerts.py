@@ -120,6 +120,79 @@ def test_a_fault_is_told_by_its_alert_and_no_other(rules: Path, fault: str) -> N
     firing(rules, BUSY | series, after=(after,), alerts=(alert,))
 
 
-def test_every_alert_has_its_fault(rules: Path) -> None:
-    alerts = {line.split()[-1] for line in rules.read_text().splitlines() if "- alert:" in line}
-    assert alerts == {alert for _, _, alert in FAULTS.values()}
+def named(rules: Path) -> set[str]:
+    return {line.split()[-1] for line in rules.read_text().splitlines() if "- alert:" in line}
+
+
+def test_every_alert_has_its_fault(rules: Path, rules_of_several: Path) -> None:
+    assert named(rules) == {alert for _, _, alert in FAULTS.values()}
+    assert named(rules_of_several) - named(rules) == set().union(
+        *(told for _, _, told in FAULTS_OF_SEVERAL.values())
+    ) - named(rules)
+
+
+SEVERAL = "mi355x-tp4x2"  # two servers of one rank each behind a gateway
+UP, GATEWAY = (f'up{{server="{SEVERAL}",job="deploy{of}' for of in ('",replica="replica-%d"}', '-gateway"}'))
+
+
+def of_each(number: int) -> dict[str, str]:
+    """What one of the two exports: an hour of it, busy."""
+    own = f'server="{SEVERAL}",replica="replica-{number}"'
+    alike = {name: values for name, values in BUSY.items() if name.startswith("sglang:") and 'dp_rank="1"' not in name}
+    return {UP % number: "1x240", **{name.replace(OF, own): values for name, values in alike.items()}}
+
+
+def health(number: int) -> str:
+    return f'smg_worker_health{{server="{SEVERAL}",worker="http://127.0.0.1:{number}"}}'
+
+
+def answers(code: int) -> str:
+    return f'smg_http_responses_total{{server="{SEVERAL}",path="/v1/completions",status_code="{code}"}}'
+
+
+PAIR = {
+    **of_each(1),
+    **of_each(2),
+    GATEWAY: "1x240",
+    health(1): "1x240",
+    health(2): "1x240",
+    answers(200): "0+72x240",
+    f'smg_http_responses_total{{server="{SEVERAL}",path="/readiness",status_code="503"}}': "0+72x240",
+}
+DIED = {health(2): "1x40 0x200", **dict.fromkeys(of_each(2), "1x40 _x200")}
+FAULTS_OF_SEVERAL = {
+    "a replica died": (DIED | {UP % 2: "1x40 0x200"}, "17m", {"DeployReplicaDown"}),
+    "its pod is gone": (DIED | {UP % 2: "1x40 _x200"}, "17m", {"DeployReplicaDown"}),
+    "both died": ({UP % 1: "1x40 0x200", UP % 2: "1x40 0x200", health(1): "0x240"}, "14m", {"DeployServerDown"}),
+    "both were never there": ({UP % 1: "_x240", UP % 2: "_x240"}, "14m", {"DeployServerDown"}),
+    "the gateway died": ({GATEWAY: "1x40 0x200"}, "14m", {"DeployGatewayDown"}),
+    "the gateway is sent nobody's word": ({GATEWAY: "_x240"}, "14m", {"DeployGatewayDown"}),
+    "one hangs, and says nothing of it": ({health(2): "1x40 0x200"}, "14m", {"DeployReplicaLeftOut"}),
+    "clients are answered with errors": ({answers(502): "0+1x240"}, "14m", {"DeployGatewayFails"}),
+    "one rank of the second is dead": (
+        {name: "0+9000x40 360000x200" for name in of_each(2) if "realtime" in name},
+        "17m",
+        {"DeployRankDead"},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def rules_of_several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("several")
+    for file in monitoring_files(monitored(monitoring_request(profile=SEVERAL), Home(folder))):
+        (folder / file.path).write_bytes(file.content)
+    assert "42 rules found" in promtool("check", "rules", folder / f"{SEVERAL}.rules.yml")
+    return folder / f"{SEVERAL}.rules.yml"
+
+
+def test_an_hour_of_several_without_a_fault_is_silent(rules_of_several: Path) -> None:
+    firing(rules_of_several, PAIR, after=("1m", "12m", "35m", "59m"), alerts=())
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_SEVERAL)
+def test_a_fault_of_one_of_several_or_of_their_gateway_is_told_by_its_alert_and_no_other(
+    rules_of_several: Path, fault: str
+) -> None:
+    series, after, told = FAULTS_OF_SEVERAL[fault]
+    firing(rules_of_several, PAIR | series, after=(after,), alerts=sorted(told))

@@ -21,7 +21,7 @@ from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, mani
 from orchestrator.runtimes.kubernetes.gateway import EVERYWHERE, command_of_gateway
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
 from orchestrator.runtimes.kubernetes.manifests import PORT, cluster_of, model_path
-from orchestrator.runtimes.kubernetes.record import object_name, selected
+from orchestrator.runtimes.kubernetes.record import PART, REPLICA, ROLE, object_name, selected
 
 
 def weights_have_a_place(case: Case) -> Iterator[Problem]:
@@ -83,7 +83,15 @@ def _prepare(artifacts: Artifacts, _: Place) -> Prepared:
 
 
 def _pods(plan: Plan, name: str) -> Pods:
-    return Pods(namespace=cluster_of(plan).namespace, labels=selected(name), port=PORT, called=object_name(name))
+    """Of several the servers, not their gateway: it is the role that they have in common."""
+    several = plan.gateway is not None
+    return Pods(
+        namespace=cluster_of(plan).namespace,
+        labels=selected(name) | ({ROLE: REPLICA} if several else {}),
+        port=PORT,
+        called=object_name(name),
+        replica=PART if several else None,
+    )
 
 
 def _keeper(plan: Plan) -> str:

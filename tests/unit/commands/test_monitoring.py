@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cluster_samples import cluster_plan, objects
+from cluster_samples import CASES, all_objects, cluster_plan, objects
 from run_samples import past_run
 
 from orchestrator.cli.main import app
@@ -86,7 +86,7 @@ def test_what_a_version_does_not_export_is_left_out_and_said(home: Home) -> None
 def test_a_server_that_was_started_is_watched_by_the_plan_that_it_has(home: Home) -> None:
     past_run(home, 1, "server.port=31999")
     server = monitored(replace(NOTHING, name="owl"), home)
-    assert (server.name, server.target, server.plan.server.port) == ("owl", "127.0.0.1:31999", 31999)
+    assert (server.name, server.targets, server.plan.server.port) == ("owl", ("127.0.0.1:31999",), 31999)
     assert server.expected["hit_share"].source == "`cached_share` of workload `smoke-tiny`"
     past_run(home, 2, "workload=null")
     server = monitored(replace(NOTHING, name="owl"), home)
@@ -104,6 +104,7 @@ def test_a_server_that_was_started_is_watched_by_the_plan_that_it_has(home: Home
         ({"profile": "cpu-tiny", "overrides": SLURM}, UsageError, "reaches `cpu-tiny` in its cluster is not known"),
         ({"profile": "cpu-tiny", "target": "http://x:1"}, UsageError, "no address"),
         ({"profile": "cpu-tiny", "gpu_exporter": "x"}, UsageError, "no address"),
+        ({"profile": "cpu-tiny", "overrides": ("replicas=2",), "target": "x:1"}, UsageError, "`cpu-tiny` is 2 servers"),
     ],
 )
 def test_what_cannot_be_watched_is_refused(
@@ -116,7 +117,28 @@ def test_what_cannot_be_watched_is_refused(
 
 def test_a_server_in_a_cluster_is_watched_where_it_is_said_to_be(home: Home) -> None:
     asked = replace(NOTHING, profile="cpu-tiny", overrides=SLURM, target="n0:30010")
-    assert monitored(asked, home).target == "n0:30010"
+    assert monitored(asked, home).targets == ("n0:30010",)
+
+
+def test_several_servers_and_their_gateway_are_scraped_each_by_itself(home: Home) -> None:
+    server = of_profile(home, profile="mi355x-tp4x2", gpu_exporter="node:5000")
+    files = {file.path: file.content for file in monitoring_files(server)}
+    targets = yaml.safe_load(files["mi355x-tp4x2.targets.yml"])
+    gateway = server.plan.gateway
+    assert gateway is not None
+    assert [(group["targets"], group["labels"].get("replica"), group["labels"].get("job")) for group in targets] == [
+        ([f"127.0.0.1:{gateway.ports[0]}"], "replica-1", None),
+        ([f"127.0.0.1:{gateway.ports[1]}"], "replica-2", None),
+        ([f"127.0.0.1:{gateway.metrics_port}"], None, "deploy-gateway"),
+        (["node:5000"], None, "deploy-gpus"),
+    ]
+    assert (
+        files["prometheus.yml"]
+        == {file.path: file.content for file in monitoring_files(of_profile(home))}["prometheus.yml"]
+    )
+    assert alerts(server).keys() - alerts(of_profile(home, gpu_exporter="x:1")).keys() == {
+        "DeployReplicaDown", "DeployGatewayDown", "DeployReplicaLeftOut", "DeployGatewayFails",
+    }  # fmt: skip
 
 
 # Fields of prometheus-operator 0.93.0's CRDs (example/prometheus-operator-crd, both v1) that may stand where.
@@ -171,6 +193,22 @@ def test_a_monitor_selects_the_very_pod_and_port_of_the_manifest(home: Home) -> 
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] in {port["name"] for port in server["ports"]}
 
 
+def test_a_monitor_of_several_takes_the_pods_of_its_servers_and_tells_them_apart(home: Home) -> None:
+    settings = ("runtime=kubernetes", "kubernetes.weights.claim=models", "kubernetes.namespace=serving")
+    server = of_profile(home, profile="mi355x-tp4x2", overrides=settings)
+    text = next(file.content for file in monitoring_files(server) if file.path.endswith(".monitor.yml"))
+    monitor, _ = yaml.safe_load_all(text)
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    rendered = all_objects(cluster_plan("mi355x-tp4x2", *CASES["mi355x-tp4x2"]))
+    pods = [each["spec"]["template"] for each in rendered if each["kind"] == "Deployment"]
+    taken = [pod["metadata"]["labels"] for pod in pods if wanted <= pod["metadata"]["labels"].items()]
+    assert [labels["deploy.part"] for labels in taken] == ["replica-1", "replica-2"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert {"sourceLabels": ["__meta_kubernetes_pod_label_deploy_part"], "targetLabel": "replica"} in endpoint[
+        "relabelings"
+    ]
+
+
 def test_the_rules_are_the_same_for_a_prometheus_of_ones_own(home: Home) -> None:
     _, files = in_cluster(home, target="node:30000")
     assert {"prometheus.yml", "mi355x-tp4dp2.targets.yml", "mi355x-tp4dp2.monitor.yml"} <= set(files)
@@ -213,5 +251,5 @@ def test_two_servers_share_a_folder_and_a_prometheus(home: Home) -> None:
     assert one["prometheus.yml"] == other["prometheus.yml"]
     targets = yaml.safe_load(one["mi355x-tp4dp2.targets.yml"])
     assert [(group["targets"], group["labels"].get("job")) for group in targets] == [
-        ([with_gpus.target], None), (["node:5000"], "deploy-gpus"),
+        ([*with_gpus.targets], None), (["node:5000"], "deploy-gpus"),
     ]  # fmt: skip
