@@ -131,6 +131,7 @@ class GatewayLaunch:
 
     host: str
     port: int
+    metrics_host: str
     metrics_port: int
     servers: Sequence[str]  # none where it finds them
     grace: int  # for running requests, after SIGTERM
@@ -139,7 +140,7 @@ class GatewayLaunch:
 
 
 def gateway_argv(launch: GatewayLaunch, *, python: str, launcher: str = LAUNCHER) -> tuple[str, ...]:
-    """The whole command line; the gateway's own counters are for this machine alone."""
+    """The whole command line."""
     argv = [python, launcher, "--host", launch.host, "--port", str(launch.port)]
     if launch.pods is None:
         argv += ["--worker-urls", *launch.servers]
@@ -147,7 +148,7 @@ def gateway_argv(launch: GatewayLaunch, *, python: str, launcher: str = LAUNCHER
         argv += ["--service-discovery", "--service-discovery-namespace", launch.pods.namespace]
         argv += ["--service-discovery-port", str(launch.pods.port)]
         argv += ["--selector", *(f"{label}={value}" for label, value in launch.pods.labels.items())]
-    argv += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(launch.metrics_port)]
+    argv += ["--prometheus-host", launch.metrics_host, "--prometheus-port", str(launch.metrics_port)]
     argv += ["--shutdown-grace-period-secs", str(launch.grace)]
     return (*argv, *(word for option in launch.options for word in option))
 

@@ -63,8 +63,8 @@ def omitted(server: Monitored) -> Iterator[str]:
             yield f"no alert {of}: nothing is expected; `--workload` names a load that does, or `--expect {name}=…`"
     if server.speculates and ACCEPT_LENGTH not in server.expected:
         yield f"DeployAcceptLengthLow fires where no draft is right: `--expect {ACCEPT_LENGTH}=…` names a better length"
-    if server.servers > 1 and server.gateway_target is None:
-        yield "no alert of the gateway: its own counters are for its pod alone"
+    if server.servers > 1 and not server.gateway_is_scraped:
+        yield "no alert of the gateway: nobody is let in to its counters, or its servers; see `kubernetes.metrics_from`"
     if server.plan.gpus and not server.gpu_target:
         yield "no alert DeployVramFull: sglang exports no VRAM; `--gpu-exporter HOST:PORT` names what does"
     yield f"no alert on kernels without a tuned row: the log alone tells of them, see `deploy top {server.name}`"
@@ -138,7 +138,7 @@ def _of_several(server: Monitored) -> Iterator[Alert]:
         summary=f"one of its {server.servers} servers does not answer, the gateway sends to the others; {status}",
         limit=f"`replicas` of the plan is {server.servers}",
     )
-    if server.gateway_target is None:
+    if not server.gateway_is_scraped:
         return
     yield Alert(
         name="DeployGatewayDown",

@@ -1,6 +1,7 @@
 """The files: YAML for Prometheus, JSON for Grafana. The same bytes for the same server."""
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import yaml
@@ -42,21 +43,46 @@ def _objects(server: Monitored, pods: Pods) -> str:
 
     A pod's name and address change with each start: its series go on under the server's name.
     """
-    about = {
-        "name": pods.called,
-        "namespace": pods.namespace,
-        "labels": {**pods.labels, "app.kubernetes.io/managed-by": "deploy"},
-    }
+    objects = [("PodMonitor", pods.called, _monitor(server, SCRAPED, pods.labels, pods.port, pods.replica))]
+    if pods.gateway is not None:
+        gateway = _monitor(server, SCRAPED_GATEWAY, pods.gateway, pods.gateway_port, None)
+        objects.append(("PodMonitor", f"{pods.called}--gateway", gateway))
+    objects.append(("PrometheusRule", pods.called, _rules(server)))
+    labels = {**pods.labels, "app.kubernetes.io/managed-by": "deploy"}
+    documents = (
+        _yaml(
+            {
+                "apiVersion": "monitoring.coreos.com/v1",
+                "kind": kind,
+                "metadata": {"name": called, "namespace": pods.namespace, "labels": dict(labels)},
+                "spec": spec,
+            }
+        )
+        for kind, called, spec in objects
+    )
+    head = (
+        f"`kubectl apply -f {server.name}.monitor.yml` gives the Prometheus of the cluster `{server.name}` to watch",
+        "where its operator selects such objects by labels of their own, add them: `kubectl label -f … release=…`",
+        f"its pods have to be let in by the NetworkPolicy of `{server.name}`: `kubernetes.metrics_from`, in a profile",
+        *omitted(server),
+    )
+    return "".join(f"# {line}\n" for line in head) + "---\n" + "---\n".join(documents)
+
+
+def _monitor(
+    server: Monitored, job: str, labels: Mapping[str, str], port: str, replica: str | None
+) -> dict[str, object]:
+    """What is scraped of pods of the monitor's own namespace, as it names no other one; each is its server's series."""
     written, name = ESCAPED
-    own = {"server": server.name, "profile": server.plan.profile, "job": SCRAPED, "instance": server.name}
+    own = {"server": server.name, "profile": server.plan.profile, "job": job, "instance": server.name}
     relabelings: list[dict[str, object]] = [
         {"targetLabel": label, "replacement": value} for label, value in own.items()
     ]
-    if pods.replica is not None:
-        told = f"__meta_kubernetes_pod_label_{re.sub('[^A-Za-z0-9_]', '_', pods.replica)}"  # as Prometheus writes it
+    if replica is not None:
+        told = f"__meta_kubernetes_pod_label_{re.sub('[^A-Za-z0-9_]', '_', replica)}"  # as Prometheus writes it
         relabelings += [{"sourceLabels": [told], "targetLabel": label} for label in ("replica", "instance")]
     endpoint = {
-        "port": pods.port,
+        "port": port,
         "path": endpoints.METRICS,
         "interval": _EVERY,
         "relabelings": relabelings,
@@ -64,19 +90,7 @@ def _objects(server: Monitored, pods: Pods) -> str:
             {"sourceLabels": ["__name__"], "regex": written, "targetLabel": "__name__", "replacement": name}
         ],
     }
-    monitor = {"selector": {"matchLabels": dict(pods.labels)}, "podMetricsEndpoints": [endpoint]}
-    found = {"PodMonitor": monitor, "PrometheusRule": _rules(server)}
-    head = (
-        f"`kubectl apply -f {server.name}.monitor.yml` gives the Prometheus of the cluster `{server.name}` to watch",
-        "where its operator selects such objects by labels of their own, add them: `kubectl label -f … release=…`",
-        f"its pods have to be let in by the NetworkPolicy of `{server.name}`, which is for pods of its namespace",
-        *omitted(server),
-    )
-    documents = (
-        _yaml({"apiVersion": "monitoring.coreos.com/v1", "kind": kind, "metadata": about, "spec": spec})
-        for kind, spec in found.items()
-    )
-    return "".join(f"# {line}\n" for line in head) + "---\n" + "---\n".join(documents)
+    return {"selector": {"matchLabels": dict(labels)}, "podMetricsEndpoints": [endpoint]}
 
 
 def _scrape() -> dict[str, object]:

@@ -42,6 +42,8 @@ class Pods:
     port: str  # its name in the pod
     called: str  # what its objects are called
     replica: str | None  # the label that tells one of several servers
+    gateway: Mapping[str, str] | None  # of the gateway's pod, where that is to be scraped
+    gateway_port: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,11 @@ class Monitored:
     def selector(self) -> str:
         """What selects its series, and no other server's."""
         return f'server="{self.name}"'
+
+    @property
+    def gateway_is_scraped(self) -> bool:
+        """Whether the gateway's own counters are read."""
+        return self.gateway_target is not None or (self.pods is not None and self.pods.gateway is not None)
 
     @property
     def servers(self) -> int:
@@ -146,7 +153,7 @@ def _series(server: Monitored) -> Iterator[Series]:
     yield from _flow(of, "", speculates=server.speculates)
     if server.servers > 1:
         yield from _of_all(server)
-    if server.gateway_target:
+    if server.gateway_is_scraped:
         yield from _of_gateway(_Expressions(server.selector, "server"))
     if server.gpu_target and server.plan.hardware.vendor in _VRAM:
         used, room = (text.replace("%s", server.selector) for text in _VRAM[server.plan.hardware.vendor])

@@ -280,6 +280,7 @@ class Kubernetes:
     runtime_class: str | None
     service: str  # ClusterIP | NodePort | LoadBalancer
     clients: tuple[str, ...]  # labels of pods
+    metrics_from: tuple[str, ...]  # labels of a namespace; none: nobody else's Prometheus is let in
     patience: int  # seconds for what is not to be had
     secret: str | None  # the one with the API key; None: one of the server's own
     claim: str | None  # either of these two holds checkpoints by name

@@ -77,6 +77,11 @@ class KubernetesSection(StrictModel):
     clients: tuple[Label, ...] = Field(
         default=("deploy.client=true",), description="labels of the pods of its namespace that may reach the server"
     )
+    metrics_from: tuple[Label, ...] = Field(
+        default=(),
+        description="labels of another namespace whose pods may read metrics, such as "
+        "`kubernetes.io/metadata.name=monitoring` of a Prometheus there",
+    )
     secret: ObjectName | None = Field(
         default=None, description="the Secret that holds the API key, in its key `config.yaml`; default: one of its own"
     )

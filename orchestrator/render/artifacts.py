@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from orchestrator.engine import Launch, launch_argv
 from orchestrator.engine.gateway import LAUNCHER, GatewayLaunch, PodSearch, gateway_argv
 from orchestrator.plan import ContainerNeeds, Plan
-from orchestrator.plan.replicas import replica_plans
+from orchestrator.plan.replicas import LOOPBACK, replica_plans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +85,19 @@ def gateway_command(
     python: str = "python3",
     launcher: str = LAUNCHER,
     host: str | None = None,
+    metrics_host: str = LOOPBACK,
     pods: PodSearch | None = None,
 ) -> Command:
-    """What is executed before several servers, or before the `pods` it finds; for a plan that has a gateway."""
+    """What is executed before several servers, or before the `pods` it finds; for a plan that has a gateway.
+
+    Its own counters are for its machine alone, where no `metrics_host` is given: it asks for no key to them.
+    """
     if plan.gateway is None:
         raise ValueError(f"the plan of `{plan.profile}` has no gateway")
     launch = GatewayLaunch(
         host=host or plan.server.host,
         port=plan.server.port,
+        metrics_host=metrics_host,
         metrics_port=plan.gateway.metrics_port,
         servers=[replica.server.url for replica in replica_plans(plan)],
         grace=plan.waiting.grace,

@@ -11,6 +11,7 @@ from orchestrator.plan import Plan
 
 IMAGE: Final = f"registry.example/sglang@sha256:{'0123456789abcdef' * 4}"
 HOST_PATH: Final = "kubernetes.weights.host_path=/srv/models"
+MONITORED: Final = "kubernetes.metrics_from=[kubernetes.io/metadata.name=monitoring]"
 CASES: Final[Mapping[str, tuple[str, ...]]] = {  # one of each vendor; between them everything that can be said
     "mi355x-tp4dp2": (
         "kubernetes.namespace=serving",
@@ -32,7 +33,7 @@ CASES: Final[Mapping[str, tuple[str, ...]]] = {  # one of each vendor; between t
         "server.api_key_env=SGLANG_KEY",
         HOST_PATH,
     ),
-    "mi355x-tp4x2": ("kubernetes.namespace=serving", "server.api_key_env=SGLANG_KEY", HOST_PATH),
+    "mi355x-tp4x2": ("kubernetes.namespace=serving", MONITORED, "server.api_key_env=SGLANG_KEY", HOST_PATH),
     "cpu-tiny": (HOST_PATH, "kubernetes.image_on_node=true"),
 }
 

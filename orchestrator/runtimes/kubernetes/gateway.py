@@ -10,11 +10,12 @@ from typing import Final
 
 from orchestrator.engine.gateway import IN_IMAGE, IN_IMAGE_PACKAGES, LAUNCHER, LIVENESS, READINESS, PodSearch
 from orchestrator.plan import Kubernetes, Plan
-from orchestrator.plan.replicas import replica_plans
+from orchestrator.plan.replicas import LOOPBACK, replica_plans
 from orchestrator.render import Artifacts, Command, gateway_command
 from orchestrator.runtimes.kubernetes.manifests import (
     AFTER_DRAIN,
     CONTAINER,
+    METRICS_PORT,
     PERIOD,
     Manifest,
     as_written,
@@ -50,7 +51,10 @@ def command_of_gateway(plan: Plan, name: str) -> Command:
         labels={NAME: name, ROLE: REPLICA},
         port=replica_plans(plan)[0].server.port,
     )
-    command = gateway_command(plan, launcher=f"{IN_IMAGE}/{LAUNCHER}", host=EVERYWHERE, pods=pods)
+    cluster = cluster_of(plan)
+    metrics = EVERYWHERE if cluster.metrics_from else LOOPBACK
+    launcher = f"{IN_IMAGE}/{LAUNCHER}"
+    command = gateway_command(plan, launcher=launcher, host=EVERYWHERE, metrics_host=metrics, pods=pods)
     return replace(command, env=(("PYTHONPATH", IN_IMAGE_PACKAGES),))
 
 
@@ -86,6 +90,12 @@ def _rights(plan: Plan, name: str) -> Iterator[Manifest]:
     }
 
 
+def _metrics_port(plan: Plan, cluster: Kubernetes) -> Iterator[Manifest]:
+    """That of its own counters, where somebody is let in to it."""
+    if cluster.metrics_from and plan.gateway is not None:
+        yield {"name": METRICS_PORT, "containerPort": plan.gateway.metrics_port}
+
+
 def _pod(plan: Plan, cluster: Kubernetes, *, image: str, name: str) -> Manifest:
     """On the nodes of its servers, which hold the image; it takes no GPU."""
     command = command_of_gateway(plan, name)
@@ -97,7 +107,7 @@ def _pod(plan: Plan, cluster: Kubernetes, *, image: str, name: str) -> Manifest:
         "imagePullPolicy": pull_policy(cluster),
         "args": [as_written(word) for word in (*command.argv, *config_words(plan))],
         "env": [{"name": variable, "value": as_written(env[variable])} for variable in sorted(env)],
-        "ports": [{"name": "http", "containerPort": plan.server.port}],
+        "ports": [{"name": "http", "containerPort": plan.server.port}, *_metrics_port(plan, cluster)],
         "startupProbe": {
             "httpGet": {"path": LIVENESS, "port": "http"},
             "periodSeconds": 1,

@@ -20,8 +20,8 @@ from orchestrator.runtimes.kubernetes.checks import cluster_findings
 from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, manifest_files
 from orchestrator.runtimes.kubernetes.gateway import EVERYWHERE, command_of_gateway
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
-from orchestrator.runtimes.kubernetes.manifests import PORT, cluster_of, model_path
-from orchestrator.runtimes.kubernetes.record import PART, REPLICA, ROLE, object_name, selected
+from orchestrator.runtimes.kubernetes.manifests import METRICS_PORT, PORT, cluster_of, model_path
+from orchestrator.runtimes.kubernetes.record import GATEWAY, PART, REPLICA, ROLE, object_name, selected
 
 
 def weights_have_a_place(case: Case) -> Iterator[Problem]:
@@ -91,6 +91,8 @@ def _pods(plan: Plan, name: str) -> Pods:
         port=PORT,
         called=object_name(name),
         replica=PART if several else None,
+        gateway=selected(name, GATEWAY) if several and cluster_of(plan).metrics_from else None,
+        gateway_port=METRICS_PORT,
     )
 
 

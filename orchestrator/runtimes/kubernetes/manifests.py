@@ -28,6 +28,7 @@ Manifest: TypeAlias = dict[str, Any]  # Any: JSON of the API's own shape
 MODELS: Final = "/models"  # in a pod: checkpoints by name
 CONTAINER: Final = "server"
 PORT: Final = "http"  # what a pod calls it
+METRICS_PORT: Final = "metrics"  # that of a gateway's own counters
 CONFIG: Final = "config.yaml"  # the key of a Secret that is sglang's `--config` file
 _SECRETS: Final = "/run/secrets/deploy"
 _RESOURCES: Final = {"amd": "amd.com/gpu", "nvidia": "nvidia.com/gpu"}  # of the device plugins of both
@@ -125,7 +126,10 @@ def as_written(text: str) -> str:
 
 
 def network_policy(plan: Plan, cluster: Kubernetes, name: str, part: str) -> Manifest:
-    """Who may reach it; the node itself always may, for probes and port-forward. One of several: its gateway alone."""
+    """Who may reach it; the node itself always may, for probes and port-forward. One of several: its gateway alone.
+
+    Whoever may read its metrics besides reaches a server's one port, and of a gateway that of its counters.
+    """
     ingress: Manifest = {"ports": [{"protocol": "TCP", "port": plan.server.port}]}
     if _is_behind(part):
         ingress = {"from": [{"podSelector": {"matchLabels": selected(name, GATEWAY)}}], **ingress}
@@ -138,9 +142,18 @@ def network_policy(plan: Plan, cluster: Kubernetes, name: str, part: str) -> Man
         "spec": {
             "podSelector": {"matchLabels": selected(name, part)},
             "policyTypes": ["Ingress"],
-            "ingress": [ingress],
+            "ingress": [ingress, *_metrics_ingress(plan, cluster, part)],
         },
     }
+
+
+def _metrics_ingress(plan: Plan, cluster: Kubernetes, part: str) -> Iterator[Manifest]:
+    """The pods of a namespace in which a Prometheus is; a single server that is open to all needs no second rule."""
+    if not cluster.metrics_from or (part == "" and cluster.service != "ClusterIP"):
+        return
+    port = plan.gateway.metrics_port if plan.gateway is not None and part == GATEWAY else plan.server.port
+    namespaces = {"namespaceSelector": {"matchLabels": dict(pairs(cluster.metrics_from))}}
+    yield {"from": [namespaces], "ports": [{"protocol": "TCP", "port": port}]}
 
 
 def _disruption_budget(plan: Plan, name: str, part: str) -> Manifest:

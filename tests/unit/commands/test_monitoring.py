@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cluster_samples import CASES, all_objects, cluster_plan, objects
+from cluster_samples import CASES, MONITORED, all_objects, cluster_plan, objects
 from run_samples import past_run
 
 from orchestrator.cli.main import app
@@ -194,19 +194,33 @@ def test_a_monitor_selects_the_very_pod_and_port_of_the_manifest(home: Home) -> 
 
 
 def test_a_monitor_of_several_takes_the_pods_of_its_servers_and_tells_them_apart(home: Home) -> None:
-    settings = ("runtime=kubernetes", "kubernetes.weights.claim=models", "kubernetes.namespace=serving")
+    settings = ("runtime=kubernetes", *CASES["mi355x-tp4x2"])
     server = of_profile(home, profile="mi355x-tp4x2", overrides=settings)
     text = next(file.content for file in monitoring_files(server) if file.path.endswith(".monitor.yml"))
-    monitor, _ = yaml.safe_load_all(text)
+    monitor, gateway, rules = yaml.safe_load_all(text)
     wanted = monitor["spec"]["selector"]["matchLabels"].items()
     rendered = all_objects(cluster_plan("mi355x-tp4x2", *CASES["mi355x-tp4x2"]))
     pods = [each["spec"]["template"] for each in rendered if each["kind"] == "Deployment"]
     taken = [pod["metadata"]["labels"] for pod in pods if wanted <= pod["metadata"]["labels"].items()]
     assert [labels["deploy.part"] for labels in taken] == ["replica-1", "replica-2"]
+    (front,) = (pod for pod in pods if pod["metadata"]["labels"]["deploy.part"] == "gateway")
+    assert gateway["spec"]["selector"]["matchLabels"].items() <= front["metadata"]["labels"].items()
+    (endpoint,) = gateway["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in {port["name"] for port in front["spec"]["containers"][0]["ports"]}
+    assert {"targetLabel": "job", "replacement": "deploy-gateway"} in endpoint["relabelings"]
+    assert "DeployGatewayDown" in {rule.get("alert") for group in rules["spec"]["groups"] for rule in group["rules"]}
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert {"sourceLabels": ["__meta_kubernetes_pod_label_deploy_part"], "targetLabel": "replica"} in endpoint[
         "relabelings"
     ]
+
+
+def test_counters_that_nobody_is_let_in_to_have_no_alert_and_that_is_said(home: Home) -> None:
+    settings = ("runtime=kubernetes", *(word for word in CASES["mi355x-tp4x2"] if word != MONITORED))
+    server = of_profile(home, profile="mi355x-tp4x2", overrides=settings)
+    assert any("see `kubernetes.metrics_from`" in text for text in omitted(server))
+    text = next(file.content for file in monitoring_files(server) if file.path.endswith(".monitor.yml")).decode()
+    assert ("DeployReplicaDown" in text, "DeployGateway" in text, text.count("kind: PodMonitor")) == (True, False, 1)
 
 
 def test_the_rules_are_the_same_for_a_prometheus_of_ones_own(home: Home) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cluster_samples import HOST_PATH, IMAGE, cluster_plan, manifest_texts, objects, pod
+from cluster_samples import HOST_PATH, IMAGE, MONITORED, cluster_plan, manifest_texts, objects, pod
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -129,6 +129,25 @@ def test_only_labelled_clients_reach_a_server_that_the_cluster_alone_reaches() -
     (rule,) = objects(plan)["NetworkPolicy"]["spec"]["ingress"]
     assert rule["from"] == [{"podSelector": {"matchLabels": {"team": "ours"}}}]
     assert rule["ports"] == [{"protocol": "TCP", "port": plan.server.port}]
+
+
+def test_a_prometheus_of_another_namespace_is_let_in_where_the_profile_says_so() -> None:
+    clients, prometheus = objects(cluster_plan("cpu-tiny", HOST_PATH, MONITORED))["NetworkPolicy"]["spec"]["ingress"]
+    named = {"kubernetes.io/metadata.name": "monitoring"}
+    assert prometheus == {"from": [{"namespaceSelector": {"matchLabels": named}}], "ports": clients["ports"]}
+    open_to_all = objects(
+        cluster_plan("cpu-tiny", HOST_PATH, MONITORED, "kubernetes.service=NodePort", "server.api_key_env=KEY")
+    )
+    assert open_to_all["NetworkPolicy"]["spec"]["ingress"] == [{"ports": clients["ports"]}]
+
+
+@pytest.mark.parametrize("said", ["[monitoring]", "[a=b c]", "[=b]", "monitoring", "{name: monitoring}", "[-a=b]"])
+def test_what_no_namespace_bears_is_refused_where_it_stands(tmp_path: Path, said: str) -> None:
+    profile = tmp_path / "own.yaml"
+    profile.write_text(f"extends: cpu-tiny\nkubernetes:\n  metrics_from: {said}\n")
+    with pytest.raises(ProfileError) as caught:
+        load(str(profile))
+    assert any(f"{profile}:3" in problem.where for problem in caught.value.each())
 
 
 def test_kubernetes_expands_nothing_of_what_a_plan_says() -> None:

@@ -9,6 +9,7 @@ from orchestrator.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
 
+MONITORING = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 PARTS = ("replica-1", "replica-2", "gateway")
 
 
@@ -72,13 +73,31 @@ def test_the_gateway_finds_the_servers_of_its_name_alone(found: dict[tuple[str, 
 def test_only_the_gateway_is_let_in_to_a_server(found: dict[tuple[str, str], Any]) -> None:
     gateway = found["Deployment", "gateway"]["spec"]["template"]["metadata"]["labels"]
     for part in PARTS[:2]:
-        (rule,) = found["NetworkPolicy", part]["spec"]["ingress"]
+        rule, for_metrics = found["NetworkPolicy", part]["spec"]["ingress"]
         (source,) = rule["from"]
         assert source.keys() == {"podSelector"}, "of no other namespace"
         assert source["podSelector"]["matchLabels"].items() <= gateway.items()
         assert found["Service", part]["spec"]["type"] == "ClusterIP"
-    (rule,) = found["NetworkPolicy", "gateway"]["spec"]["ingress"]
+        assert for_metrics["from"] == MONITORING
+    rule, for_metrics = found["NetworkPolicy", "gateway"]["spec"]["ingress"]
     assert rule["from"] == [{"podSelector": {"matchLabels": {"deploy.client": "true"}}}]
+    assert for_metrics["from"] == MONITORING
+
+
+def test_of_the_gateway_a_prometheus_reaches_its_counters_and_nothing_else(found: dict[tuple[str, str], Any]) -> None:
+    rule, for_metrics = found["NetworkPolicy", "gateway"]["spec"]["ingress"]
+    args, ports = (container(found, "gateway")[key] for key in ("args", "ports"))
+    (port,) = (each["containerPort"] for each in ports if each["name"] == "metrics")
+    assert args[args.index("--prometheus-port") + 1] == str(port) != str(rule["ports"][0]["port"])
+    assert args[args.index("--prometheus-host") + 1] == "0.0.0.0"
+    assert for_metrics["ports"] == [{"protocol": "TCP", "port": port}]
+    unwatched = {
+        (each["kind"], each["metadata"]["labels"].get("deploy.part", "")): each
+        for each in all_objects(cluster_plan("mi355x-tp4x2", HOST_PATH))
+    }
+    args = container(unwatched, "gateway")["args"]
+    assert args[args.index("--prometheus-host") + 1] == "127.0.0.1"
+    assert [len(unwatched["NetworkPolicy", part]["spec"]["ingress"]) for part in PARTS] == [1, 1, 1]
 
 
 def test_the_gateway_may_look_at_pods_and_nothing_else_and_no_server_has_an_account(
