@@ -99,7 +99,8 @@ def _log_of(subject: str, home: "Home", host: str | None) -> Iterator[tuple[Iter
             if found:
                 runtime = servers.runtime(found[0])
                 ended = not_running(runtime, found[0])
-                seen = filter(None, [lost_parts(runtime, found[0]), runtime.state(found[0]).detail])
+                detail = "" if ended else runtime.state(found[0]).detail
+                seen = filter(None, [lost_parts(runtime, found[0]), detail])
                 yield chain(runtime.logs(found[0], follow=False), seen), ended.message if ended else ""
             elif (kept := kept_log(servers, subject)) is not None:
                 yield kept, ""
