@@ -11,10 +11,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from operator import itemgetter
 from typing import Final
 
+from orchestrator.core.lookalikes import Allowance
 from orchestrator.core.sieve import Sieve
+from orchestrator.core.text import standing_in
 
 SHORT: Final = 8  # characters; what is shorter may well be a word, and is only found as one
 MOST_APART: Final = 4096  # characters from the beginning of a secret to its end, with all that is in between
@@ -48,6 +51,16 @@ class _Known:
     sieve: Sieve = field(default_factory=lambda: Sieve(()))
     longest: int = 0
     words: re.Pattern[str] | None = None  # the short ones
+
+    def words_in(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where the short ones stand, each as a word."""
+        if self.words is not None and any(len(value) < SHORT and value in text for value in self.values):
+            yield from (word.span() for word in self.words.finditer(text))
+
+    @cached_property
+    def encoded(self) -> tuple[bytes, ...]:
+        """The forms as bytes, which are searched more quickly."""
+        return tuple(form.encode("utf-8", "surrogatepass") for form, _ in self.forms)
 
     @cached_property
     def plain(self) -> tuple[str, ...]:
@@ -98,14 +111,16 @@ def know(values: Iterable[str]) -> None:
     if values == _known.values:
         return
     forms = dict(form for value in values if len(value) >= SHORT for form in _forms(value).items())
-    words = "|".join(re.escape(value) for value in values if len(value) < SHORT)
+    words = "|".join(
+        rf"{word}(?<![A-Za-z0-9]{word})" for word in (re.escape(each) for each in values if len(each) < SHORT)
+    )
     _known = _Known(
         values=values,
         forms=tuple(forms.items()),
         beginnings=frozenset(form[:end] for form in forms for end in range(1, len(form))),
         sieve=Sieve(forms),
         longest=max(map(len, forms), default=0),
-        words=re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])") if words else None,
+        words=re.compile(rf"(?:{words})(?![A-Za-z0-9])") if words else None,
     )
 
 
@@ -162,37 +177,69 @@ def known_as_it_is(text: str) -> str | None:
 
 
 def _may_hold_any(text: str) -> bool:
-    if _known.words is not None and _known.words.search(text):
+    if any(_known.words_in(text)):
         return True
     return bool(_known.forms) and _may_hold_known(text)
 
 
-def known_spans(text: str) -> Iterator[tuple[int, int]]:
-    """Where known secrets stand in `text`. Most texts hold none, which costs a search a form and nothing else."""
-    if _known.words is not None:
-        yield from (word.span() for word in _known.words.finditer(text))
+def known_spans(text: str, allowance: Allowance | None = None) -> Iterator[tuple[int, int]]:
+    """Where known secrets stand in `text`; with an allowance that is used up, where any may stand.
+
+    Most texts hold none, which costs a search a form and nothing else.
+    """
+    words = _at_most(allowance, _known.words_in(text))
+    yield from [(0, _end(text))] if words is None else words
+    if allowance and _known.forms:  # a portion of a log, which may hold one as far as was told at once
+        yield from _spans_in_window(text, allowance)
+        return
     for at in range(0, len(text) if _known.forms else 0, _WINDOW):
         window = text[at : at + _WINDOW + MOST_APART]
         if _may_hold_known(window):
-            yield from ((at + start, at + end) for start, end in _spans_in_window(window))
+            yield from ((at + start, at + end) for start, end in _spans_in_window(window, None))
 
 
-def _spans_in_window(text: str) -> Iterator[tuple[int, int]]:
+def _at_most(allowance: Allowance | None, spans: Iterator[tuple[int, int]]) -> list[tuple[int, int]] | None:
+    """These spans; None where they are more than is allowed."""
+    if allowance is None:
+        return [*spans]
+    found = [*islice(spans, allowance.places + 1)]
+    return None if allowance.exceeded_by(len(found)) else found
+
+
+def _end(text: str) -> int:
+    """Up to where a text is taken out whole: its last line end stays."""
+    return len(text) - text.endswith("\n")
+
+
+def _spans_in_window(text: str, allowance: Allowance | None) -> Iterator[tuple[int, int]]:
     """Those that stand there as they are, and then by pieces where the rest of the text may hold more."""
-    spans = [] if _known.may_overlap else [*_spans_as_they_are(text)]
+    spans = [] if _known.may_overlap else _at_most(allowance, _spans_as_they_are(text))
+    if spans is None:
+        yield 0, _end(text)
+        return
     yield from spans
     rest = _without_middles(text, spans)
     for at in range(0, len(text) if not spans or _may_hold_known(rest) else 0, MOST_APART):
         piece = slice(at, at + 2 * MOST_APART)
-        if _may_hold_known(rest[piece]):
-            yield from ((at + start, at + end) for start, end in _spans_in_readings(text[piece]))
+        if not _may_hold_known(rest[piece]):
+            continue
+        found = None
+        if allowance is None or allowance.one_reading():
+            found = _at_most(allowance, _spans_in_readings(text[piece]))
+        if found is None:
+            yield text.rfind("\n", 0, at) + 1, _end(text)
+            return
+        yield from ((at + start, at + end) for start, end in found)
 
 
 def _spans_as_they_are(text: str) -> Iterator[tuple[int, int]]:
     for form, edge in _known.forms:
-        start = -1 if edge else text.find(form)
+        start = text.find(form)
         while start >= 0:
-            yield start, start + len(form)
+            end = start + len(form)
+            before = edge if start and _BASE64.match(text, start - 1) else 0
+            after = edge if _BASE64.match(text, end) else 0
+            yield start - before, end + after
             start = text.find(form, start + 1)
 
 
@@ -209,8 +256,8 @@ def _may_hold_known(text: str) -> bool:
     """Whether a reading of it may hold a known secret: told a hundred times as quickly as by reading it."""
     if _is_marked(text):
         return _known.sieve.passes(text)
-    plain = _without_ends(text)
-    return any(form in plain for form, _ in _known.forms)
+    plain = text.encode("utf-8", "surrogatepass").translate(None, b"\r\n")
+    return any(standing_in(plain, _known.encoded))
 
 
 def _spans_in_readings(text: str) -> Iterator[tuple[int, int]]:

@@ -4,7 +4,6 @@ All of it works on blocks of lines, in memory that does not grow with the log or
 """
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -14,6 +13,7 @@ from typing import BinaryIO, Final
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import open_own
 from orchestrator.core.log_files import PIECE, full_pieces, piece_of
+from orchestrator.core.lookalikes import Allowance
 from orchestrator.core.redaction import Stream, safe_cut
 
 MAX_LINE_BYTES: Final = 64 * 1024
@@ -21,7 +21,7 @@ CHUNK_BYTES: Final = 256 * 1024
 LONGEST_LINE: Final = 1 << 20  # bytes; a longer one is cut, so that a server that writes no line ends is still read
 _BATCH: Final = 256 * 1024  # characters
 _CUT_BACK: Final = 4096  # characters before its end at which a line without end is cut
-_EMPTY_LINES: Final = re.compile(rb"\n{2,}")
+_PORTION: Final = 64 * 1024  # characters in which secrets are counted
 
 
 class LogTail:
@@ -109,6 +109,17 @@ class LogTail:
         return f"\n({gone} x {PIECE >> 20} MiB of this log are not kept)\n".encode() if gone > 0 else b""
 
 
+def gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes, more at a time: of a source that gives a line at a time, and has them all already."""
+    waiting = bytearray()
+    for piece in pieces:
+        waiting += piece
+        if len(waiting) >= CHUNK_BYTES:
+            yield bytes(waiting)
+            waiting.clear()
+    yield bytes(waiting)
+
+
 def whole_lines(pieces: Iterable[bytes]) -> Iterator[str]:
     r"""Blocks of whole lines out of pieces of output, as soon as they are whole, without empty lines.
 
@@ -132,10 +143,18 @@ def whole_lines(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 def redacted(pieces: Iterable[bytes]) -> Iterator[str]:
-    """The same blocks, secrets removed. What may be the beginning of a secret waits for what comes after it."""
-    stream = Stream()
+    """The same lines, secrets removed. What may be the beginning of a secret waits for what comes after it.
+
+    Lines that hold more secrets than any server writes are not shown: see `Allowance`.
+    """
+    stream = Stream(allowance := Allowance())
     for block in whole_lines(pieces):
-        yield stream.feed(block)
+        allowance.exceeded = False
+        at = 0
+        while at < len(block):
+            end = len(block) if allowance.exceeded else _end_of_portion(block, at)
+            yield stream.withhold(block[at:]) if allowance.exceeded else stream.feed(block[at:end])
+            at = end
     yield stream.close()
 
 
@@ -145,7 +164,7 @@ class Lines(Iterator[str]):
     def __init__(self, blocks: Iterable[str]) -> None:
         """Read none of them yet."""
         self.blocks = blocks
-        self._lines = (line for block in blocks for line in filter(None, block.split("\n")))
+        self._lines = chain.from_iterable(filter(None, block.split("\n")) for block in blocks)
 
     def __iter__(self) -> Iterator[str]:  # noqa: PYI034 - without a step of ours for each line
         return self._lines
@@ -191,8 +210,13 @@ def _cut_of_line(data: bytes) -> int:
     return len(text[: safe_cut(text, len(text) - _CUT_BACK)].encode(errors="surrogateescape"))
 
 
+def _end_of_portion(block: str, at: int) -> int:
+    """Where whole lines of some 64 KiB end that begin at `at`."""
+    return block.rfind("\n", at, at + _PORTION) + 1 or block.find("\n", at) + 1 or len(block)
+
+
 def _tidy(data: bytes) -> str:
-    if b"\n\n" in data:
-        data = _EMPTY_LINES.sub(b"\n", data)
+    while data.rfind(b"\n\n") >= 0:  # several times as quick as `in`
+        data = data.replace(b"\n\n", b"\n")
     block = data.removeprefix(b"\n").decode(errors="replace")
     return block if block.endswith("\n") or not block else f"{block}\n"

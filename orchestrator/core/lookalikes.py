@@ -3,24 +3,30 @@
 import base64
 import binascii
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
 from typing import Final, NamedTuple
 
-from orchestrator.core.text import alike
+from orchestrator.core.text import alike, kinds, repetitive, standing_in
 
 REDACTED: Final = "[REDACTED]"
 _IsSecret = Callable[[str, str], bool]
 _HEADER: Final = 24  # characters: `proxy-authorization`, and what stands between it and its value
 
 # A quote may itself be escaped, in JSON within JSON; a value whose quote does not close ends with its line.
-_VALUE: Final = r"""(?P<quote>\\*["'])?(?P<value>(?(quote)(?:(?!(?P=quote))(?:\\.|.))+|[^\s,;)}\]"'\\]+))"""
+_VALUE: Final = (
+    r"""(?P<quote>\\*["'])?(?P<value>(?(quote)(?:[^\\"'\n]++|(?!(?P=quote))(?:\\.|.))++|[^\s,;)}\]"'\\]+))"""
+)
 _GIVEN: Final = rf"""\\*["']?[ \t]*[=:][ \t]*{_VALUE}"""
 _ARGUMENT: Final = rf"""(?:\\*["']?[ \t]*[=:]|(?:(?<=-api-key)|(?<=-keyfile-password))["']?[ \t,])[ \t]*{_VALUE}"""
 # Of a URL (RFC 3986, 3.2.1), its slashes escaped or not: behind a port comes `/` and no `@`, but that of a digest
 # behind the tag of an image, whose digits may be zeros here (`sha000`).
 _IN_URL: Final = r""":(?:\\*/){2}[^\s/@:"<>]*:(?P<value>[^\s/?#"<>]+)@(?!sha\d{3}:)"""
 _TOLD: Final = r"""[ \t]+(?:is|provided)[ \t]*:?[ \t]*["'`]?(?P<value>[a-z0-9._~+/=-]{8,})"""
+_DIGIT: Final = re.compile(r"\d")
+_LETTER: Final = re.compile(r"[A-Za-z]")
 
 
 def _is_value(value: str, _: str) -> bool:
@@ -36,7 +42,7 @@ def _is_password(value: str, _: str) -> bool:
 
 def _is_mixed(value: str, _: str) -> bool:
     """No word: a digit and a letter."""
-    return re.search(r"\d", value) is not None and re.search(r"[A-Za-z]", value) is not None
+    return _DIGIT.search(value) is not None and _LETTER.search(value) is not None
 
 
 def _is_user(value: str, before: str) -> bool:
@@ -62,30 +68,48 @@ _SHAPES: Final[tuple[tuple[str, re.Pattern[str], _IsSecret], ...]] = tuple(
         ("hf_", rf"hf_token{_GIVEN}", _is_value),
         ("hf_", r"(?P<value>hf_[a-z0-9]{16,})", _is_value),
         ("bearer", r"bearer[ \t]+(?P<value>[a-z0-9._~+/=-]{6,})", _is_value),
-        ("@", _IN_URL, _is_password),
+        ("://", _IN_URL, _is_password),
         ("basic", r"basic[ \t]+(?P<value>[a-z0-9+/_-]{4,}={0,2})", _is_user),
     )
 )
-_TELLTALES: Final = tuple(dict.fromkeys(telltale for telltale, _, _ in _SHAPES))
+_TELLTALES: Final = tuple(dict.fromkeys(telltale.encode() for telltale, _, _ in _SHAPES))
 _LOWER_BYTES: Final = bytes(range(256)).lower()
-_IN_NO_TELLTALE: Final = bytes(
-    {*range(128)} - {*"".join((*_TELLTALES, "\n")).encode()} - {*"".join(_TELLTALES).upper().encode()}
-)
+_IN_NO_TELLTALE: Final = bytes({*range(128)} - {*b"\n".join(_TELLTALES)} - {*b"".join(_TELLTALES).upper()})
 _LINE: Final = 32  # letters: of shorter lines it costs more to tell them apart than to search them
-_REPEATED: Final = 3  # lines of each kind: with fewer, to read them all costs less than to tell the kinds apart
-
-# Where many lines each hold a secret of their own, one word stands in for all of these until it is cut: the lines are
-# of one kind then. Every shape takes it in. What it stands for is longer than the words within what tells a secret
-# (`is`, `provided`), and ends in none at which that may begin.
-_SAMPLE: Final = 1 << 12  # characters of a text that show whether it is so
-_MANY: Final = 8  # different values behind the same letters, among those
-_CONTEXT: Final = 4  # characters before a shape that looks at what stands there: `api_` of a key
-_STAND_IN: Final = "S0meOneOfTheManyOfThisText"
-_STOOD_FOR: Final = (
-    r"(?!\d+\b|[A-Za-z0-9_-]*(?i:authorization))"  # which tells what comes behind it
-    r"[A-Za-z0-9_-]{12,}+(?i:(?<!key)(?<!password)(?<!token)(?<!bearer)(?<!basic))"
-)
+_SAMPLE: Final = 1 << 11  # letters
+_EVERY: Final = 7  # a line of so many shows whether they repeat themselves
+_READINGS: Final = 16.0
+_EARNED: Final = 1 << 22  # characters of a log
+_LONG: Final = 1024  # characters; of what is longer it is said how long it was
 _LOWER: Final = {capital: capital + 32 for capital in range(ord("A"), ord("Z") + 1)}
+
+
+@dataclass(kw_only=True)
+class Allowance:
+    """How much of a log is looked at place by place, so that what it costs is bounded whatever is written.
+
+    Beyond it, what may hold a secret is withheld whole. No server writes as much: the logs of real ones that the tests
+    have hold no secret at all, and a server tells its arguments, with some ten places, once.
+    """
+
+    places: int = 64  # that may be secrets, in a portion of 64 KiB, of each kind of secrets
+    readings: float = _READINGS  # of 8 KiB in which a known one may stand behind escapes; one more each `_EARNED`
+    exceeded: bool = False
+
+    def exceeded_by(self, places: int) -> bool:
+        """Whether so many are too many, which is kept."""
+        self.exceeded |= (more := places > self.places)
+        return more
+
+    def one_reading(self) -> bool:
+        """Whether there is one more, which is taken."""
+        self.exceeded |= self.readings < 1
+        self.readings -= not self.exceeded
+        return not self.exceeded
+
+    def earn(self, characters: int) -> None:
+        """So many have been read."""
+        self.readings = min(self.readings + characters / _EARNED, _READINGS)
 
 
 class Lookalike(NamedTuple):
@@ -96,76 +120,79 @@ class Lookalike(NamedTuple):
     end: int
 
 
-class _InPlace(NamedTuple):
-    """Where it stands within a line of some kind; with `doubtful` it is only one where a certain line says so."""
-
-    start: int
-    end: int
-    doubtful: bool
-
-
 def lookalikes(text: str) -> Iterator[Lookalike]:
     """All that looks like a secret. Most texts hold nothing of the kind."""
+    if told := [*_told(text)]:
+        yield from _search(text, told, None)[0]
+
+
+def lookalike_spans(text: str, allowance: Allowance | None = None) -> list[tuple[int, int]]:
+    """Where all of it stands; with an allowance that does not suffice the rest of `text`, but for its last line end."""
+    told = [*_told(text)]
+    return _with_rest(text, *_search(text, told, allowance)) if told else []
+
+
+def cut_lookalikes(text: str, allowance: Allowance | None = None) -> tuple[str, Iterable[str]]:
+    """`text` with `[REDACTED]` for all that looks like a secret, and what was cut; kinds of lines are counted."""
     if not (told := [*_told(text)]):
-        return
-    lower = _lowered(text)
+        return text, []
+    found, end = _search(text, told, allowance)
+    if allowance and end < len(text):
+        if by_kind := _cut_by_kind(text, told, allowance):
+            return by_kind
+        allowance.exceeded = True
+    return _cut(text, _with_rest(text, found, end))
+
+
+def _search(text: str, told: Sequence[str], allowance: Allowance | None) -> tuple[list[Lookalike], int]:
+    """What looks like a secret, and how far that goes: to the line with a place more than is allowed."""
+    lower, end = _lowered(text), len(text)
+    most = allowance.places if allowance else len(text)
+    places = list[tuple[int, re.Match[str], _IsSecret]]()
     for telltale, shape, is_secret in _SHAPES:
-        for match in shape.finditer(lower) if telltale in told else ():
-            start, end = match.span("value")
-            before = max(match.start() - _HEADER, 0)
-            if is_secret(text[start:end], lower[before : match.start()]):
-                yield Lookalike(before, start, end)
-
-
-def without_lookalikes(text: str) -> str:
-    """`text` with `[REDACTED]` for all that looks like a secret."""
-    if text.isascii() and (leads := _leads_of_many(text[:_SAMPLE])):
-        alike_ones = text
-        for lead in leads:
-            alike_ones = re.sub(re.escape(lead) + _STOOD_FOR, lead + _STAND_IN, alike_ones)
-        shown, _ = cut_lookalikes(alike_ones)
-        if _STAND_IN not in shown:  # else it stands for what is no secret
-            return shown
-    return cut_lookalikes(text)[0]
-
-
-def _leads_of_many(text: str) -> list[str]:
-    """What stands right before the values, where there are many that follow the same."""
-    if not (told := [*_told(text)]):
-        return []
-    lower, values = text.lower(), defaultdict[str, set[str]](set)
-    for telltale, shape, is_secret in _SHAPES:
-        if telltale not in told or is_secret is not _is_value:
+        if telltale not in told:
             continue
-        context = _CONTEXT if "(?<" in shape.pattern else 0
-        for match in shape.finditer(lower):
-            start = match.start("value")
-            lead = text[max(match.start() - context, text.rfind("\n", 0, start) + 1) : start]
-            values[lead].add(match["value"])
-    return [lead for lead, different in values.items() if lead and len(different) >= _MANY]
+        matches = islice(shape.finditer(lower, 0, end), most + 1)
+        places += [(match.start(), match, is_secret) for match in matches]
+        if len(places) > most:
+            places.sort(key=itemgetter(0))
+            end = text.rfind("\n", 0, places[most][0]) + 1
+            places = [place for place in places if place[0] < end]
+    found = []
+    for at, match, is_secret in places:
+        start, stop = match.span("value")
+        before = max(at - _HEADER, 0)
+        if is_secret(text[start:stop], lower[before:at]):
+            found.append(Lookalike(before, start, stop))
+    return found, end
 
 
-def cut_lookalikes(text: str) -> tuple[str, Iterable[str]]:
-    """The same, and what was cut. Lines of one kind are read once."""
-    if not (told := [*_told(text)]):
-        return text, []
+def _with_rest(text: str, found: Iterable[Lookalike], end: int) -> list[tuple[int, int]]:
+    rest = (end, len(text) - text.endswith("\n"))
+    return [*_spans(found), rest] if rest[0] < rest[1] else _spans(found)
+
+
+def _cut_by_kind(text: str, told: Sequence[str], allowance: Allowance) -> tuple[str, Iterable[str]] | None:
+    """The same where lines repeat themselves but for digits, as most lines of a log do: each kind is read once.
+
+    None where they do not, there are too many kinds, or the digits tell.
+    """
+    if text.count("\n") > len(text) // _LINE:
+        return None
     lines = text.split("\n")
+    if not repetitive(kinds("\n".join(lines[::_EVERY])).split(b"\n")):
+        return None
     different = [*dict.fromkeys(lines)]
-    kinds = alike("\n".join(different)).split("\n")
-    if len({*kinds}) * _REPEATED > len(lines):
-        return _cut(text, _spans(lookalikes(text)))
-    by_kind = _by_kind(kinds, told)
-    if any(each.doubtful for found in by_kind.values() for each in found):
-        return _cut(text, _spans(lookalikes(text)))
-    spans = {kind: _spans(found) for kind, found in by_kind.items()}
-    cut = {line: _cut(line, spans[kind]) for line, kind in zip(different, kinds, strict=True) if kind in spans}
-    if not cut:
-        return text, []
+    of_lines = alike("\n".join(different)).split("\n")
+    if (by_kind := _by_kind(of_lines, told, allowance.places)) is None:
+        return None
+    spans = {kind: merged(found) for kind, found in by_kind.items()}
+    cut = {line: _cut(line, spans[kind]) for line, kind in zip(different, of_lines, strict=True) if kind in spans}
     removed = (each for line in lines if line in cut for each in cut[line][1])
     return "\n".join([cut[line][0] if line in cut else line for line in lines]), removed
 
 
-def _spans(found: Iterable[Lookalike | _InPlace]) -> list[tuple[int, int]]:
+def _spans(found: Iterable[Lookalike]) -> list[tuple[int, int]]:
     return merged((each.start, each.end) for each in found)
 
 
@@ -173,11 +200,16 @@ def _cut(text: str, spans: Sequence[tuple[int, int]]) -> tuple[str, list[str]]:
     return without(text, spans), [text[start:end] for start, end in spans]
 
 
+def cut_out(characters: int) -> str:
+    """What is shown in the place of so many."""
+    return REDACTED if characters <= _LONG else f"{REDACTED[:-1]}: {characters:,} characters]"
+
+
 def without(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    """`text` with `[REDACTED]` for each of these spans, which are merged."""
+    """`text` with `[REDACTED]` for each of these spans, which are merged; where it is much, it says how much."""
     pieces, at = list[str](), 0
     for start, end in spans:
-        pieces += (text[at:start], REDACTED)
+        pieces += (text[at:start], cut_out(end - start))
         at = end
     return "".join([*pieces, text[at:]]) if spans else text
 
@@ -193,24 +225,31 @@ def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return ordered
 
 
-def _by_kind(lines: Iterable[str], told: Sequence[str]) -> dict[str, list[_InPlace]]:
-    """What stands in the lines of each kind.
+def _by_kind(lines: Iterable[str], told: Sequence[str], most: int) -> dict[str, list[tuple[int, int]]] | None:
+    """What stands in the lines of each kind; None where that is too much, or where the digits tell.
 
     No shape goes beyond its line, and none but a user asks for certain digits.
     """
-    by_kind: dict[str, list[_InPlace]] = {}
+    by_kind: dict[str, list[tuple[int, int]]] = {}
     kinds = "\n".join(dict.fromkeys(lines))
     lower = _lowered(kinds)
     for telltale, shape, is_secret in _SHAPES:
-        for match in shape.finditer(lower) if telltale in told else ():
+        for seen, match in enumerate(shape.finditer(lower) if telltale in told else ()):
+            if seen == most:
+                return None
             start, end = match.span("value")
             line, ends = kinds.rfind("\n", 0, start) + 1, kinds.find("\n", end)
-            value, told_at = kinds[start:end], match.start() - line
             before = lower[max(match.start() - _HEADER, line) : match.start()]
-            doubtful = is_secret is _is_user and "authorization" not in before and ("0" in value or told_at < _HEADER)
-            if doubtful or is_secret(value, before):
+            value = kinds[start:end]
+            if (
+                is_secret is _is_user
+                and "authorization" not in before
+                and ("0" in value or match.start() - line < _HEADER)
+            ):
+                return None
+            if is_secret(value, before):
                 kind = kinds[line : ends if ends >= 0 else len(kinds)]
-                by_kind.setdefault(kind, []).append(_InPlace(start - line, end - line, doubtful))
+                by_kind.setdefault(kind, []).append((start - line, end - line))
     return by_kind
 
 
@@ -223,6 +262,7 @@ def _lowered(text: str) -> str:
 def _told(text: str) -> Iterator[str]:
     """The telltales that stand in it, in any case; told without the characters that stand in none, a line once."""
     letters = text.encode("ascii", "ignore").translate(_LOWER_BYTES, _IN_NO_TELLTALE)
-    lines = letters.split(b"\n", len(letters) // _LINE)
-    different = letters if len(lines) > len(letters) // _LINE else b"\n".join(set(lines))
-    return (telltale for telltale in _TELLTALES if telltale.encode() in different)
+    few = letters[:_SAMPLE].split(b"\n")
+    if repetitive(few) and len(few) < _SAMPLE // _LINE:
+        letters = b"\n".join(set(letters.split(b"\n", len(letters) // _LINE)))
+    return (telltale.decode() for telltale in standing_in(letters, _TELLTALES))

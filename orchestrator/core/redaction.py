@@ -5,21 +5,33 @@ from collections.abc import Mapping
 from typing import Final
 
 from orchestrator.core.known_secrets import MOST_APART, known_as_it_is, known_spans, may_begin
-from orchestrator.core.lookalikes import REDACTED, cut_lookalikes, lookalikes, merged, without, without_lookalikes
+from orchestrator.core.lookalikes import (
+    REDACTED,
+    Allowance,
+    cut_lookalikes,
+    cut_out,
+    lookalike_spans,
+    lookalikes,
+    merged,
+    without,
+)
 
 _TELLING: Final = 4  # characters of a secret that may be shown: the last ones before a stream pauses
 
 
-def redact(text: str) -> str:
-    """`text` with every known secret, and everything that looks like one, replaced by `[REDACTED]`."""
+def redact(text: str, allowance: Allowance | None = None) -> str:
+    """`text` with every known secret, and everything that looks like one, replaced by `[REDACTED]`.
+
+    With an allowance that does not suffice, more than that.
+    """
     if (plain := known_as_it_is(text)) is None:
-        return without(text, merged(_spans(text)))
+        return without(text, merged(_spans(text, allowance)))
+    shown, removed = cut_lookalikes(text, allowance)
     if not plain:
-        return without_lookalikes(text)
-    shown, removed = cut_lookalikes(text)
+        return shown
     if text.count(plain) == shown.count(plain) + "\n".join(removed).count(plain):  # none stands over the end of another
         return shown.replace(plain, REDACTED)
-    return without(text, merged(_spans(text)))
+    return without(text, merged(_spans(text, allowance)))
 
 
 def redact_known(text: str) -> str:
@@ -64,19 +76,22 @@ def safe_cut(text: str, at: int) -> int:
 class Stream:
     """Text that comes in pieces and leaves redacted, but for an end that may be the beginning of a known secret."""
 
-    def __init__(self) -> None:
+    def __init__(self, allowance: Allowance | None = None) -> None:
         """Nothing has come yet."""
+        self._allowance = allowance
         self._shown = ""  # the end of what has left, where a secret may have begun
         self._held = ""
 
     def feed(self, piece: str) -> str:
         """What may leave by now."""
         shown, text = len(self._shown), self._shown + self._held + piece
+        if self._allowance:
+            self._allowance.earn(len(piece))
         begins = may_begin(text)
         if not shown and begins == len(text):
             self._held = ""
-            return redact(text)
-        spans = merged(_spans(text))
+            return redact(text, self._allowance)
+        spans = merged(_spans(text, self._allowance))
         begins = max([begins, *(end for start, end in spans[-1:])])
         leaves = max(begins, shown) if len(text) - begins >= _TELLING else len(text)
         self._shown, self._held = text[begins:leaves], text[leaves:]
@@ -84,11 +99,18 @@ class Stream:
             text[shown:leaves], [(max(start - shown, 0), end - shown) for start, end in spans if end > shown]
         )
 
+    def withhold(self, text: str) -> str:
+        """Take what is held, and `text`, for more secrets than can be told apart; what is shown in their place."""
+        end = (self._shown + self._held + text)[-MOST_APART:]
+        shown = cut_out(len(self._held) + len(text))
+        self._shown, self._held = end[may_begin(end) :], ""
+        return f"{shown}\n"
+
     def close(self) -> str:
         """The rest, of a stream that has ended."""
         rest, self._held = self._held, ""
         return redact(rest)
 
 
-def _spans(text: str) -> list[tuple[int, int]]:
-    return [*known_spans(text), *((each.start, each.end) for each in lookalikes(text))]
+def _spans(text: str, allowance: Allowance | None = None) -> list[tuple[int, int]]:
+    return [*known_spans(text, allowance), *lookalike_spans(text, allowance)]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 # Control characters (C0, DEL, C1), the line ends and the changes of direction that Unicode adds (CVE-2021-42574), and
@@ -12,6 +13,7 @@ _IN_LINES: Final = re.compile(f"(?![\\t\\n])[{_HIDDEN}]")
 # Colours and weights of the terminal's own (SGR), not the parameter 8, which hides; the group keeps them in a `split`.
 _COLOURS: Final = re.compile(r"(\x1b\[(?:(?:[0-79]|[2-49]\d|10[0-7]|[34]8;5;\d{1,3})(?:;(?!m)|(?=m)))*m)")
 _ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
+_REPEATED: Final = 3  # lines of each kind: with fewer they are taken for different ones
 _LOWER_ZEROS: Final = _ZEROS.lower()
 
 
@@ -37,6 +39,18 @@ def alike(text: str) -> str:
 def kinds(text: str, *, lower: bool = False) -> bytes:
     """The same as bytes, which are searched and split more quickly; in lower case, but for letters beyond ASCII."""
     return text.encode("utf-8", "surrogatepass").translate(_LOWER_ZEROS if lower else _ZEROS)
+
+
+def repetitive(lines: Sequence[bytes]) -> bool:
+    """Whether so many of these are the same that it pays to look at each once."""
+    return len({*lines}) * _REPEATED <= len(lines)
+
+
+def standing_in(text: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Those pieces that stand in `text`; `rfind` is up to three times as quick as `in`, and a missing byte quicker."""
+    pieces = tuple(pieces)
+    missing = frozenset(byte for byte in frozenset(b"".join(pieces)) if byte not in text)
+    return (piece for piece in pieces if missing.isdisjoint(piece) and text.rfind(piece) >= 0)
 
 
 def printable(text: str, *, colours: bool = False) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from orchestrator.core.log_lines import batches, holding, last_lines
 from orchestrator.core.redaction import excerpt
-from orchestrator.core.text import kinds
+from orchestrator.core.text import kinds, repetitive, standing_in
 from orchestrator.diagnose.catalogue import Clause, Signature, load_catalogue
 from orchestrator.diagnose.report import TAIL_LINES, Diagnosis, Evidence, Match
 from orchestrator.engine import quotes_a_user
@@ -18,6 +18,7 @@ SHOWN_CHARACTERS: Final = 400
 _KEPT_CHARACTERS: Final = 8192  # of a line: enough to tell a secret that stands where it is cut
 _SHARED: Final = range(4, 10)  # characters
 _SHORT: Final = 16  # characters: of lines that are shorter it costs more to tell them apart than to search them
+_SAMPLE: Final = 1 << 12  # characters by which it is told whether lines repeat themselves
 _NO_LETTERS: Final = bytes({*range(256)} - {*b"_", *range(ord("A"), ord("Z") + 1), *range(ord("a"), ord("z") + 1)})
 
 
@@ -35,7 +36,7 @@ class _Watch:
     def says(self, line: str) -> tuple[bool, bool, bool]:
         """Whether it is a line that stands before a proof, one that proves, one that speaks against it."""
         kinds = (self.signature.near, self.signature.lines, self.signature.unless_near)
-        near, proof, against = (any(clause.matches(line) for clause in clauses) for clauses in kinds)
+        near, proof, against = (bool(clauses) and any(clause.matches(line) for clause in clauses) for clauses in kinds)
         return near, proof, against
 
     def see(self, number: int, line: str, said: tuple[bool, bool, bool]) -> None:
@@ -79,16 +80,19 @@ class _Search:
         after = before + found.count(b"\n") + 1
         if len(found) < _SHORT * (after - before) and not self._told(found):
             return after
-        of_lines = found.split(b"\n")
-        if not (concerned := self._concerned(b"\n".join(dict.fromkeys(of_lines)))):
+        repeats = repetitive(found[:_SAMPLE].split(b"\n"))
+        different = b"\n".join(dict.fromkeys(found.split(b"\n"))) if repeats else found
+        if not (concerned := self._concerned(different)):
             return after
+        of_lines = found.split(b"\n")
         lines, judged = text.split("\n"), dict[bytes, list[tuple[_Watch, tuple[bool, bool, bool]]]]()
         for index, kind in enumerate(of_lines):
             if kind not in concerned:
                 continue
             line = lines[index]
             if kind not in judged:
-                judged[kind] = [] if quotes_a_user(line) else [(each, each.says(line)) for each in concerned[kind]]
+                told = [] if quotes_a_user(line) else [(each, each.says(line)) for each in concerned[kind]]
+                judged[kind] = [(each, said) for each, said in told if each.numbered or any(said)]
             for watch, of_kind in judged[kind]:
                 said = watch.says(line) if watch.numbered else of_kind
                 if any(said):
@@ -106,7 +110,7 @@ class _Search:
     def _told(self, of_lines: bytes) -> list[bytes]:
         """The literals whose letters stand there as a piece of them does."""
         letters, by_piece = _letters(of_lines), _by_piece(frozenset(self._literals) - {b""})
-        found = [b"", *(each for piece, all_of in by_piece.items() if piece in letters for each in all_of)]
+        found = [b"", *(each for piece in standing_in(letters, by_piece) for each in by_piece[piece])]
         return [literal for each in found for literal in self._literals.get(each, ())]
 
 

@@ -16,6 +16,7 @@ import string
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -43,7 +44,14 @@ ERRORS: Final = (
     b"[2026-07-02 10:14:31 TP0] Scheduler hit an exception: Traceback (most recent call last):",
 )
 _DICE: Final = random.Random(1)
-_SECRETS: Final = ("".join(_DICE.choices(string.ascii_letters, k=24)).encode() for _ in range(20_000))
+_SECRETS: Final = ["".join(_DICE.choices(string.ascii_letters, k=24)).encode() for _ in range(20_000)]
+FLOODS: Final = {
+    "api_key": b"api_key=%b, and so on",
+    "hf_": b"it is hf_%b, and so on",
+    "key is": b"the key is %b1, and so on",
+    "URLs": b"at https://me:%b@pypi.example.org/simple",
+    "Basic": b"Authorization: Basic %b, and so on",
+}
 LOGS: Final = {
     "decode lines": b"\n".join([DECODE] * 10),
     "one fault in ten": b"\n".join([*[DECODE] * 9, FAULT]),
@@ -67,7 +75,20 @@ LOGS: Final = {
     "words of secrets": b"the API key is needed, api_key=None, hf_token=None, a basic bearer of the token is at hand",
     "lookalikes": b"Authorization: Bearer abc.def-1 api_key='wJ4-zTq8-mMv2'",
     "passwords in URLs": b"Looking in indexes: https://me:pa55word@pypi.example.org/simple for me@example.org",
-    "another secret in each line": b"\n".join(b"Authorization: Bearer %b, and so on" % each for each in _SECRETS),
+    "flood, bearer": b"\n".join(b"Authorization: Bearer %b, and so on" % each for each in _SECRETS),
+    **{f"flood, {name}": b"\n".join(line % each for each in _SECRETS) for name, line in FLOODS.items()},
+    "flood from 4 KiB on": b"\n".join(
+        b"\n".join([*[DECODE] * 50, *(b"Authorization: Bearer %b, and so on" % each for each in _SECRETS[:1200])])
+        for _ in range(17)
+    ),
+    "flood of all": b"\n".join(line % each for each in _SECRETS[:2000] for line in FLOODS.values()),
+    "no secret, each another": b"\n".join(b"api_key=None %b hf_token=None" % each for each in _SECRETS),
+    "words, each another": b"\n".join(b"the key of %b is basic, me@host.org" % each for each in _SECRETS),
+    "a quote that never closes": b"\n".join(b"api_key='%b" % (each * 40) for each in _SECRETS[:2000]),
+    "the key, in base64": b64encode(b"me:" + KEY.encode()) + b" is at hand",
+    "the key, escaped": KEY.replace("-", "%2d").encode() + b" is at hand, and so on, and on",
+    "the key, in many ways": b"%b %b %b"
+    % (b64encode(b"me:" + KEY.encode()), KEY.replace("-", "\\u002d").encode(), KEY.encode()),
     "the key": b"it is " + KEY.encode() + b", and so on, and on, and on, and on",
     "other letters": "重みを読み込んでいます、しばらくお待ちください".encode(),
     "no text": bytes(range(256)),
@@ -97,9 +118,9 @@ def tail(path: Path) -> Iterator[str]:
 
 
 def of_container(path: Path) -> None:
-    from orchestrator.core.log_lines import Lines, redacted
+    from orchestrator.core.log_lines import Lines, gathered, redacted
 
-    read_all(Lines(redacted(pieces(path))))
+    read_all(Lines(redacted(gathered(pieces(path, 1 << 14)))))  # as much as a Docker daemon sends at most
 
 
 def awaited(path: Path) -> None:

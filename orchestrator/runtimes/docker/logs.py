@@ -11,7 +11,7 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from orchestrator.core.errors import HostError
-from orchestrator.core.log_lines import Lines, redacted, whole_lines
+from orchestrator.core.log_lines import Lines, gathered, redacted, whole_lines
 from orchestrator.core.waiting import look_until
 from orchestrator.runtimes.base import LOG
 
@@ -70,7 +70,7 @@ def save_log(container: Container, run_dir: Path) -> None:
     """Keep the log, redacted, in the run directory. Raises OSError."""
     unfinished = run_dir / f"{LOG}.new"
     with unfinished.open("w") as file:
-        file.writelines(redacted(container.logs(stream=True, follow=False)))
+        file.writelines(redacted(gathered(container.logs(stream=True, follow=False))))
     unfinished.replace(run_dir / LOG)
 
 
@@ -93,4 +93,5 @@ def _runs_again(container: Container, run: str) -> bool:
 
 
 def _lines(container: Container, *, follow: bool, since: float | None) -> Iterator[str]:
-    return Lines(redacted(container.logs(stream=True, follow=follow, since=since)))
+    pieces = container.logs(stream=True, follow=follow, since=since)  # a line each
+    return Lines(redacted(pieces if follow else gathered(pieces)))
