@@ -10,15 +10,49 @@ from orchestrator.cli.options import HostOption, Json, TargetArgument, require_k
 from orchestrator.core.console import note, out, out_json, say
 
 if TYPE_CHECKING:
-    from orchestrator.results import Judgement, Outcome
+    from orchestrator.commands.eval_forecast import EvalForecast
 
 BaselineOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE|NAME|URL",
-        help="an earlier outcome, or a server that is asked the same, to compare with",
+        metavar="FILE|DIR|NAME|URL",
+        help="an earlier outcome, a folder of them, or a server that is asked the same, to compare with",
         autocompletion=server_names,
     ),
+]
+SuiteOption: TypeAlias = Annotated[
+    str, typer.Option("--suite", metavar="gsm8k|gpqa-diamond|tau2|published", help="which questions")
+]
+SeedsOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=100, metavar="N", help="ask the same with N seeds, of tau2 N trials; default: as published"
+    ),
+]
+DataOption: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="FILE|DIR", help="the questions, instead of a download")
+]
+SimulationsOption: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="tau2's `data/simulations`: its results are read")
+]
+PriceOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--price",
+        metavar="[GPU=]AMOUNT[EUR]",
+        help="the price of one GPU for an hour; may be repeated; default: published TCO",
+    ),
+]
+
+
+LimitOption: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N", help="ask only the first N")]
+DryRunOption: TypeAlias = Annotated[
+    bool, typer.Option("--dry-run", help="say what it will tell, take and cost, and ask nobody")
+]
+OutputOption: TypeAlias = Annotated[Path, typer.Option(metavar="DIR", help="where to put the outcome")]
+ResumeOption: TypeAlias = Annotated[bool, typer.Option("--resume", help="ask only what DIR does not hold yet")]
+KeyOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="VARIABLE", help="the variable that holds a URL's key")
 ]
 
 
@@ -30,63 +64,71 @@ def register(app: typer.Typer) -> None:
 def evaluate(
     target: TargetArgument,
     *,
-    suite: Annotated[str, typer.Option("--suite", metavar="gsm8k|gpqa-diamond", help="which questions")],
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="ask only the first N")] = None,
+    suite: SuiteOption,
+    limit: LimitOption = None,
+    seeds: SeedsOption = None,
     baseline: BaselineOption = None,
-    data: Annotated[Path | None, typer.Option(metavar="FILE", help="the questions, instead of a download")] = None,
-    output: Annotated[Path, typer.Option(metavar="DIR", help="where to put the outcome")] = Path("results"),
-    api_key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="the variable that holds a URL's key")
-    ] = None,
+    data: DataOption = None,
+    simulations: SimulationsOption = None,
+    dry_run: DryRunOption = False,
+    price: PriceOption = None,
+    output: OutputOption = Path("results"),
+    resume: ResumeOption = False,
+    api_key_env: KeyOption = None,
     host: HostOption = None,
     json: Json = False,
 ) -> None:
     """Score a served model with lm-evaluation-harness. Says what a difference from a baseline can tell.
 
-    For `gsm8k` the data file is the test split (`test.jsonl`, with `train.jsonl` beside it for the five examples), for
-    `gpqa-diamond` it is `gpqa_diamond.csv`.
+    `published` is all that was published: as many questions and seeds, one report. For `gsm8k` the data file is the
+    test split (`test.jsonl`, with `train.jsonl` beside it for the five examples), for `gpqa-diamond` it is
+    `gpqa_diamond.csv`. `tau2` is asked by its own program: without --simulations its commands are printed.
     """
     import shlex
     import sys
-    from contextlib import ExitStack
 
     from orchestrator.commands.bench import is_url
-    from orchestrator.commands.evals import EvalOptions, against_outcome, against_published, evaluate_beside, found
-    from orchestrator.commands.runs import load_outcome
+    from orchestrator.commands.eval_suites import SuiteRequest, commands_of_tau2, expect, score
+    from orchestrator.commands.evals import EvalOptions
     from orchestrator.core.paths import Home
 
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
-    home, command = Home.from_environment(), shlex.join(["deploy", *sys.argv[1:]])
-    options = EvalOptions(suite=suite, limit=limit, data=data, command=command, output=output)
-    with ExitStack() as stack:  # a tunnel to a far host stays open until the last question is answered
-        candidate = found(target, stack, home=home, host=host, api_key_env=api_key_env)
-        before, beside = None, None
-        if baseline is not None and (baseline.endswith(".json") or Path(baseline).exists()):
-            before = load_outcome(Path(baseline))
-        elif baseline is not None:
-            beside = found(baseline, stack, home=home, host=host, api_key_env=api_key_env)
-        outcome, before, file = evaluate_beside(candidate, beside, before, options, home=home, say=say)
-    if before is not None and baseline is not None:
-        judged: tuple[tuple[str, Judgement], ...] = ((baseline, against_outcome(outcome, before, where=baseline)),)
-    else:
-        judged = against_published(outcome)
+    home, said = Home.from_environment(), shlex.join(["deploy", *sys.argv[1:]])
+    request = SuiteRequest(
+        target=target,
+        baseline=baseline,
+        options=EvalOptions(suite=suite, limit=limit, data=data, command=said, output=output, resume=resume),
+        seeds=seeds,
+        simulations=simulations,
+        prices=tuple(price or ()),
+        host=host,
+        api_key_env=api_key_env,
+    )
+    expected = expect(request, home, planned=dry_run)
+    if dry_run and json:
+        out_json(expected.to_dict())
+        return
+    _preview(expected, asked=dry_run, sized=data is None)
+    if request.wants_commands and not dry_run:
+        out(commands_of_tau2(request, home), end="")
+    if request.wants_commands or dry_run:
+        return
+    scored = score(request, home, say)
     if json:
-        out_json(_document(outcome, judged))
-    else:
-        out(f"{outcome.suite}: {outcome.score:.4f} of {len(outcome.items)} items, {outcome.metric}, {outcome.harness}")
-        for against, judgement in judged:
-            out(f"against {against}: {judgement.sentence}")
-    note(f"the outcome is in `{file}`")
+        documents = [each.to_dict() for each in scored]
+        out_json({"suites": documents} if request.is_several else documents[0])
+    for each in scored:
+        for line in () if json else each.lines():
+            out(line)
+        note(f"the outcome is in `{each.file}`")
 
 
-def _document(outcome: "Outcome", judged: "tuple[tuple[str, Judgement], ...]") -> dict[str, object]:
-    from dataclasses import asdict
-
-    return {
-        "suite": outcome.suite,
-        "score": outcome.score,
-        "items": len(outcome.items),
-        "metric": outcome.metric,
-        "harness": outcome.harness,
-        "against": [{"what": what, **asdict(judgement), "sentence": judgement.sentence} for what, judgement in judged],
-    }
+def _preview(expected: "EvalForecast", *, asked: bool, sized: bool) -> None:
+    """Say what an evaluation will tell, take and cost: on standard output where that was asked for."""
+    if expected.parts and (asked or expected.worth_a_table):
+        (out if asked else say)(expected.to_table())
+    if sized:
+        for told in expected.told():
+            note(told)
+    for term in expected.terms():
+        note(term)

@@ -12,6 +12,17 @@ from orchestrator.core.console import note, out, out_json, say
 if TYPE_CHECKING:
     from orchestrator.commands.reproduce import FinishedSteps, ReproducePlan
 
+PublishedArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        autocompletion=names_of("PUBLISHED"),
+        help="a published measurement, such as wafer-glm52, or a file of one",
+    ),
+]
+DownloadOption: TypeAlias = Annotated[
+    float, typer.Option("--download", metavar="MB/S", min=1, help="the expected download speed, for the estimate")
+]
 AblationOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
@@ -35,6 +46,10 @@ EngineOption: TypeAlias = Annotated[
 OutputOption: TypeAlias = Annotated[
     Path | None, typer.Option("--output", metavar="DIR", help="where to put the results; default: results/NAME")
 ]
+DataOption: TypeAlias = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="the questions of the suites, instead of a download")
+]
+NoEvalsOption: TypeAlias = Annotated[bool, typer.Option("--no-evals", help="leave the evaluations out")]
 WeightsOption: TypeAlias = Annotated[
     Path | None, typer.Option("--weights", metavar="DIR", help="the checkpoint is there already; it is verified")
 ]
@@ -50,22 +65,15 @@ def register(app: typer.Typer) -> None:
 
 
 def reproduce(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            autocompletion=names_of("PUBLISHED"),
-            help="a published measurement, such as wafer-glm52, or a file of one",
-        ),
-    ],
+    name: PublishedArgument,
     *,
     ablation: AblationOption = None,
     dry_run: DryRunOption = False,
     price: PriceOption = None,
-    download: Annotated[
-        float, typer.Option(metavar="MB/S", min=1, help="the expected download speed, for the estimate")
-    ] = 400.0,
+    download: DownloadOption = 400.0,
     weights: WeightsOption = None,
+    data: DataOption = None,
+    no_evals: NoEvalsOption = False,
     engine: EngineOption = None,
     output: OutputOption = None,
     keep: Annotated[bool, typer.Option("--keep", help="leave a server up when its measurement fails")] = False,
@@ -92,6 +100,8 @@ def reproduce(
         weights=weights,
         ablations=tuple(ablation or ()),
         prices=prices if currency == "USD" else (),
+        data=data,
+        evals=not no_evals,
     )
     planned = plan_steps(published, directory, request)
     state = FinishedSteps(directory / STATE_FILE, planned.steps)
@@ -105,7 +115,7 @@ def reproduce(
     (out if dry_run else say)(bill.to_table(todo))
     note(bill.terms)
     if not dry_run:
-        _run(planned, state, host, keep=keep)
+        _run(planned, state, host, keep=keep, data=data)
         note(f"done: the report is `{directory / 'report.html'}`")
 
 
@@ -124,10 +134,16 @@ def _look(planned: "ReproducePlan", host: str | None, *, covered: bool) -> None:
         require_covered(server.plan, home, may_accept=False)
 
 
-def _run(planned: "ReproducePlan", state: "FinishedSteps", host: str | None, *, keep: bool) -> None:
+def _run(planned: "ReproducePlan", state: "FinishedSteps", host: str | None, *, keep: bool, data: Path | None) -> None:
     import datetime as dt
 
-    from orchestrator.commands.reproduce import StepRunner, may_be_there, reproduce
+    from orchestrator.commands.reproduce import (
+        StepRunner,
+        may_be_there,
+        reproduce,
+        require_all_questions,
+        still_to_do,
+    )
     from orchestrator.commands.servers import fleet
     from orchestrator.core import shell
     from orchestrator.core.paths import Home
@@ -136,6 +152,7 @@ def _run(planned: "ReproducePlan", state: "FinishedSteps", host: str | None, *, 
         with fleet(Home.from_environment(), host) as servers:
             return may_be_there(servers, server)
 
+    require_all_questions(planned, still_to_do(planned.steps, state.done), data)
     runner = StepRunner(
         run=lambda argv: shell.attend(shell.own("orchestrator", *argv)),
         may_be_there=is_there,

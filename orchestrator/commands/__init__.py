@@ -9,6 +9,7 @@
   `ending`; behind a gateway: `several`; all: `servers`, `runs`
 - one that is looked after: `watch`, `vigil`, `standing`, `alerts`, `healing`, `healer`, `watch_unit`
 - servers of the past: `past`, `recorded`, `rollback`, `history`, `diff`, `prune`
-- figures: `bench`, `evals`, `report`, `reproduce`, `bill`
+- figures: `bench`, `report`, `reproduce`, `bill`; `evals` of `eval_parts`, by `eval_suites` with an
+  `eval_forecast` and an `eval_report`
 - a better configuration: `sweep`, `sweep_preview`, `sweep_trial`, `sweep_report`, `sweep_winner`
 """

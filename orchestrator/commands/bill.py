@@ -21,9 +21,14 @@ class Bill:
     @classmethod
     def of_node(cls, published: Published, prices: Sequence[str], currency: str) -> "Bill":
         """For the node that the rates were published for; what others published is in USD, and nothing is converted."""
-        price, source = price_book(prices).of(published.rates_system.partition("×")[2])
+        return cls.of_gpus(published.rates_system.partition("×")[2], published.gpus, prices, currency)
+
+    @classmethod
+    def of_gpus(cls, gpu: str, count: int, prices: Sequence[str], currency: str) -> "Bill":
+        """For so many GPUs of a name."""
+        price, source = price_book(prices).of(gpu)
         known = price if price and (currency == "USD" or source == "given") else None
-        return cls(hourly=known * published.gpus if known else None, currency=currency, source=source)
+        return cls(hourly=known * count if known and count else None, currency=currency, source=source)
 
     def of(self, seconds: float) -> float | None:
         """The cost of so long."""
@@ -53,10 +58,11 @@ class Bill:
     def to_table(self, steps: Sequence[Step]) -> str:
         """The same for people."""
         seconds = sum(step.about for step in steps)
-        rows = [(quote(["deploy", *command(step)]), minutes(step.about), self._text(step.about)) for step in steps]
-        rows.append(("total", minutes(seconds), self._text(seconds)))
+        rows = [(quote(["deploy", *command(step)]), minutes(step.about), self.text(step.about)) for step in steps]
+        rows.append(("total", minutes(seconds), self.text(seconds)))
         return table(("command", "about", f"about {self.currency}"), rows)
 
-    def _text(self, seconds: float) -> str:
+    def text(self, seconds: float) -> str:
+        """The cost of so long, for people."""
         cost = self.of(seconds)
         return "-" if cost is None else f"{cost:.2f}"

@@ -2,34 +2,32 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
-from orchestrator.commands.bench import MeasuredTarget, is_url, server_target, url_target
+from orchestrator.commands.bench import MeasuredTarget, command_to_resume, is_url, server_target, url_target
+from orchestrator.commands.runs import load_outcome
 from orchestrator.commands.servers import fleet
-from orchestrator.core.console import Progress, note, say, warn
-from orchestrator.core.errors import BenchError, SmokeError
+from orchestrator.core.console import Progress, say, warn
+from orchestrator.core.errors import BenchError, Interrupted, SmokeError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home, data_root
 from orchestrator.core.redaction import redact_json
 from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
 from orchestrator.environments import ensure
-from orchestrator.evals import REQUIREMENTS, EvalRequest, Suite, evaluate, find_suite
-from orchestrator.plan import GREEDY
-from orchestrator.report import Published, PublishedEval, load_all_published, of_kind
+from orchestrator.evals import REQUIREMENTS, EvalRequest, Suite, evaluate, find_suite, require_questions, tau2
+from orchestrator.plan import GREEDY, Plan
+from orchestrator.report import Published, PublishedEval, beside_published, load_all_published, of_kind
 from orchestrator.results import (
+    BASELINE_FOLDER,
     Judgement,
     Outcome,
     detectable_difference,
-    judge_independent,
     judge_outcomes,
     outcome_file,
     outcome_to_json,
 )
-
-BASELINE_FOLDER: Final = "baseline"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +39,8 @@ class EvalOptions:
     data: Path | None
     command: str
     output: Path
+    seeds: int = 1
+    resume: bool = False
 
 
 def found(name: str, stack: ExitStack, *, home: Home, host: str | None, api_key_env: str | None) -> MeasuredTarget:
@@ -64,11 +64,7 @@ def evaluate_beside(
     The baseline is `before`, or the server `beside`, which is asked the same questions and kept in a folder of its own.
     Neither is asked anything where one of them cannot sample. Raises what `run_eval` and `save_outcome` raise.
     """
-    suite = find_suite(options.suite)
-    for target in filter(None, (candidate, beside)):
-        require_sampling(target, suite)
-    if options.data is None:
-        note(what_it_can_tell(suite, limit=options.limit, near=expected_score(suite, before)))
+    require_askable(find_suite(options.suite), candidate, beside, data=options.data)
     outcome, file = _score(candidate, options, options.output, home=home, say=say)
     if beside is not None:
         before, _ = _score(beside, options, options.output / BASELINE_FOLDER, home=home, say=say)
@@ -78,17 +74,94 @@ def evaluate_beside(
 def _score(
     target: MeasuredTarget, options: EvalOptions, folder: Path, *, home: Home, say: Callable[[str], None]
 ) -> tuple[Outcome, Path]:
-    say(f"{options.suite}: {target.provenance.name or target.url}")
-    outcome = run_eval(
-        target,
-        suite=options.suite,
-        limit=options.limit,
-        data=options.data,
-        command=options.command,
-        home=home,
-        say=say,
+    """Ask what was not asked before, seed by seed; each is kept as soon as it is done."""
+    suite, file = find_suite(options.suite), folder / outcome_file(options.suite)
+    outcome = _earlier(file, options)
+    for seed in suite.seeds(options.seeds):
+        if outcome is not None and any(item.seed == seed for item in outcome.items):
+            continue
+        say(f"{suite.name}{f', seed {seed}' if seed is not None else ''}: {target.provenance.name or target.url}")
+        try:
+            answered = run_eval(target, options, home=home, say=say, seed=seed)
+        except KeyboardInterrupt as error:
+            kept = f"the {len(outcome.items):,} answers in `{file}` are kept; " if outcome else ""
+            again = command_to_resume(options.command, options.output)
+            raise Interrupted("interrupted", hint=f"{kept}`{again}` goes on") from error
+        outcome = answered if outcome is None else joined(outcome, answered, where=str(file))
+        save_outcome(outcome, folder)
+    if outcome is None:
+        raise ValueError("a suite without seeds")
+    if outcome.repeats_itself:
+        warn(
+            f"every seed gave the same answers to `{suite.name}`, word for word: this server does not sample",
+            hint="its score is that of one seed",
+        )
+    return outcome, file
+
+
+def _earlier(file: Path, options: EvalOptions) -> Outcome | None:
+    """What was answered before. Raises UsageError where that is not gone on with, or was asked otherwise."""
+    if not file.exists():
+        return None
+    if not options.resume:
+        raise UsageError("there is an outcome already", where=str(file), hint="continue it with --resume")
+    there = load_outcome(file)
+    if there.limit != options.limit:
+        asked = "all questions" if there.limit is None else f"{there.limit} questions"
+        raise UsageError(f"this outcome is of {asked}", where=str(file), hint="use another --output")
+    return there
+
+
+def joined(before: Outcome, more: Outcome, *, where: str) -> Outcome:
+    """The answers of another seed with those before it. Raises BenchError where something else was asked of another."""
+    for what, one, other in (
+        ("model", before.model, more.model),
+        ("metric", before.metric, more.metric),
+        ("harness", before.harness, more.harness),
+    ):
+        if one != other:
+            raise BenchError(f"the {what} was `{one}`, and is `{other}` now", where=where, hint="use another --output")
+    return replace(more, items=(*before.items, *more.items))
+
+
+def tau2_commands(target: MeasuredTarget, name: str, plan: Plan | None, trials: int | None) -> str:
+    """The commands that ask a server tau2's tasks. Warns where it calls no tools. Raises what `served_model` raises."""
+    if plan is not None and plan.flag("tool-call-parser") is None:
+        warn("this server reads no tool calls out of its answers", hint="`--set flags.tool-call-parser=…` at `up`")
+    request = tau2.Tau2Request(
+        url=target.url,
+        model=served_model(target),
+        key_env=plan.server.api_key_env if plan else None,
+        name="server" if is_url(name) else name,
+        trials=trials or tau2.TRIALS,
     )
-    return outcome, save_outcome(outcome, folder)
+    return tau2.tau2_script(request)
+
+
+def read_tau2(folder: Path, name: str, options: EvalOptions) -> tuple[Outcome, Path]:
+    """What tau2 has left of a server, and its file. Raises what `read_simulations` and `save_outcome` raise."""
+    runs = tau2.read_simulations(folder, name, options.command)
+    if runs.left_out:
+        warn(
+            f"{runs.left_out} simulations of tau2 never ran and are left out", hint="`tau2 run --auto-resume` runs them"
+        )
+    return runs.outcome, save_outcome(runs.outcome, options.output)
+
+
+def earlier_outcome(baseline: str, suite: str) -> Outcome | None:
+    """The outcome in a file, or that of the suite in a folder of outcomes; None for a server.
+
+    For tau2 it may be its own results too. Raises UsageError where the folder has none.
+    """
+    path = Path(baseline)
+    if is_url(baseline) or not (path.exists() or path.suffix == ".json"):
+        return None
+    file = path / outcome_file(suite) if path.is_dir() else path
+    if suite == tau2.NAME and (path.name == tau2.RESULTS or (path.is_dir() and not file.exists())):
+        return tau2.read_simulations(path, path.name, "").outcome
+    if not file.exists():
+        raise UsageError(f"there is no outcome of `{suite}` to compare with", where=str(file))
+    return load_outcome(file)
 
 
 def served_model(target: MeasuredTarget) -> str:
@@ -104,20 +177,18 @@ def served_model(target: MeasuredTarget) -> str:
 
 def run_eval(
     target: MeasuredTarget,
+    options: EvalOptions,
     *,
-    suite: str,
-    limit: int | None,
-    data: Path | None,
-    command: str,
     home: Home,
     say: Callable[[str], None],
+    seed: int | None = None,
 ) -> Outcome:
-    """Ask a served model the questions of a suite.
+    """Ask a served model the questions of a suite, once.
 
     The harness has an environment of its own in the tool's home, built at the first call. Raises BuildError where that
     fails, and what `harness.evaluate` raises.
     """
-    chosen = find_suite(suite)
+    chosen = find_suite(options.suite)
     require_sampling(target, chosen)
     model = served_model(target)
     environment = ensure(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
@@ -127,9 +198,10 @@ def run_eval(
         url=target.url,
         model=model,
         key=target.key,
-        limit=limit,
-        data=data,
-        command=command,
+        limit=options.limit,
+        data=options.data,
+        command=options.command,
+        seed=seed,
     )
     return evaluate(request, say)
 
@@ -140,13 +212,9 @@ def require_gsm8k(target: MeasuredTarget, *, least: float, called: str, folder: 
     Raises SmokeError for a score below `least`, and what `run_eval` raises.
     """
     command = f"deploy up --least-gsm8k {least:g}"
-    asked = next(
-        line.samples
-        for table in of_kind(load_all_published(), Published)
-        for line in table.evals
-        if line.suite == "gsm8k"
-    )
-    outcome = run_eval(target, suite="gsm8k", limit=asked, data=None, command=command, home=home, say=say)
+    asked = next(line.items for line in published_evals() if line.suite == "gsm8k")
+    options = EvalOptions(suite="gsm8k", limit=asked, data=None, command=command, output=folder)
+    outcome = run_eval(target, options, home=home, say=say)
     try:
         save_outcome(outcome, folder)
     except BenchError as error:
@@ -161,6 +229,13 @@ def prepare_harness(home: Home) -> None:
     ensure(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
 
 
+def require_askable(suite: Suite, *targets: MeasuredTarget | None, data: Path | None) -> None:
+    """Raise BenchError where one of them cannot be asked the suite, UsageError where its questions cannot be had."""
+    for target in filter(None, targets):
+        require_sampling(target, suite)
+    require_questions(suite, data)
+
+
 def require_sampling(target: MeasuredTarget, suite: Suite) -> None:
     """A suite above temperature 0 is asked of a server that samples. Raises BenchError for one that cannot."""
     greedy = next((hazard for hazard in target.hazards if hazard.id == GREEDY), None)
@@ -173,27 +248,34 @@ def require_sampling(target: MeasuredTarget, suite: Suite) -> None:
         )
 
 
-def what_it_can_tell(suite: Suite, *, limit: int | None, near: float | None) -> str:
+def what_it_can_tell(suite: Suite, *, limit: int | None, near: float | None, seeds: int = 1) -> str:
     """Which difference from another score so many questions show, and all of them: before any is asked.
 
     `near` is about the score that is expected; None where nobody knows, which takes the least certain, one half. The
-    questions are judged in pairs where both sides answered them, which shows no less.
+    questions are judged in pairs where both sides answered them, which shows no less. Of several seeds nobody knows
+    beforehand how far they agree: they are worth between one answer a question and one a seed.
     """
     asked, share = min(limit or suite.size, suite.size), 0.5 if near is None else near
-    shown = f"{asked:,} questions of `{suite.name}` show a difference of"
-    told = f"{shown} {detectable_difference(share, asked):.3f} or more near {share:.3g} (80 % power)"
+    shown = f"{asked:,} questions of `{suite.name}`{f' x {seeds} seeds' if seeds > 1 else ''} show a difference of"
+    least, most = (f"{detectable_difference(share, asked * each):.3f}" for each in (seeds, 1))
+    told = f"{shown} {f'{least} to {most}' if seeds > 1 else least} or more near {share:.3g} (80 % power)"
     if asked == suite.size:
         return told
     return f"{told}; all {suite.size:,} show {detectable_difference(share, suite.size):.3f}"
 
 
-def expected_score(suite: Suite, baseline: Outcome | None) -> float | None:
+def published_evals() -> tuple[PublishedEval, ...]:
+    """Every published pair of scores, the first of each suite."""
+    lines = [line for table in of_kind(load_all_published(), Published) for line in table.evals]
+    return tuple({line.suite: line for line in reversed(lines)}.values())[::-1]
+
+
+def expected_score(suite: str, baseline: Outcome | None) -> float | None:
     """About what a model may score: as the baseline did, else as was published; None where neither is known."""
     if baseline is not None:
         return baseline.score
-    lines = (line for table in of_kind(load_all_published(), Published) for line in table.evals)
-    published = next((line for line in lines if line.suite == suite.name), None)
-    return (published.baseline.score + published.candidate.score) / 2 if published else None
+    line = next((line for line in published_evals() if line.suite == suite), None)
+    return (line.baseline.score + line.candidate.score) / 2 if line else None
 
 
 def save_outcome(outcome: Outcome, directory: Path) -> Path:
@@ -205,29 +287,22 @@ def save_outcome(outcome: Outcome, directory: Path) -> Path:
 
 
 def against_outcome(outcome: Outcome, before: Outcome, *, where: str) -> Judgement:
-    """What the outcome says beside another, in pairs. Raises BenchError for one of another suite or metric."""
-    if (before.suite, before.metric) != (outcome.suite, outcome.metric):
-        raise BenchError(
-            f"the baseline is `{before.suite}` scored by `{before.metric}`, "
-            f"this is `{outcome.suite}` scored by `{outcome.metric}`",
-            where=where,
-        )
+    """What the outcome says beside another, in pairs. Raises BenchError for one of another suite, metric or task."""
+    for what, one, other in (
+        ("suite", before.suite, outcome.suite),
+        ("metric", before.metric, outcome.metric),
+        ("task", before.task, outcome.task),
+    ):
+        if one != other:
+            raise BenchError(f"the {what} of the baseline is `{one}`, of this `{other}`", where=where)
     return judge_outcomes(before, outcome)
 
 
-def against_published(outcome: Outcome) -> tuple[tuple[str, Judgement], ...]:
-    """What the outcome says beside each published score of its suite, with that score's label."""
-    lines = [line for table in of_kind(load_all_published(), Published) for line in table.evals]
+def against_published(outcome: Outcome) -> tuple[tuple[str, Judgement | None], ...]:
+    """What the outcome says beside each published score of its suite, with that score's label; None: not to be told."""
     return tuple(
-        (
-            f"{score.label} {score.score} published",
-            judge_independent(baseline=score.score, candidate=outcome.score, items=sizes),
-        )
-        for line in lines
-        if line.suite == outcome.suite and (sizes := _sizes(line, outcome)) is not None
+        (f"{score.label} {score.score} published", beside_published(line, score, outcome))
+        for line in published_evals()
+        if line.suite == outcome.suite
         for score in (line.baseline, line.candidate)
     )
-
-
-def _sizes(line: PublishedEval, outcome: Outcome) -> tuple[int, int] | None:
-    return (line.samples, len(outcome.items)) if line.samples is not None else None

@@ -25,7 +25,7 @@ from orchestrator.report import (
     render_json,
     render_markdown,
 )
-from orchestrator.results import RESULT_FILE, BenchResult, Outcome, Point, RequestTimes, requests_file
+from orchestrator.results import BASELINE_FOLDER, RESULT_FILE, BenchResult, Outcome, Point, RequestTimes, requests_file
 
 
 def find_results(paths: Sequence[Path]) -> tuple[Path, ...]:
@@ -44,11 +44,18 @@ def find_results(paths: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def find_evals(directory: Path, baselines: Sequence[Path]) -> tuple[tuple[Outcome | None, Outcome], ...]:
-    """The outcomes of `deploy eval` below a directory, each with the baseline of its suite where one was named."""
+    """The outcomes of `deploy eval` below a directory, each with the baseline that was named for its suite, or kept."""
     known = {(outcome := load_outcome(path)).suite: outcome for path in baselines}
     named = {path.resolve() for path in baselines}
-    files = [path for path in sorted(directory.rglob("eval-*.json")) if path.resolve() not in named]
-    return tuple((known.get(outcome.suite), outcome) for outcome in map(load_outcome, files))
+    found = []
+    for path in sorted(directory.rglob("eval-*.json")):
+        beside = path.parent / BASELINE_FOLDER / path.name
+        is_beside = path.parent.name == BASELINE_FOLDER and (path.parent.parent / path.name).exists()
+        if path.resolve() not in named and not is_beside:
+            outcome = load_outcome(path)
+            kept = load_outcome(beside) if beside.exists() else None
+            found.append((known.get(outcome.suite, kept), outcome))
+    return tuple(found)
 
 
 def make_report(

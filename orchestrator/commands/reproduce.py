@@ -14,6 +14,7 @@ from typing import Final
 
 from orchestrator.bench import Workload, load_workload, workload_name
 from orchestrator.commands.coverage import takes_table
+from orchestrator.commands.eval_parts import part_of, published_pace, tau2_told
 from orchestrator.commands.planning import load
 from orchestrator.commands.runs import latest_run, read_plan
 from orchestrator.commands.servers import Fleet
@@ -24,9 +25,10 @@ from orchestrator.core.files import read_file, write_whole
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.shell import quote
 from orchestrator.core.text import parse_json
+from orchestrator.evals import find_suite, require_questions, tau2
 from orchestrator.kernels import applies_to
 from orchestrator.plan import Plan
-from orchestrator.report import Published, ReproduceRun
+from orchestrator.report import Ablation, Published, ReproduceRun
 from orchestrator.results import RESULT_FILE, outcome_file
 from orchestrator.runtimes import runtime_kind
 
@@ -50,6 +52,7 @@ class Step:
     argv: tuple[str, ...]
     about: float
     output: Path | None = None  # of a measurement, which goes on where it was cut
+    keeps: str = RESULT_FILE  # what a measurement that was begun has left there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,8 @@ class ReproduceRequest:
     weights: Path | None = None  # where the published checkpoint lies already
     ablations: tuple[str, ...] = ()
     prices: tuple[str, ...] = ()  # as `report` takes them
+    data: Path | None = None  # a folder of local copies of the questions
+    evals: bool = True  # the suites that runs have of themselves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +111,8 @@ def plan_steps(published: Published, directory: Path, request: ReproduceRequest)
         for stage, server in early
         if (why := _needless(stage, server.plan, request.host))
     )
-    return ReproducePlan(steps=tuple(steps), left_out=tuple(left_out), servers=servers)
+    told = (*left_out, *_not_asked(published, servers))
+    return ReproducePlan(steps=tuple(steps), left_out=told, servers=servers)
 
 
 def _servers(published: Published, request: ReproduceRequest) -> Iterator[MeasuredServer]:
@@ -116,19 +122,19 @@ def _servers(published: Published, request: ReproduceRequest) -> Iterator[Measur
         raise UsageError(f"`{published.name}` has no ablation `{unknown}`", hint=did_you_mean(unknown, known))
     chosen = [known[name] for name in dict.fromkeys(request.ablations)]
     for run in published.reproduce.runs:
-        suites = (suite for ablation in chosen if ablation.profile == run.profile for suite in ablation.suites)
-        yield _server(run, request, settings=(), suites=tuple(dict.fromkeys(suites)))
+        if not run.workloads and not request.evals:
+            continue
+        beside = (suite for each in chosen if each.beside == run.server for suite in each.suites)
+        yield _server(run, request, suites=tuple(dict.fromkeys((*(run.suites if request.evals else ()), *beside))))
     for ablation in chosen:
-        yield _server(ablation, request, settings=ablation.settings, suites=ablation.suites)
+        yield _server(ablation, request, suites=ablation.suites)
 
 
-def _server(
-    run: ReproduceRun, request: ReproduceRequest, *, settings: tuple[str, ...], suites: tuple[str, ...]
-) -> MeasuredServer:
-    own_model = any(setting.startswith("model=") for setting in settings)  # another checkpoint than the staged one
+def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, ...]) -> MeasuredServer:
+    own_model = any(setting.startswith("model=") for setting in run.settings)  # another checkpoint than the staged one
     here = request.weights.absolute() if request.weights and not own_model else None
     staged = ("model.origin.kind=directory", f"model.origin.location={here}") if here else ()
-    overrides = (*request.overrides, *staged, *settings)
+    overrides = (*request.overrides, *staged, *run.settings)
     return MeasuredServer(
         name=run.server,
         profile=run.profile,
@@ -136,7 +142,7 @@ def _server(
         plan=load(run.profile, overrides=overrides).plan,
         workloads=run.workloads,
         suites=suites,
-        ablation=bool(settings),
+        ablation=isinstance(run, Ablation),
         baseline=own_model,
     )
 
@@ -208,19 +214,51 @@ def _serve(
             output=output,
         )
     for suite in server.suites:
-        limit = next((str(line.items) for line in published.evals if line.suite == suite and line.items), None)
-        asked = ("eval", name, "--suite", suite, *(("--limit", limit) if limit else ()))
-        yield Step(
-            id=f"{name}/eval/{suite}",
-            stage="eval",
-            run=name,
-            argv=(*asked, "--output", str(directory / name), *there),
-            about=ABOUT["eval"],
-        )
+        yield _eval(server, suite, directory, published=published, request=request)
     beside = (word for path in baselines.values() for word in ("--baseline", str(path)))
     prices = (word for price in request.prices for word in ("--price", price))
     yield _step("report", name, "report", str(directory), "--published", request.named, *prices, *beside)
     yield _step("down", name, "down", name, *there)
+
+
+def _eval(
+    server: MeasuredServer, suite: str, directory: Path, *, published: Published, request: ReproduceRequest
+) -> Step:
+    """As many questions and seeds as were published; what is done of them is not asked again."""
+    part, output = part_of(suite, published.evals), directory / server.name
+    asked = ["eval", server.name, "--suite", suite]
+    asked += ["--limit", str(part.limit)] if part.limit else []
+    asked += ["--seeds", str(part.seeds)] if part.seeds > 1 else []
+    asked += ["--data", str(request.data)] if request.data else []
+    return Step(
+        id=f"{server.name}/eval/{suite}",
+        stage="eval",
+        run=server.name,
+        argv=(*asked, "--output", str(output), *_there(request.host)),
+        about=part.seconds(published_pace(server.plan, published)) or ABOUT["eval"],
+        output=output,
+        keeps=outcome_file(suite),
+    )
+
+
+def require_all_questions(planned: ReproducePlan, todo: Sequence[Step], data: Path | None) -> None:
+    """Raise UsageError where a suite that is still to be asked has questions that cannot be had."""
+    left = {step.id for step in todo}
+    for server in planned.servers:
+        for suite in server.suites:
+            if f"{server.name}/eval/{suite}" in left:
+                try:
+                    require_questions(find_suite(suite), data)
+                except UsageError as error:
+                    error.hint = "; ".join(filter(None, [error.hint, "--no-evals leaves the suites out"]))
+                    raise
+
+
+def _not_asked(published: Published, servers: Sequence[MeasuredServer]) -> Iterator[str]:
+    """What was published and has no step."""
+    asked = next((server.name for server in servers if server.suites and not server.ablation), None)
+    if asked is not None and any(line.suite == tau2.NAME for line in published.evals):
+        yield f"no step `eval` for `{tau2.NAME}`: {tau2_told(asked)}"
 
 
 def _step(stage: str, run: str, *argv: str, more: float = 0.0) -> Step:
@@ -338,5 +376,5 @@ def _do(step: Step, runner: StepRunner) -> None:
 
 def command(step: Step) -> tuple[str, ...]:
     """The step's command as it is run now: a measurement that was begun is resumed."""
-    begun = step.output is not None and (step.output / RESULT_FILE).exists()
+    begun = step.output is not None and (step.output / step.keeps).exists()
     return (*step.argv, "--resume") if begun else step.argv

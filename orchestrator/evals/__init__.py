@@ -1,6 +1,7 @@
-"""Quality: evaluations of a served model through lm-evaluation-harness, which is run and never imported."""
+"""Quality: evaluations of a served model through lm-evaluation-harness, and through tau2-bench. None is imported."""
 
-from orchestrator.evals.harness import REQUIREMENTS, EvalRequest, evaluate
-from orchestrator.evals.suites import Suite, find_suite
+from orchestrator.evals import tau2
+from orchestrator.evals.harness import REQUIREMENTS, EvalRequest, evaluate, require_questions
+from orchestrator.evals.suites import SUITES, Suite, find_suite
 
-__all__ = ["REQUIREMENTS", "EvalRequest", "Suite", "evaluate", "find_suite"]
+__all__ = ["REQUIREMENTS", "SUITES", "EvalRequest", "Suite", "evaluate", "find_suite", "require_questions", "tau2"]

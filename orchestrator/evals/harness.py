@@ -1,5 +1,6 @@
 """lm-evaluation-harness as a program: its command line, its files, its answers. It is never imported."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core import shell
-from orchestrator.core.errors import BenchError
+from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.secret import HUB_TOKEN, Secret
 from orchestrator.core.text import parse_json
 from orchestrator.engine import endpoints
@@ -20,6 +21,7 @@ from orchestrator.results import OUTCOME_SCHEMA, Item, Outcome
 REQUIREMENTS: Final = "lm-eval-0.4.13.txt"  # of the environment that the harness runs in, below images/
 CONCURRENCY: Final = 32
 LOCAL_TASK: Final = "deploy_local"
+_HUB_LOGIN: Final = Path("~/.cache/huggingface/token")  # that `hf auth login` leaves
 _TAIL: Final = 12
 _MOST_MEMORY: Final = 8 << 30  # bytes: its own client keeps an answer however long it is
 
@@ -28,7 +30,7 @@ _MOST_MEMORY: Final = 8 << 30  # bytes: its own client keeps an answer however l
 class EvalRequest:
     """What to evaluate. `url` is the server's base URL, `data` a local copy of the questions, `limit` how many.
 
-    `python` is that of an environment with the harness in it.
+    `python` is that of an environment with the harness in it, `seed` that of the sampling.
     """
 
     python: Path
@@ -39,6 +41,7 @@ class EvalRequest:
     limit: int | None
     data: Path | None
     command: str
+    seed: int | None = None
 
 
 def evaluate(request: EvalRequest, say: Callable[[str], None]) -> Outcome:
@@ -71,6 +74,8 @@ def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:
     }
     if not suite.chat:  # the text goes to the server as it is: no tokenizer is fetched
         model |= {"tokenizer_backend": "None", "tokenized_requests": "False"}
+    if request.seed is not None:
+        model["seed"] = str(request.seed)
     return [
         *("prlimit", f"--data={_MOST_MEMORY}:"),
         *shell.own("lm_eval", "run", python=str(request.python)),
@@ -108,7 +113,10 @@ def read_outcome(work: Path, request: EvalRequest, *, task: str) -> Outcome:
     if not samples or not results:
         raise BenchError("the harness left no answers", where=str(work), hint="see what it printed above")
     items = read_items(
-        samples[-1].read_text(encoding="utf-8"), metric=request.suite.metric, filter_=request.suite.filter
+        samples[-1].read_text(encoding="utf-8"),
+        metric=request.suite.metric,
+        filter_=request.suite.filter,
+        seed=request.seed,
     )
     version = parse_json(results[-1].read_text(encoding="utf-8")).get("lm_eval_version", "of unknown version")
     return Outcome(
@@ -120,10 +128,11 @@ def read_outcome(work: Path, request: EvalRequest, *, task: str) -> Outcome:
         harness=f"lm-eval {version}",
         command=request.command,
         items=items,
+        limit=request.limit,
     )
 
 
-def read_items(samples: str, *, metric: str, filter_: str) -> tuple[Item, ...]:
+def read_items(samples: str, *, metric: str, filter_: str, seed: int | None = None) -> tuple[Item, ...]:
     """One item an answered question, in the order asked, from a samples file of the harness (one JSON object a line).
 
     The question is known by `doc_hash`, which covers its text and the order of its choices. Raises BenchError where
@@ -131,12 +140,21 @@ def read_items(samples: str, *, metric: str, filter_: str) -> tuple[Item, ...]:
     """
     try:
         rows = [parse_json(line) for line in samples.splitlines() if line.strip()]
-        items = tuple(Item(id=row["doc_hash"], right=row[metric] > 0.5) for row in rows if row["filter"] == filter_)
+        items = tuple(
+            Item(id=row["doc_hash"], right=row[metric] > 0.5, seed=seed, answer=_digest(row, seed))
+            for row in rows
+            if row["filter"] == filter_
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise BenchError("the harness logs its answers in another form", hint="is this lm-eval 0.4.13?") from error
     if not items:
         raise BenchError(f"the harness scored nothing with `{filter_}`", hint="is this lm-eval 0.4.13?")
     return items
+
+
+def _digest(row: dict[str, object], seed: int | None) -> str:
+    """How the digest of an answer begins, where another seed is to give another one; the answer itself is dropped."""
+    return "" if seed is None else hashlib.sha256(json.dumps(row["resps"]).encode()).hexdigest()[:16]
 
 
 def _run(command: list[str], request: EvalRequest, say: Callable[[str], None]) -> None:
@@ -150,11 +168,34 @@ def _run(command: list[str], request: EvalRequest, say: Callable[[str], None]) -
     environ = {"OPENAI_API_KEY": request.key.reveal() if request.key else "none"}
     if request.data is not None:
         environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    elif token := os.environ.get(HUB_TOKEN):  # questions may be gated
-        environ |= {HUB_TOKEN: Secret(token).reveal()}
+    elif token := hub_token():
+        environ |= {HUB_TOKEN: token.reveal()}
     code = shell.follow(command, keep, env=environ)
     if code != 0:
-        raise BenchError(f"the harness ended with exit code {code}", where=request.url, details="\n".join(tail))
+        raise BenchError(
+            f"the harness ended with exit code {code}",
+            where=request.url,
+            details="\n".join(tail),
+            hint="" if request.data else "`--data` takes a local copy, where the questions could not be downloaded",
+        )
+
+
+def hub_token() -> Secret | None:
+    """The user's token for the hub, for questions that are gated."""
+    token = os.environ.get(HUB_TOKEN)
+    return Secret(token) if token else None
+
+
+def require_questions(suite: Suite, data: Path | None) -> None:
+    """Raise UsageError where the questions are neither here nor to be had, before anything is asked or paid."""
+    if data is not None:
+        local_files(suite, data)
+    elif suite.gated is not None and hub_token() is None and not _HUB_LOGIN.expanduser().is_file():
+        raise UsageError(
+            f"the questions of `{suite.name}` are gated, and there is no token for the hub",
+            where=f"https://huggingface.co/datasets/{suite.gated}",
+            hint=f"accept its terms there and set {HUB_TOKEN}, or give `{suite.file}` with --data",
+        )
 
 
 def _pairs(values: dict[str, str]) -> str:

@@ -10,7 +10,7 @@ from orchestrator.core.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """One suite. `files` maps the task's splits to the file names of a local copy, the questions first."""
+    """One suite: a task, how it is asked, and where its questions are."""
 
     name: str
     task: str  # in lm-eval 0.4.13
@@ -24,7 +24,25 @@ class Suite:
     questions: str  # the split that is asked
     size: int  # questions in that split
     examples: str | None  # the split that few-shot examples come from: `<split>.jsonl` beside the questions
+    file: str  # the questions in a folder of local copies
+    most_tokens: int  # of an answer
+    gated: str | None = None  # the data set on the hub whose terms have to be accepted
 
+    @property
+    def samples(self) -> bool:
+        """Whether its answers are drawn, so that another seed is another answer."""
+        return float(self.generation["temperature"]) > 0
+
+    def seeds(self, count: int) -> tuple[int | None, ...]:
+        """The seeds of so many askings; None for one that is greedy. Raises UsageError for several of that."""
+        if self.samples:
+            return tuple(range(FIRST_SEED, FIRST_SEED + count))
+        if count > 1:
+            raise UsageError(f"`{self.name}` is greedy: every seed gives the same answers", hint="leave out --seeds")
+        return (None,)
+
+
+FIRST_SEED: Final = 1234  # of requests, lm-eval's own default; the order of the choices has another, which stays
 
 SUITES: Final = {
     suite.name: suite
@@ -39,12 +57,15 @@ SUITES: Final = {
             chat=False,
             few_shot=5,
             generation={"temperature": "0.0", "do_sample": "False", "max_gen_toks": "512"},
+            most_tokens=512,
+            file="test.jsonl",
             loader="json",
             questions="test",
             size=1319,  # openai/grade-school-math
             examples="train",
         ),
-        # Temperature 1.0 as published; a reasoning model needs room to think.
+        # Temperature 1.0 as published; a reasoning model needs room to think. Of lm-eval's five variants only the
+        # generative ones can be sampled at all, and only this one is asked without examples. The post names none.
         Suite(
             name="gpqa-diamond",
             task="gpqa_diamond_cot_zeroshot",
@@ -54,6 +75,9 @@ SUITES: Final = {
             chat=True,
             few_shot=0,
             generation={"temperature": "1.0", "do_sample": "True", "max_gen_toks": "32768"},
+            most_tokens=32768,
+            file="gpqa_diamond.csv",
+            gated="Idavidrein/gpqa",
             loader="csv",
             questions="train",
             size=198,  # Rein and others 2023, table 1
@@ -71,7 +95,9 @@ def find_suite(name: str) -> Suite:
 
 
 def local_files(suite: Suite, questions: Path) -> dict[str, str]:
-    """The files of a local copy by split. Raises UsageError where one is missing."""
+    """The files of a local copy by split; `questions` may be the folder they are in. Raises UsageError for a gap."""
+    if questions.is_dir():
+        questions /= suite.file
     files = {suite.questions: questions.absolute()}
     if suite.examples is not None:
         files[suite.examples] = questions.absolute().with_name(f"{suite.examples}{questions.suffix}")

@@ -169,6 +169,11 @@ class Layout:
         """GPUs this layout occupies (sglang 0.5.14, data_parallel_controller.py:271-298)."""
         return self.tp if self.dp_attention else self.tp * self.dp
 
+    @property
+    def shown(self) -> str:
+        """As the field writes it, `TP8` or `TP4×DP2`."""
+        return f"TP{self.tp}×DP{self.dp}" if self.dp > 1 else f"TP{self.tp}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Server:

@@ -11,6 +11,7 @@ from orchestrator.report.document import Details, Report, build_report
 from orchestrator.report.economics import NodePower
 from orchestrator.report.over_time import point_to_draw
 from orchestrator.report.published import (
+    Ablation,
     PriceBook,
     Prices,
     Published,
@@ -23,6 +24,7 @@ from orchestrator.report.published import (
     published_workloads,
     split_currency,
 )
+from orchestrator.report.quality import beside_published
 from orchestrator.report.render import render_html, render_json, render_markdown
 from orchestrator.report.show import comparison_text
 from orchestrator.report.sides import ONE_RUN_EACH, change_text, changes_between, estimate_text
@@ -37,6 +39,7 @@ from orchestrator.report.sweep import (
 
 __all__ = [
     "ONE_RUN_EACH",
+    "Ablation",
     "Details",
     "NodePower",
     "PriceBook",
@@ -47,6 +50,7 @@ __all__ = [
     "ReproduceRun",
     "SweepReport",
     "SweepRow",
+    "beside_published",
     "build_report",
     "change_text",
     "changes_between",

@@ -12,7 +12,7 @@ from orchestrator.report.headline import headline, named, title_of
 from orchestrator.report.layouts import LayoutRow, hourly, layouts_of
 from orchestrator.report.over_time import OverTime, over_time
 from orchestrator.report.published import PriceBook, Prices, Published, Reference, of_kind
-from orchestrator.report.quality import EvalRow, measured_eval, published_eval
+from orchestrator.report.quality import EvalRow, measured_evals, published_eval
 from orchestrator.report.sides import SideBySide, side_by_side
 from orchestrator.results import BenchResult, Outcome, Point, RequestTimes, figures
 
@@ -94,7 +94,10 @@ def build_report(
         together=together,
         over_time=tuple(over_time(of, *drawn) for of, drawn in sorted(details.requests.items()) if of in firsts),
         layouts=layouts_of(published, comparisons, prices),
-        evals=(*map(published_eval, said), *(measured_eval(said, *pair) for pair in details.evals)),
+        evals=(
+            *map(published_eval, said),
+            *(row for pair in details.evals for row in measured_evals(said, *pair)),
+        ),
         ablations=tuple(_ablations(published, comparisons)) if published else (),
         published_usd_per_hour=hourly(published.rates_system, prices) if published else None,
         references=references,

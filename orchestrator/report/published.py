@@ -107,15 +107,18 @@ def _called(text: str) -> str:
 
 
 class ReproduceRun(StrictModel):
-    """One server to bring up, and the workloads to put on it."""
+    """One server to bring up, the workloads to put on it, and the suites to ask it."""
 
     profile: str
-    workloads: tuple[str, ...]
+    called: str = ""  # the server; by default as its profile
+    settings: tuple[str, ...] = ()  # as `--set` takes them
+    workloads: tuple[str, ...] = ()
+    suites: tuple[str, ...] = ()
 
     @property
     def server(self) -> str:
-        """What it is called: the profile's name, also where that is a file."""
-        return _called(self.profile)
+        """What it is called: by default the profile's name, also where that is a file."""
+        return self.called or _called(self.profile)
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -128,8 +131,7 @@ class Ablation(ReproduceRun):
 
     name: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
     claim: str  # that it puts to the test
-    settings: tuple[str, ...]  # as `--set` takes them
-    suites: tuple[str, ...] = ()  # asked of both, the one left out being the baseline
+    settings: tuple[str, ...]  # its suites are asked of both, the one left out being the baseline
 
     @property
     def beside(self) -> str:

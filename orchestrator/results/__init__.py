@@ -6,6 +6,15 @@
 from orchestrator.results import figures
 from orchestrator.results.figures import Figure, result_text
 from orchestrator.results.noise import Change, Estimate, change, estimate
+from orchestrator.results.outcomes import (
+    BASELINE_FOLDER,
+    OUTCOME_SCHEMA,
+    Item,
+    Outcome,
+    outcome_file,
+    outcome_from_json,
+    outcome_to_json,
+)
 from orchestrator.results.requests import RequestTimes, read_requests, requests_file
 from orchestrator.results.result import (
     RESULT_FILE,
@@ -28,19 +37,17 @@ from orchestrator.results.result import (
     Throughput,
 )
 from orchestrator.results.scores import (
-    OUTCOME_SCHEMA,
-    Item,
+    Interval,
     Judgement,
-    Outcome,
     detectable_difference,
     judge_independent,
     judge_outcomes,
-    outcome_file,
-    outcome_from_json,
-    outcome_to_json,
+    pass_interval,
+    score_interval,
 )
 
 __all__ = [
+    "BASELINE_FOLDER",
     "OUTCOME_SCHEMA",
     "RESULT_FILE",
     "RESULT_SCHEMA",
@@ -53,6 +60,7 @@ __all__ = [
     "Estimate",
     "FailureCount",
     "Figure",
+    "Interval",
     "Item",
     "Judgement",
     "Latency",
@@ -76,7 +84,9 @@ __all__ = [
     "outcome_file",
     "outcome_from_json",
     "outcome_to_json",
+    "pass_interval",
     "read_requests",
     "requests_file",
     "result_text",
+    "score_interval",
 ]

@@ -1,21 +1,20 @@
-"""What an evaluation gave, as a file too, and what the difference of two of them can tell.
+"""What the difference of two evaluations can tell.
 
 A share is a part of 1, an interval is 95 % unless another confidence is given, a difference is candidate - baseline.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from fractions import Fraction
+from statistics import NormalDist, fmean
 from typing import Final
 
-from pydantic import TypeAdapter
+from orchestrator.results.outcomes import AskedQuestion, Outcome, effective_items
 
-from orchestrator.core.errors import BenchError
-from orchestrator.results.result import read_strictly
-
-OUTCOME_SCHEMA: Final = 1
 CONFIDENCE: Final = 0.95
 POWER: Final = 0.80
+_MOST_STEPS: Final = 1 << 18  # of the sum of an exact test; beyond, the normal approximation is as good
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,59 +26,12 @@ class Interval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Item:
-    """One answered question; `id` names the question wherever it is asked."""
-
-    id: str
-    right: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """One evaluation of one served model. `metric` and `task` are lm-evaluation-harness's own names."""
-
-    schema_version: int
-    suite: str
-    task: str
-    metric: str
-    model: str
-    harness: str  # its name and version
-    command: str
-    items: tuple[Item, ...]
-
-    @property
-    def score(self) -> float:
-        """Share of right answers."""
-        return sum(item.right for item in self.items) / len(self.items)
-
-
-_OUTCOME: Final = TypeAdapter(Outcome)
-
-
-def outcome_file(suite: str) -> str:
-    """What the file of a suite's outcome is called; `deploy report` looks for it."""
-    return f"eval-{suite}.json"
-
-
-def outcome_to_json(outcome: Outcome) -> str:
-    """The outcome as JSON text."""
-    return _OUTCOME.dump_json(outcome, indent=1).decode() + "\n"
-
-
-def outcome_from_json(text: str, *, where: str) -> Outcome:
-    """Read an outcome; `where` names its origin. Raises BenchError for another schema or a damaged file."""
-    outcome = read_strictly(_OUTCOME, text, what="outcome of `deploy eval`", where=where)
-    if outcome.schema_version != OUTCOME_SCHEMA or not outcome.items:
-        raise BenchError("an outcome of another version, or an empty one", where=where, hint="evaluate again")
-    return outcome
-
-
-@dataclass(frozen=True, kw_only=True)
 class Judgement:
     """What a difference of two scores can tell.
 
-    `detectable` is the smallest difference that two samples of this size would show with 80 % power, `items_needed` how
-    many questions each side would need to show the difference that was seen; None where no number would.
+    `items` are independent answers, or what the answers of several seeds are worth. `detectable` is the smallest
+    difference that two samples of this size would show with 80 % power, `items_needed` how many questions each side
+    would need to show the difference that was seen; None where no number would.
     """
 
     baseline: float
@@ -94,12 +46,13 @@ class Judgement:
     detectable: float
     items_needed: int | None
     method: str
+    test: str = "exact McNemar"  # that gave `p_value`
 
     @property
     def sentence(self) -> str:
         """The verdict as one sentence."""
         span = f"{self.difference:+.3f}, 95 % interval {self.interval.low:+.3f} to {self.interval.high:+.3f}"
-        tested = f"{span}, exact McNemar p = {self.p_value:.3g}" if self.p_value is not None else span
+        tested = f"{span}, {self.test} p = {self.p_value:.3g}" if self.p_value is not None else span
         if self.significant:
             return f"{'better' if self.difference > 0 else 'worse'}: {tested}"
         needed = f", this difference needs about {self.items_needed:,} on each side" if self.items_needed else ""
@@ -107,7 +60,7 @@ class Judgement:
         return f"cannot tell apart at this sample size: {tested}; {shown}"
 
 
-def wilson(share: float, items: int, *, confidence: float = CONFIDENCE) -> Interval:
+def wilson(share: float, items: float, *, confidence: float = CONFIDENCE) -> Interval:
     """Wilson's score interval of a share; `share * items` need not be whole (Wilson 1927)."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     shrink = 1 + z * z / items
@@ -116,7 +69,7 @@ def wilson(share: float, items: int, *, confidence: float = CONFIDENCE) -> Inter
     return Interval(low=max(0.0, middle - half), high=min(1.0, middle + half))
 
 
-def independent_interval(*, baseline: float, candidate: float, items: tuple[int, int]) -> Interval:
+def independent_interval(*, baseline: float, candidate: float, items: tuple[float, float]) -> Interval:
     """Interval of the difference of two independent shares (Newcombe 1998, Stat Med 17:873, method 10)."""
     base, cand = wilson(baseline, items[0]), wilson(candidate, items[1])
     difference = candidate - baseline
@@ -126,26 +79,60 @@ def independent_interval(*, baseline: float, candidate: float, items: tuple[int,
     )
 
 
-def paired_interval(*, lost: int, gained: int, items: int, confidence: float = CONFIDENCE) -> Interval:
-    """Interval of the difference of two shares over the same items (Agresti and Min 2005, Stat Med 24:729).
+def score_interval(outcome: Outcome) -> Interval:
+    """Interval of a score: Wilson's, of as many independent answers as there are."""
+    return wilson(outcome.score, outcome.effective_items)
 
-    Half an item is added to each of the four cells, so that no discordant pair at all does not give a width of 0.
+
+def pass_interval(groups: Sequence[Sequence[float]]) -> tuple[float, Interval]:
+    """The mean of a chance over tasks, groups counting alike, and its interval, clustered by task."""
+    share = fmean(fmean(each) for each in groups)
+    return share, wilson(share, effective_items(groups))
+
+
+def paired_interval(groups: Sequence[Sequence[Fraction]], *, confidence: float = CONFIDENCE) -> Interval:
+    """Interval of a difference of two scores over the same questions, by how far each question's share differs.
+
+    With one answer a side it is that of Agresti and Min 2005 (Stat Med 24:729): half a question is added to each of the
+    four cells of a group, so that no discordant pair at all does not give a width of 0. Groups count alike.
     """
     z = NormalDist().inv_cdf((1 + confidence) / 2)
-    total, down, up = items + 2, lost + 0.5, gained + 0.5
-    middle = (up - down) / total
-    half = z * math.sqrt(down + up - (up - down) ** 2 / total) / total
+    middle = variance = 0.0
+    for each in groups:
+        total, change = len(each) + 2, float(sum(each))
+        middle += change / total / len(groups)
+        squares = float(sum(share * share for share in each)) + 1
+        variance += (squares - change**2 / total) / (total * len(groups)) ** 2
+    half = z * math.sqrt(variance)
     return Interval(low=max(-1.0, middle - half), high=min(1.0, middle + half))
 
 
-def mcnemar(*, lost: int, gained: int) -> float:
-    """Two-sided p of the exact McNemar test: how odd this split is if either direction were as likely."""
-    discordant = lost + gained
-    tail = sum(math.comb(discordant, count) for count in range(min(lost, gained) + 1))
-    return min(1.0, 2 * tail / (1 << discordant))
+def sign_flip(groups: Sequence[Sequence[Fraction]]) -> float:
+    """Two-sided p of the sign-flip test: how odd these differences are if each were as likely the other way round.
+
+    With one answer a side to each question it is the exact McNemar test. It counts all ways to choose the signs; where
+    their sums are too many to count, it is the normal approximation. Groups count alike, whatever their size.
+    """
+    weights = [Fraction(math.lcm(*map(len, groups)), len(each)) for each in groups]
+    shares = [share * weight for each, weight in zip(groups, weights, strict=True) for share in each if share]
+    if not shares:
+        return 1.0
+    unit = math.lcm(*(share.denominator for share in shares))
+    whole = [int(share * unit) for share in shares]
+    unit = math.gcd(*whole)
+    sizes, seen = [abs(each) // unit for each in whole], abs(sum(whole)) // unit
+    if sum(sizes) > _MOST_STEPS:
+        return 2 * NormalDist().cdf(-seen / math.sqrt(sum(size * size for size in sizes)))
+    # One slot for each sum of a choice of `sizes`, as wide as the number of choices: all of them in one long number.
+    wide, ways = len(sizes) // 8 + 1, 1
+    for size in sizes:
+        ways += ways << (8 * wide * size)
+    lower = ways.to_bytes(wide * (sum(sizes) + 1), "little")[: wide * ((sum(sizes) - seen) // 2 + 1)]
+    tail = sum(int.from_bytes(lower[at : at + wide], "little") for at in range(0, len(lower), wide))
+    return min(1.0, float(Fraction(2 * tail, 1 << len(sizes))))
 
 
-def detectable_difference(share: float, items: int) -> float:
+def detectable_difference(share: float, items: float) -> float:
     """The smallest difference from `share` that two independent samples show at 5 % with 80 % power (normal theory)."""
     return _power_z() * math.sqrt(2 * share * (1 - share) / items)
 
@@ -161,14 +148,14 @@ def _power_z() -> float:
     return NormalDist().inv_cdf((1 + CONFIDENCE) / 2) + NormalDist().inv_cdf(POWER)
 
 
-def judge_independent(*, baseline: float, candidate: float, items: tuple[int, int]) -> Judgement:
+def judge_independent(*, baseline: float, candidate: float, items: tuple[float, float]) -> Judgement:
     """What two scores of different (or unknown) items can tell; `items` are the sizes of baseline and candidate."""
     interval = independent_interval(baseline=baseline, candidate=candidate, items=items)
     middle, fewer = (baseline + candidate) / 2, min(items)
     return Judgement(
         baseline=baseline,
         candidate=candidate,
-        items=fewer,
+        items=round(fewer),
         difference=candidate - baseline,
         interval=interval,
         p_value=None,
@@ -182,43 +169,44 @@ def judge_independent(*, baseline: float, candidate: float, items: tuple[int, in
 
 
 def judge_paired(baseline: Outcome, candidate: Outcome) -> Judgement:
-    """What two outcomes over the same items can tell. Raises ValueError where the items differ."""
-    before, after = dict(_keyed(baseline)), dict(_keyed(candidate))
-    if before.keys() != after.keys():
-        raise ValueError("the items differ")
-    lost = sum(before[key] and not after[key] for key in before)
-    gained = sum(after[key] and not before[key] for key in before)
-    p_value = mcnemar(lost=lost, gained=gained)
-    middle = (baseline.score + candidate.score) / 2
+    """What two outcomes over the same questions can tell. Raises ValueError where the questions differ."""
+    before, after = baseline.answers, candidate.answers
+    if _times(before) != _times(after):
+        raise ValueError("the questions differ")
+    changes: dict[str, list[Fraction]] = {}
+    for question, answers in before.items():
+        change = Fraction(sum(after[question]) - sum(answers), len(answers))
+        changes.setdefault(question.group, []).append(change)
+    groups, once = tuple(changes.values()), len(before) == len(baseline.items)
+    exact = once and len(groups) == 1
+    p_value, each = sign_flip(groups), [change for group in groups for change in group]
+    middle, fewer = (baseline.score + candidate.score) / 2, min(baseline.effective_items, candidate.effective_items)
+    how = "the same items, exact McNemar test, Agresti-Min interval"
     return Judgement(
         baseline=baseline.score,
         candidate=candidate.score,
-        items=len(before),
+        items=round(fewer),
         difference=candidate.score - baseline.score,
-        interval=paired_interval(lost=lost, gained=gained, items=len(before)),
+        interval=paired_interval(groups),
         p_value=p_value,
-        lost=lost,
-        gained=gained,
+        lost=sum(change < 0 for change in each),
+        gained=sum(change > 0 for change in each),
         significant=p_value < 1 - CONFIDENCE,
-        detectable=detectable_difference(middle, len(before)),
+        detectable=detectable_difference(middle, fewer),
         items_needed=items_to_show(middle, candidate.score - baseline.score),
-        method="the same items, exact McNemar test, Agresti-Min interval",
+        method=how if exact else "the same questions, clustered by question: sign-flip test, Agresti-Min interval",
+        test="exact McNemar" if exact else "sign-flip",
     )
 
 
 def judge_outcomes(baseline: Outcome, candidate: Outcome) -> Judgement:
-    """The paired test where the items are the same, else two independent samples."""
-    if sorted(key for key, _ in _keyed(baseline)) == sorted(key for key, _ in _keyed(candidate)):
+    """The paired test where the same questions were asked as often, else two independent samples."""
+    if _times(baseline.answers) == _times(candidate.answers):
         return judge_paired(baseline, candidate)
-    sizes = (len(baseline.items), len(candidate.items))
+    sizes = (baseline.effective_items, candidate.effective_items)
     return judge_independent(baseline=baseline.score, candidate=candidate.score, items=sizes)
 
 
-def _keyed(outcome: Outcome) -> list[tuple[tuple[str, int], bool]]:
-    """Items with a key that stays unique where a question was asked several times."""
-    seen: dict[str, int] = {}
-    keyed = []
-    for item in outcome.items:
-        seen[item.id] = seen.get(item.id, 0) + 1
-        keyed.append(((item.id, seen[item.id]), item.right))
-    return keyed
+def _times(answers: Mapping[AskedQuestion, tuple[bool, ...]]) -> dict[AskedQuestion, int]:
+    """How often each question was answered."""
+    return {question: len(each) for question, each in answers.items()}

@@ -77,15 +77,10 @@ def ask(engine_home: Home, questions: Path) -> Callable[..., Outcome]:
     def evaluate(
         target: MeasuredTarget, *, limit: int | None = None, say: Callable[[str], None] = lambda _: None
     ) -> Outcome:
-        return run_eval(
-            target,
-            suite="gsm8k",
-            limit=limit,
-            data=questions,
-            command="deploy eval",
-            home=engine_home,
-            say=say,
+        options = EvalOptions(
+            suite="gsm8k", limit=limit, data=questions, command="deploy eval", output=questions.parent
         )
+        return run_eval(target, options, home=engine_home, say=say)
 
     return evaluate
 

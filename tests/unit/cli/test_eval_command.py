@@ -41,7 +41,7 @@ def test_the_way_to_a_far_server_is_open_until_the_last_question(
         yield "servers"
         steps.append("closed")
 
-    def asked(_target: object, **_: object) -> Outcome:
+    def asked(*_: object, **__: object) -> Outcome:
         steps.append("asked")
         return OUTCOME
 
@@ -78,8 +78,8 @@ def test_a_baseline_that_is_a_server_is_asked_the_same_and_kept_beside(
 ) -> None:
     asked: list[tuple[str, object]] = []
 
-    def ask(target: MeasuredTarget, *, limit: object, **_: object) -> Outcome:
-        asked.append((target.url, limit))
+    def ask(target: MeasuredTarget, options: EvalOptions, **_: object) -> Outcome:
+        asked.append((target.url, options.limit))
         return OUTCOME if target.url.endswith(":1") else replace(OUTCOME, items=(Item(id="1", right=True),) * 2)
 
     monkeypatch.setattr("orchestrator.commands.evals.run_eval", ask)

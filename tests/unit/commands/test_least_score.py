@@ -21,8 +21,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
     seen: list[tuple[str, int | None]] = []
     items = tuple(Item(id=str(number), right=number != 7) for number in range(20))
 
-    def run_eval(_: MeasuredTarget, *, suite: str, limit: int | None, **__: object) -> Outcome:
-        seen.append((suite, limit))
+    def run_eval(_: MeasuredTarget, options: evals.EvalOptions, **__: object) -> Outcome:
+        seen.append((options.suite, options.limit))
         told = {
             "task": "gsm8k",
             "metric": "exact_match",
@@ -30,7 +30,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
             "harness": "of this test",
             "command": "deploy",
         }
-        return Outcome(schema_version=1, suite=suite, items=items, **told)
+        return Outcome(schema_version=1, suite=options.suite, items=items, **told)
 
     monkeypatch.setattr(evals, "run_eval", run_eval)
     return seen

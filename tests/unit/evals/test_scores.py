@@ -1,19 +1,24 @@
 """What a difference of scores can tell, against worked examples of the literature."""
 
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+from statistics import fmean
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.report import load_published
+from orchestrator.results import Item, Outcome
 from orchestrator.results.scores import (
-    Item,
-    Outcome,
     independent_interval,
     items_to_show,
     judge_independent,
     judge_outcomes,
-    mcnemar,
     paired_interval,
+    score_interval,
+    sign_flip,
     wilson,
 )
 
@@ -39,21 +44,59 @@ def test_difference_of_independent_shares() -> None:
     assert (round(interval.low, 4), round(interval.high, 4)) == (0.0524, 0.3339)
 
 
+def changes(*, lost: int, gained: int, same: int = 0) -> list[Fraction]:
+    return [Fraction(-1)] * lost + [Fraction(1)] * gained + [Fraction(0)] * same
+
+
 @pytest.mark.parametrize(
     ("lost", "gained", "p"), [(0, 0, 1.0), (1, 1, 1.0), (0, 5, 2 / 32), (1, 9, 2 * 11 / 1024), (0, 1500, 0.0)]
 )
-def test_exact_mcnemar_is_the_sign_test_on_discordant_items(lost: int, gained: int, p: float) -> None:
-    assert mcnemar(lost=lost, gained=gained) == pytest.approx(p)
+def test_sign_flips_of_one_answer_a_question_are_the_exact_mcnemar_test(lost: int, gained: int, p: float) -> None:
+    assert sign_flip([changes(lost=lost, gained=gained, same=7)]) == pytest.approx(p)
+
+
+def test_sign_flips_of_several_seeds_are_counted() -> None:
+    """Of +1, +1/2 and -1/2 the sum is 1; of the eight choices of signs, 2, 1, 1 and -2, -1, -1 are as far from 0."""
+    assert sign_flip([[Fraction(1), Fraction(1, 2), Fraction(-1, 2)]]) == pytest.approx(6 / 8)
+
+
+def test_sign_flips_count_a_small_domain_as_much_as_a_large_one() -> None:
+    """+1 of two tasks and -1 of four weigh 2 and 1: of the sums 3, 1, -1, -3 all are as far from 0 as 1."""
+    small, large = changes(lost=0, gained=1, same=1), changes(lost=1, gained=0, same=3)
+    assert sign_flip([small, large]) == 1.0
+    assert sign_flip([small, changes(lost=0, gained=1, same=3)]) == pytest.approx(2 / 4)
+
+
+@given(st.lists(st.integers(-4, 4), min_size=1, max_size=9))
+def test_sign_flips_are_all_choices_of_signs(quarters: list[int]) -> None:
+    sums = [abs(sum(signs)) for signs in product(*((each, -each) for each in quarters))]
+    expected = sum(each >= abs(sum(quarters)) for each in sums) / len(sums)
+    assert sign_flip([[Fraction(each, 4) for each in quarters]]) == pytest.approx(expected)
+
+
+def test_too_many_sums_to_count_are_taken_as_normal() -> None:
+    """9 of 9 at z = 3: 0.0027."""
+    odd = [[Fraction(1, 999_983)] * 9, [Fraction(0)] * 999_979]
+    assert sign_flip(odd) == pytest.approx(2 / 512)
+    uneven = [Fraction(10**6 + each, 10**6) for each in range(9)]
+    assert sign_flip([uneven]) == pytest.approx(0.0027, abs=1e-4)
 
 
 @given(st.integers(0, 60), st.integers(0, 60))
-def test_mcnemar_does_not_care_which_side_is_which(lost: int, gained: int) -> None:
-    assert mcnemar(lost=lost, gained=gained) == mcnemar(lost=gained, gained=lost) <= 1
+def test_it_does_not_matter_which_side_is_which(lost: int, gained: int) -> None:
+    there, back = ([changes(lost=one, gained=other, same=1)] for one, other in ((lost, gained), (gained, lost)))
+    assert sign_flip(there) == sign_flip(back) <= 1
+
+
+def test_a_paired_interval_is_that_of_agresti_and_min() -> None:
+    """14 lost and 5 gained of 100: (5.5 - 14.5) / 102 = -0.0882, 1.96 * sqrt(20 - 81 / 102) / 102 = 0.0842."""
+    interval = paired_interval([changes(lost=14, gained=5, same=81)])
+    assert (round(interval.low, 4), round(interval.high, 4)) == (-0.1724, -0.0040)
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(80, 2000))
 def test_a_paired_interval_holds_its_difference_and_has_a_width(lost: int, gained: int, items: int) -> None:
-    interval = paired_interval(lost=lost, gained=gained, items=items)
+    interval = paired_interval([changes(lost=lost, gained=gained, same=items - lost - gained)])
     assert interval.low < (gained - lost) / items < interval.high
 
 
@@ -91,6 +134,66 @@ def test_questions_asked_twice_are_paired_in_order() -> None:
     twice = outcome("++--")
     both = Outcome(**{**vars(twice), "items": tuple(Item(id="same", right=item.right) for item in twice.items)})
     assert judge_outcomes(both, both).items == 4
+
+
+def seeded(*answers: str, group: str = "") -> tuple[Item, ...]:
+    """One text of `+` and `-` a seed, one question a place."""
+    return tuple(
+        Item(id=f"q{place}", right=answer == "+", seed=seed, group=group)
+        for seed, each in enumerate(answers)
+        for place, answer in enumerate(each)
+    )
+
+
+def of_items(*items: Item) -> Outcome:
+    return replace(outcome("+"), items=items)
+
+
+def test_a_second_seed_that_answers_alike_adds_no_answer_and_one_that_does_not_adds_as_many() -> None:
+    """p = 3/4: alike, the shares 1, 1, 1, 0 vary by 3/16, so n = 4; 1, 1, 1/2, 1/2 vary by 1/16: n = 12."""
+    alike, other = of_items(*seeded("+++-", "+++-")), of_items(*seeded("+++-", "++-+"))
+    assert (alike.score, other.score) == (0.75, 0.75)
+    assert (alike.effective_items, other.effective_items) == (pytest.approx(4), pytest.approx(12))
+    assert score_interval(alike) == wilson(0.75, alike.effective_items)
+    assert other.by_seed == {0: 0.75, 1: 0.75}
+
+
+def test_one_answer_to_each_question_is_worth_one() -> None:
+    assert outcome("+" * 190 + "-" * 10).effective_items == pytest.approx(200)
+    assert outcome("+" * 200).effective_items == 200
+
+
+def test_two_seeds_of_the_same_questions_are_no_twice_as_many_pairs() -> None:
+    """Six questions lost by both seeds: 2 / 2^6 over questions, where 12 pairs would have said 2 / 2^12."""
+    right, wrong = "+" * 20, "-" * 6 + "+" * 14
+    judgement = judge_outcomes(of_items(*seeded(right, right)), of_items(*seeded(wrong, wrong)))
+    assert judgement.p_value == pytest.approx(2 / 2**6)
+    assert (judgement.lost, judgement.gained, judgement.test) == (6, 0, "sign-flip")
+    assert "clustered by question" in judgement.method
+
+
+def test_other_numbers_of_seeds_are_independent_samples() -> None:
+    one, two = of_items(*seeded("++-")), of_items(*seeded("++-", "+--"))
+    assert judge_outcomes(one, two).p_value is None
+
+
+def test_each_domain_counts_as_much_as_any_other() -> None:
+    """1 of 2 and 4 of 4: 0.75, where 5 of 6 would be 0.83."""
+    assert of_items(*seeded("+-", group="airline"), *seeded("++++", group="retail")).score == 0.75
+
+
+def test_seeds_that_repeat_one_answer_word_for_word_have_sampled_nothing() -> None:
+    alike = tuple(replace(item, answer="a" + item.id) for item in seeded("++-", "++-"))
+    assert of_items(*alike).repeats_itself
+    assert not of_items(replace(alike[0], answer="b"), *alike[1:]).repeats_itself
+    assert not of_items(*seeded("++-", "++-")).repeats_itself, "of answers that were not kept nothing is known"
+    assert not of_items(*alike[:3]).repeats_itself, "one seed repeats nothing"
+
+
+def test_all_of_k_trials_is_what_tau2_computes() -> None:
+    """Of 4 trials 3 right: C(3, 2) / C(4, 2) = 1/2; all right: 1. pass^1 = 7/8, pass^2 = 3/4, pass^4 = 1/2."""
+    passed = {k: fmean(groups[0]) for k, groups in of_items(*seeded("++", "++", "++", "-+")).pass_hat()}
+    assert passed == {1: 7 / 8, 2: 3 / 4, 3: 5 / 8, 4: 1 / 2}
 
 
 def test_no_number_of_items_shows_no_difference() -> None:

@@ -237,11 +237,22 @@ def test_a_measured_evaluation_without_a_baseline_stands_beside_the_published_on
         schema_version=1, suite="gsm8k", task="gsm8k", metric="exact_match", model="glm-5.2", harness="lm-eval 0.4.13",
         command="deploy eval", items=items,
     )  # fmt: skip
-    row = report(tp4dp2(), evals=((None, outcome),)).evals[-1]
-    assert row.measured
-    assert row.baseline_label == "FP8, published"
-    assert row.judgement is not None
-    assert row.judgement.items == 200
+    rows = report(tp4dp2(), evals=((None, outcome),)).evals[-2:]
+    assert [row.baseline_label for row in rows] == ["FP8, published", "MXFP4, published"]
+    for row in rows:
+        assert row.measured
+        assert row.judgement is not None
+        assert row.judgement.items == 200
+
+
+def test_a_measured_tau2_stands_beside_scores_that_nothing_can_be_told_of() -> None:
+    outcome = Outcome(
+        schema_version=1, suite="tau2", task="airline", metric="pass^1", model="glm-5.2", harness="tau2-bench a2c0247",
+        command="deploy eval", items=(Item(id="1", right=True, seed=0, group="airline"),),
+    )  # fmt: skip
+    rows = report(tp4dp2(), evals=((None, outcome),)).evals[-2:]
+    assert [(row.baseline, row.judgement) for row in rows] == [(0.819, None), (0.834, None)]
+    assert rows[0].caveat == "no sample size was published, tau2-bench a2c0247"
 
 
 @pytest.mark.parametrize(("value", "text"), [(1.0, "100 %"), (0.9996, "99.9 %"), (0.598, "59.8 %")])

@@ -24,6 +24,7 @@ from orchestrator.commands.reproduce import (
     may_be_there,
     plan_steps,
     reproduce,
+    require_all_questions,
     still_to_do,
 )
 from orchestrator.commands.runs import open_run
@@ -70,7 +71,7 @@ class Machine:
                 raise KeyboardInterrupt
             return 8
         if argv[0] == "up":
-            self.servers.add(argv[-1])
+            self.servers.add(argv[argv.index("--name") + 1])
         if argv[0] == "down":
             self.servers.remove(argv[1])
         return 0
@@ -84,8 +85,9 @@ def go(directory: Path, machine: Machine, *, keep: bool = False) -> None:
 
 def test_everything_that_can_fail_early_comes_before_the_first_server(tmp_path: Path) -> None:
     stages = [step.stage for step in steps(tmp_path)]
-    assert stages[:12] == ["preflight"] * 3 + ["stage"] * 3 + ["kernels"] * 3 + ["build"] * 3
-    assert stages[12:] == ["up", "smoke", "bench", "report", "down"] * 3
+    assert stages[:16] == ["preflight"] * 4 + ["stage"] * 4 + ["kernels"] * 4 + ["build"] * 4
+    measured = ["up", "smoke", "bench", "report", "down"] * 3
+    assert stages[16:] == [*measured, "up", "smoke", "eval", "eval", "report", "down"]
 
 
 def test_the_tuned_table_is_built_for_the_image_that_is_built_next(tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ def test_no_server_that_is_measured_under_load_admits_fewer_requests_than_the_lo
 
 
 def test_each_measurement_is_kept_under_its_own_name(tmp_path: Path) -> None:
-    outputs = [step.output.relative_to(tmp_path) for step in steps(tmp_path) if step.output]
+    outputs = [step.output.relative_to(tmp_path) for step in steps(tmp_path) if step.output and step.stage == "bench"]
     assert [str(path) for path in outputs] == [
         "mi355x-tp8/single-stream-10k-1.5k",
         "mi355x-tp8-throughput/wafer-20k-1k",
@@ -153,7 +155,7 @@ def test_each_server_is_down_before_the_next_is_up(tmp_path: Path) -> None:
     machine = Machine()
     go(tmp_path, machine)
     order = [line for line in machine.ran if line.startswith(("up", "down"))]
-    assert [line.split()[0] for line in order] == ["up", "down"] * 3
+    assert [line.split()[0] for line in order] == ["up", "down"] * 4
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
@@ -317,15 +319,17 @@ def test_settings_and_an_engine_reach_every_command_that_plans() -> None:
     planned = of(overrides=("engine=sglang-0.5.14-rocm", "flags.max-running-requests=64"))
     settings = "--set engine=sglang-0.5.14-rocm --set flags.max-running-requests=64"
     planning = [line for line in lines(planned) if "--profile" in line]
-    assert len(planning) == 15
-    assert all(line.endswith(settings) for line in planning)
+    assert len(planning) == 20
+    assert all(settings in line for line in planning)
     assert {server.plan.engine.version for server in planned.servers} == {"0.5.14"}
 
 
 def test_a_far_machine_makes_its_table_and_its_image_on_the_way_up() -> None:
     planned = of(host="ssh://node")
     assert {step.stage for step in planned.steps if "--host" not in step.argv} == {"report"}
-    assert {step.stage for step in planned.steps} == {"preflight", "stage", "up", "smoke", "bench", "report", "down"}
+    assert {step.stage for step in planned.steps} == {
+        "preflight", "stage", "up", "smoke", "bench", "eval", "report", "down"
+    }  # fmt: skip
     assert "no step `build` for `mi355x-tp8`: it is made on ssh://node on the way up" in planned.left_out
 
 
@@ -351,7 +355,7 @@ def test_weights_that_are_there_are_verified_and_not_downloaded(tmp_path: Path) 
 def test_an_ablation_is_a_server_of_its_own_beside_the_whole_one() -> None:
     planned = of(ablations=("mtp-off", "table-off"))
     servers = {server.name: server for server in planned.servers}
-    published = ["mi355x-tp8", "mi355x-tp8-throughput", "mi355x-tp4dp2"]
+    published = ["mi355x-tp8", "mi355x-tp8-throughput", "mi355x-tp4dp2", "mi355x-tp4dp2-evals"]
     assert list(servers) == [*published, "mi355x-tp8-mtp-off", "mi355x-tp4dp2-table-off"]
     assert servers["mi355x-tp8"].plan.flag("speculative-algorithm") == "EAGLE"
     assert servers["mi355x-tp8-mtp-off"].plan.flag("speculative-algorithm") is None
@@ -364,7 +368,7 @@ def test_an_ablation_is_a_server_of_its_own_beside_the_whole_one() -> None:
 
 
 def test_the_baseline_is_asked_the_same_as_the_whole_one_and_stands_beside_it() -> None:
-    planned = of(ablations=("baseline-checkpoint",), prices=("MI355X=2",))
+    planned = of(ablations=("baseline-checkpoint",), prices=("MI355X=2",), evals=False)
     asked_eval = [line for line in lines(planned) if line.startswith("eval ")]
     assert asked_eval == [
         "eval mi355x-tp8 --suite gsm8k --limit 200 --output results/mi355x-tp8",
@@ -374,6 +378,71 @@ def test_the_baseline_is_asked_the_same_as_the_whole_one_and_stands_beside_it() 
     assert all("--price MI355X=2" in line for line in reports)
     assert ["--baseline" in line for line in reports] == [False, False, False, True]
     assert reports[-1].endswith("results/mi355x-tp8-baseline-checkpoint/eval-gsm8k.json")
+
+
+def evals_of(planned: ReproducePlan) -> list[Step]:
+    return [step for step in planned.steps if step.stage == "eval"]
+
+
+def test_the_published_suites_are_asked_as_they_were_of_a_server_that_can_sample() -> None:
+    planned = of()
+    server = next(server for server in planned.servers if server.suites)
+    assert [hazard.id for hazard in server.plan.hazards if hazard.id == "speculation-is-greedy"] == []
+    assert [" ".join(step.argv) for step in evals_of(planned)] == [
+        "eval mi355x-tp4dp2-evals --suite gsm8k --limit 200 --output results/mi355x-tp4dp2-evals",
+        "eval mi355x-tp4dp2-evals --suite gpqa-diamond --seeds 2 --output results/mi355x-tp4dp2-evals",
+    ]
+    assert planned.left_out[-1].startswith("no step `eval` for `tau2`: ")
+    assert "`deploy eval mi355x-tp4dp2-evals --suite tau2` prints its commands" in planned.left_out[-1]
+
+
+def test_how_long_suites_take_where_every_answer_is_as_long_as_it_may_be() -> None:
+    """200 x 512 / 1944 tok/s = 52.7 s and 60 s before them; 396 x 32768 / 1944 = 6674.9 s and twice 60 s."""
+    gsm8k, gpqa = evals_of(of())
+    assert gsm8k.about == pytest.approx(112.7, abs=0.1)
+    assert gpqa.about == pytest.approx(6794.9, abs=0.1)
+
+
+def test_an_evaluation_that_was_begun_goes_on(tmp_path: Path) -> None:
+    gsm8k, gpqa = evals_of(plan_steps(WAFER, tmp_path, asked()))
+    assert gpqa.output is not None
+    gpqa.output.mkdir(parents=True)
+    (gpqa.output / "eval-gpqa-diamond.json").touch()
+    assert (command(gsm8k)[-1], command(gpqa)[-1]) == (str(gsm8k.output), "--resume")
+
+
+def test_an_evaluation_that_fails_takes_its_server_down_and_is_asked_again(tmp_path: Path) -> None:
+    machine = Machine(failing="eval mi355x-tp4dp2-evals --suite gpqa", interrupted=True)
+    with pytest.raises(Interrupted):
+        go(tmp_path, machine)
+    assert machine.ran[-1] == "down mi355x-tp4dp2-evals"
+    again = Machine()
+    go(tmp_path, again)
+    assert [line.split()[0] for line in again.ran] == ["up", "eval", "report", "down"]
+    assert "gpqa-diamond" in again.ran[1]
+
+
+def test_evaluations_can_be_left_out_and_their_questions_be_here(tmp_path: Path) -> None:
+    assert evals_of(of(evals=False)) == []
+    assert {server.name for server in of(evals=False).servers} == {
+        "mi355x-tp8",
+        "mi355x-tp8-throughput",
+        "mi355x-tp4dp2",
+    }
+    assert all(f"--data {tmp_path}" in " ".join(step.argv) for step in evals_of(of(data=tmp_path)))
+
+
+def test_gated_questions_are_missed_before_a_node_is_paid_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    planned = of()
+    with pytest.raises(UsageError, match="the questions of `gpqa-diamond` are gated") as caught:
+        require_all_questions(planned, planned.steps, None)
+    assert "set HF_TOKEN" in caught.value.hint
+    assert caught.value.hint.endswith("--no-evals leaves the suites out")
+    require_all_questions(planned, [step for step in planned.steps if "gpqa" not in step.id], None)
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
+    require_all_questions(planned, planned.steps, None)
 
 
 def test_an_ablation_that_nobody_published_is_refused() -> None:

@@ -1,0 +1,183 @@
+"""tau2-bench seen from outside: the commands that ask a server its tasks, and the files that it leaves.
+
+It is not run here: it has no package (`tau2` on PyPI is another project), and the user of each task is another model.
+Read from sierra-research/tau2-bench at `COMMIT` (v1.0.1): README.md, docs/cli-reference.md, `Results` and
+`SimulationRun` in src/tau2/data_model/simulation.py, src/tau2/metrics/agent_metrics.py.
+"""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from orchestrator.core.errors import BenchError, UsageError
+from orchestrator.core.files import read_file
+from orchestrator.core.validation import faults_in
+from orchestrator.results import OUTCOME_SCHEMA, Item, Outcome
+
+NAME: Final = "tau2"
+COMMIT: Final = "a2c024725189473d2d7cea3a5cfdbcc67478e41f"
+DOMAINS: Final = {"airline": 50, "retail": 114, "telecom": 114}  # and its tasks, `base` in its split_tasks.json
+TRIALS: Final = 4  # of each task, as its docs/leaderboard-submission.md wants them
+_USER: Final = "gpt-4.1-2025-04-14"  # DEFAULT_LLM_USER of its config.py
+_CONCURRENCY: Final = 32
+RESULTS: Final = "results.json"
+_MOST_BYTES: Final = 1 << 30  # of one file, which holds every word of every conversation; 40 short ones have 0.4 MB
+_NEVER_RAN: Final = "infrastructure_error"  # which its own metrics leave out
+_NEARLY: Final = 1e-6  # how near to 1 a reward has to be, `is_successful`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tau2Request:
+    """What to ask: a server's URL and model, the variable that holds its key, what its results are called."""
+
+    url: str
+    model: str
+    key_env: str | None
+    name: str
+    trials: int
+
+
+class _Read(BaseModel):
+    """A part of its file; what else stands there is its own."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Model(_Read):
+    llm: str | None = None
+
+
+class _Environment(_Read):
+    domain_name: str
+
+
+class _Info(_Read):
+    git_commit: str
+    user_info: _Model
+    agent_info: _Model
+    environment_info: _Environment
+
+
+class _Reward(_Read):
+    reward: float
+
+
+class _Simulation(_Read):
+    task_id: str
+    termination_reason: str
+    trial: int | None = None
+    reward_info: _Reward | None = None
+
+
+class _Results(_Read):
+    info: _Info
+    simulations: tuple[_Simulation, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tau2Runs:
+    """What its files say; `left_out` simulations never ran."""
+
+    outcome: Outcome
+    left_out: int
+
+
+def tau2_script(request: Tau2Request) -> str:
+    """The commands that ask a server the tasks of every domain. A key stands in no argument, nor in its results."""
+    url, name = shlex.quote(f"{request.url.rstrip('/')}/v1"), shlex.quote(request.name)
+    key = f'export HOSTED_VLLM_API_KEY="${request.key_env}"' if request.key_env else "unset HOSTED_VLLM_API_KEY"
+    agent = shlex.quote(f"hosted_vllm/{request.model}")
+    return f"""\
+# tau2-bench v1.0.1 needs git, uv and Python 3.12. It is on no package index: `tau2` on PyPI is another project.
+git clone https://github.com/sierra-research/tau2-bench
+cd tau2-bench && git checkout {COMMIT} && uv sync
+# LiteLLM finds the server by these two; the user of each task is another model, here tau2's default.
+export HOSTED_VLLM_API_BASE={url}
+{key}
+export OPENAI_API_KEY  # of the user's model, if it is one of OpenAI's
+for domain in {" ".join(DOMAINS)}; do
+  uv run tau2 run --domain "$domain" --agent-llm {agent} --user-llm {_USER} \\
+    --num-trials {request.trials} --max-concurrency {_CONCURRENCY} --save-to {name}-"$domain" --auto-resume
+done
+deploy eval {name} --suite tau2 --simulations data/simulations
+"""
+
+
+def read_simulations(folder: Path, name: str, command: str) -> Tau2Runs:
+    """The runs of `name` below tau2's `data/simulations`: those called so, else all; or that of one file.
+
+    Each domain counts alike. Raises UsageError where there is none, BenchError for one that is none of tau2's, for two
+    of one domain, and for runs of different models.
+    """
+    files = _files(folder, name)
+    found = [_read(file) for file in files]
+    _require_one(files, found)
+    simulations = [(each.info.environment_info.domain_name, one) for each in found for one in each.simulations]
+    ran = [(domain, one) for domain, one in simulations if one.termination_reason != _NEVER_RAN]
+    if not ran:
+        raise BenchError("no simulation of tau2 was run", where=str(folder))
+    info = found[0].info
+    domains = ", ".join(sorted({domain for domain, _ in ran}))
+    outcome = Outcome(
+        schema_version=OUTCOME_SCHEMA,
+        suite=NAME,
+        task=f"{domains}; user {info.user_info.llm}",
+        metric="pass^1, macro average of the domains",
+        model=(info.agent_info.llm or "unknown").partition("/")[2] or (info.agent_info.llm or "unknown"),
+        harness=f"tau2-bench {info.git_commit[:7]}",
+        command=command,
+        items=tuple(
+            Item(id=one.task_id, right=_succeeded(one), seed=one.trial, group=domain)
+            for domain, one in sorted(ran, key=lambda pair: (pair[0], pair[1].task_id, pair[1].trial or 0))
+        ),
+    )
+    return Tau2Runs(outcome=outcome, left_out=len(simulations) - len(ran))
+
+
+def _succeeded(simulation: _Simulation) -> bool:
+    return simulation.reward_info is not None and abs(simulation.reward_info.reward - 1) <= _NEARLY
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    if folder.is_file():
+        return [folder]
+    own = (folder / f"{name}-{domain}" / RESULTS for domain in DOMAINS)
+    found = [file for file in own if file.exists()] or sorted(folder.rglob(RESULTS))
+    if not found:
+        raise UsageError(
+            "there are no results of tau2 here",
+            where=str(folder),
+            hint=f"its `data/simulations`; `deploy eval {name} --suite tau2` prints the commands that fill it",
+        )
+    return found
+
+
+def _read(file: Path) -> _Results:
+    try:
+        return _Results.model_validate_json(read_file(file, most=_MOST_BYTES))
+    except OSError as error:
+        raise BenchError(f"the results of tau2 cannot be read: {error.strerror}", where=str(file)) from error
+    except ValidationError as error:
+        problems = faults_in(error)[:10]
+    raise BenchError("these are no results of tau2, or damaged ones", where=str(file), problems=problems)
+
+
+def _require_one(files: Sequence[Path], found: Sequence[_Results]) -> None:
+    """Raise BenchError for runs that are not one evaluation."""
+    told: dict[str, set[str | None]] = {
+        "models": {each.info.agent_info.llm for each in found},
+        "simulated users": {each.info.user_info.llm for each in found},
+        "versions of tau2": {each.info.git_commit for each in found},
+    }
+    for what, names in told.items():
+        if len(names) > 1:
+            listed = ", ".join(sorted(f"`{name}`" for name in names))
+            raise BenchError(f"these are runs of different {what}: {listed}", where=str(files[0].parent.parent))
+    domains = [each.info.environment_info.domain_name for each in found]
+    if twice := next((domain for domain in domains if domains.count(domain) > 1), None):
+        places = ", ".join(str(file) for file, domain in zip(files, domains, strict=True) if domain == twice)
+        raise BenchError(f"there are several runs of `{twice}`", where=places, hint="name the file of one")

@@ -1,0 +1,113 @@
+"""tau2-bench seen from outside: its commands, and what it wrote.
+
+`recorded/tau2/results.json` was written by its own code (commit a2c0247, `tau2 run --domain mock --num-trials 4`)
+against an endpoint that calls the right tool now and then; conversations, tasks and checks were cut out of it.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.errors import BenchError, UsageError
+from orchestrator.evals.tau2 import COMMIT, Tau2Request, read_simulations, tau2_script
+from orchestrator.results import judge_outcomes, pass_interval
+
+RECORDED = Path(__file__).parent / "recorded" / "tau2" / "results.json"
+
+
+def run_of(folder: Path, name: str, domain: str, **changes: object) -> Path:
+    """The recorded run as one of another name and domain; `changes` are of its `info`, or `rewards` by trial."""
+    data = json.loads(RECORDED.read_text())
+    data["info"]["environment_info"]["domain_name"] = domain
+    rewards = changes.pop("rewards", None)
+    data["info"].update(changes)
+    for simulation in data["simulations"] if isinstance(rewards, list) else ():
+        simulation["reward_info"]["reward"] = rewards[simulation["trial"]]
+    file = folder / f"{name}-{domain}" / "results.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(data))
+    return file
+
+
+def test_pass_hat_is_what_tau2_printed_of_its_own_run() -> None:
+    """`Pass^1 0.250`, `Pass^2 0.217`, `Pass^3 0.200`, `Pass^4 0.200`, 40 simulations of 10 tasks."""
+    outcome = read_simulations(RECORDED, "glm", "deploy eval glm").outcome
+    passed = {k: pass_interval(groups) for k, groups in outcome.pass_hat()}
+    assert {k: round(share, 3) for k, (share, _) in passed.items()} == {1: 0.25, 2: 0.217, 3: 0.2, 4: 0.2}
+    assert (outcome.score, len(outcome.items), len(outcome.answers)) == (0.25, 40, 10)
+    assert (outcome.model, outcome.task) == ("glm-5.2", "mock; user hosted_vllm/user")
+    assert all(span.low < share < span.high for share, span in passed.values())
+    assert 10 <= outcome.effective_items < 40, "four trials of a task are no four tasks"
+
+
+def test_every_domain_counts_alike_and_the_runs_of_a_name_are_its_own(tmp_path: Path) -> None:
+    run_of(tmp_path, "glm", "airline", rewards=[1.0, 1.0, 1.0, 0.0])
+    run_of(tmp_path, "glm", "retail", rewards=[1.0, 0.0, 0.0, 0.0])
+    run_of(tmp_path, "glm-fp8", "airline", rewards=[1.0] * 4)
+    assert read_simulations(tmp_path, "glm", "").outcome.score == pytest.approx((0.75 + 0.25) / 2)
+    assert read_simulations(tmp_path, "glm-fp8", "").outcome.score == 1.0
+
+
+def test_two_servers_are_paired_by_task(tmp_path: Path) -> None:
+    run_of(tmp_path, "fp8", "airline", rewards=[1.0] * 4)
+    run_of(tmp_path, "mxfp4", "airline", rewards=[1.0, 1.0, 0.0, 0.0])
+    judged = judge_outcomes(*(read_simulations(tmp_path, name, "").outcome for name in ("fp8", "mxfp4")))
+    assert (judged.difference, judged.lost, judged.gained) == (-0.5, 10, 0)
+    assert judged.p_value == pytest.approx(2 / 2**10)
+
+
+def test_a_simulation_that_never_ran_is_left_out_as_tau2_does(tmp_path: Path) -> None:
+    data = json.loads(RECORDED.read_text())
+    data["simulations"][0]["termination_reason"] = "infrastructure_error"
+    del data["simulations"][0]["reward_info"]
+    (tmp_path / "results.json").write_text(json.dumps(data))
+    runs = read_simulations(tmp_path, "glm", "")
+    assert (runs.left_out, len(runs.outcome.items)) == (1, 39)
+    assert [k for k, _ in runs.outcome.pass_hat()] == [1, 2, 3]
+
+
+def test_an_agent_that_broke_off_without_a_reward_has_failed(tmp_path: Path) -> None:
+    data = json.loads(RECORDED.read_text())
+    for simulation in data["simulations"]:
+        simulation["termination_reason"] = "max_steps"
+        simulation["reward_info"] = None
+    (tmp_path / "results.json").write_text(json.dumps(data))
+    assert read_simulations(tmp_path, "glm", "").outcome.score == 0.0
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"info": {}, "simulations": []}', "\xff", "[" * 100_000])
+def test_what_is_no_result_of_tau2_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(text, encoding="latin-1")
+    with pytest.raises(BenchError, match="no results of tau2") as caught:
+        read_simulations(tmp_path, "glm", "")
+    assert caught.value.where == str(tmp_path / "results.json")
+
+
+def test_runs_of_different_models_users_or_of_one_domain_twice_are_no_evaluation(tmp_path: Path) -> None:
+    run_of(tmp_path, "a", "airline")
+    run_of(tmp_path, "b", "retail", user_info={"llm": "another-user"})
+    with pytest.raises(BenchError, match="different simulated users: `another-user`, `hosted_vllm/user`"):
+        read_simulations(tmp_path, "neither", "")
+    shutil.rmtree(tmp_path / "b-retail")
+    shutil.copytree(tmp_path / "a-airline", tmp_path / "b-airline")
+    with pytest.raises(BenchError, match="several runs of `airline`"):
+        read_simulations(tmp_path, "neither", "")
+
+
+def test_an_empty_folder_names_the_command_that_fills_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no results of tau2 here") as caught:
+        read_simulations(tmp_path, "glm", "")
+    assert "`deploy eval glm --suite tau2`" in caught.value.hint
+
+
+def test_the_commands_hold_no_key() -> None:
+    request = Tau2Request(url="http://h:1/", model="glm 5", key_env="GLM_KEY", name="mine", trials=4)
+    script = tau2_script(request)
+    assert f"git checkout {COMMIT}" in script
+    assert "HOSTED_VLLM_API_BASE=http://h:1/v1\n" in script
+    assert 'HOSTED_VLLM_API_KEY="$GLM_KEY"' in script
+    assert "--agent-llm 'hosted_vllm/glm 5'" in script
+    assert script.endswith("deploy eval mine --suite tau2 --simulations data/simulations\n")
+    assert 'HOSTED_VLLM_API_KEY="' not in tau2_script(Tau2Request(**{**vars(request), "key_env": None}))
