@@ -10,7 +10,7 @@ from typer._click.exceptions import NoArgsIsHelpError  # typer's copy of click h
 from typer._click.exceptions import UsageError as Misused
 from typer.core import TyperCommand, TyperGroup
 
-from orchestrator.cli.nodes import nodes_of, on_each, split_hosts
+from orchestrator.cli.nodes import nodes_of, on_each, several_hosts, split_hosts
 from orchestrator.cli.options import overridden
 from orchestrator.core.asked import note_asked
 from orchestrator.core.errors import UsageError
@@ -48,7 +48,7 @@ class ProfileCommand(TyperCommand):
     def _take_nodes(self, ctx: "Context", args: list[str]) -> list[str]:
         """Note several machines, and the words without them, for `invoke`; what is left to parse."""
         hosts, others = split_hosts(args)
-        if len(hosts) < 2 and not any(host.startswith("@") for host in hosts):
+        if not several_hosts(hosts):
             return args
         verb = ctx.command_path.partition(" ")[2]
         ctx.meta[_NODES] = nodes_of(verb, hosts), verb, tuple(others)

@@ -35,6 +35,17 @@ def split_hosts(args: Sequence[str]) -> tuple[list[str], list[str]]:
     return hosts, others
 
 
+def several_hosts(hosts: Sequence[str]) -> bool:
+    """Whether these are several machines, or a file of them. Raises UsageError for one that is none."""
+    if len(hosts) > 1 or any(host.startswith("@") for host in hosts):
+        return True
+    if hosts:
+        from orchestrator.commands.nodes import require_machine
+
+        require_machine(hosts[0])
+    return False
+
+
 def nodes_of(verb: str, hosts: Sequence[str]) -> "tuple[Node, ...]":
     """The machines that these name. Raises UsageError, also for a command that works on one at a time."""
     from orchestrator.commands.nodes import read_nodes

@@ -15,10 +15,12 @@ from urllib.parse import urlsplit
 from orchestrator.core import shell
 from orchestrator.core.console import minutes, say, table
 from orchestrator.core.errors import UsageError
+from orchestrator.core.nearest import nearest
 from orchestrator.core.signals import held, start_deaf
 
 FROM_FILE: Final = "@"  # before the name of a file that has a machine on each line
 _LOOK: Final = 0.05  # seconds
+_SCHEMES: Final = ("ssh", "unix", "tcp", "http", "https")  # as the Docker SDK takes them (7.1, docker/utils/utils.py)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +58,20 @@ def read_nodes(words: Iterable[str]) -> tuple[Node, ...]:
     return tuple(nodes.values())
 
 
+def require_machine(word: str, *, where: str = "") -> None:
+    """Raise UsageError, with the nearest form that is one, for what does not say how a machine is reached."""
+    scheme, given, rest = word.partition("://")
+    if given and scheme in _SCHEMES:
+        return
+    if not given:
+        scheme, rest = ("unix" if word.startswith("/") else "ssh"), word
+    meant = f"{nearest(scheme, _SCHEMES) or 'ssh'}://{rest}"
+    raise UsageError(f"`{word}` does not say how that machine is reached", where=where, hint=f"did you mean `{meant}`?")
+
+
 def _urls(word: str) -> Iterator[str]:
     if not word.startswith(FROM_FILE):
+        require_machine(word)
         yield word
         return
     path = Path(word.removeprefix(FROM_FILE))
@@ -69,9 +83,8 @@ def _urls(word: str) -> Iterator[str]:
     if not any(lines):
         raise UsageError(f"`{path}` names no machine", hint="a machine on each line: ssh://user@node")
     for number, line in enumerate(lines, start=1):
-        if line and not urlsplit(line).netloc:
-            raise UsageError(f"`{line}` is no machine", where=f"{path}:{number}", hint="such as ssh://user@node")
         if line:
+            require_machine(line, where=f"{path}:{number}")
             yield line
 
 

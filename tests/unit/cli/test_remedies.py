@@ -78,8 +78,10 @@ def test_a_server_s_name_leads_to_what_it_was_asked_for_with(tmp_path: Path) -> 
 
 def test_a_command_line_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
-    CliRunner().invoke(app, ["stage", "-p", "mi355x-tp8", "--set", "layout.tp=9", "--revision", "abc", "--host", "x"])
-    given = "mi355x-tp8 --set layout.tp=9 --set model.origin.revision=abc --host x"
+    CliRunner().invoke(
+        app, ["stage", "-p", "mi355x-tp8", "--set", "layout.tp=9", "--revision", "abc", "--host", "ssh://x"]
+    )
+    given = "mi355x-tp8 --set layout.tp=9 --set model.origin.revision=abc --host ssh://x"
     assert as_asked("`deploy stage PROFILE`") == f"`deploy stage {given}`"
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.main import app
 from orchestrator.cli.nodes import split_hosts
 from orchestrator.commands.nodes import read_nodes
 from orchestrator.core.errors import UsageError
@@ -26,7 +27,7 @@ def test_a_file_has_a_machine_on_each_line_and_labels_are_fit_for_a_servers_name
         (None, "cannot be read: No such file"),
         (b"\xff\xfe", "cannot be read: it is no text"),
         (b"# nobody\n", "names no machine"),
-        (b"ssh://a\nb\n", "`b` is no machine"),
+        (b"ssh://a\nb\n", "`b` does not say how that machine is reached"),
         (b"ssh://a\nssh://root@A\n", "`ssh://a` and `ssh://root@A` are both `a`"),
     ],
 )
@@ -36,6 +37,26 @@ def test_what_cannot_be_an_inventory_is_refused(content: bytes | None, message: 
         path.write_bytes(content)
     with pytest.raises(UsageError, match=message):
         read_nodes([f"@{path}"])
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("n1", "ssh://n1"),
+        ("root@n1:2222", "ssh://root@n1:2222"),
+        ("shh://n1", "ssh://n1"),
+        ("gopher://n1", "ssh://n1"),
+        ("/var/run/docker.sock", "unix:///var/run/docker.sock"),
+    ],
+)
+def test_what_does_not_say_how_a_machine_is_reached_is_refused_with_what_does(word: str, meant: str) -> None:
+    for words in ([word], ["ssh://a", word]):
+        with pytest.raises(UsageError, match="does not say how that machine is reached") as refused:
+            read_nodes(words)
+        assert refused.value.hint == f"did you mean `{meant}`?"
+    for verb in ("status", "up cpu-tiny"):
+        with pytest.raises(UsageError, match=r"does not say how"):  # nobody is asked
+            app([*verb.split(), "--host", word], standalone_mode=False)
 
 
 def test_hosts_are_taken_out_of_the_words_and_nothing_behind_two_dashes() -> None:
