@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import CommandLine, processes_with
+from command_line import CommandLine, Running, processes_with
 from cpu_server import CpuEngine
 from patience import wait_for
 from ports import free_port
@@ -217,14 +217,19 @@ def test_a_node_that_dies_is_told_and_its_server_starts_elsewhere_where_that_is_
     assert kept.stat().st_mode & 0o777 == 0o600
     assert not Path(status(deploy, "lost")["run_dir"], "job-start.json").exists()
 
-    slurm_cluster.lose_node("n0")
-    lost = status(deploy, "lost")
-    assert (lost["status"], lost["detail"]) == ("exited", "its node failed on n0 (NODE_FAIL)")
-    waits = status(deploy, "again")
-    assert (waits["status"], waits["restarts"], "requeued" in waits["detail"]) == ("pending", 1, True)
-    slurm_cluster.run("scontrol", "update", f"jobid={slurm_cluster.queue()[0]}", "starttime=now")  # not in two minutes
-    wait_for(lambda: deploy.run("smoke", "again").returncode == 0)
-    assert (before["url"][:16], status(deploy, "again")["url"][:16]) == ("http://127.0.0.1", "http://127.0.0.2")
+    with deploy.running("watch", "again", "--json") as watch:  # it leaves to Slurm what that starts again
+        assert event(watch) == ("watching", False)
+        slurm_cluster.lose_node("n0")
+        lost = status(deploy, "lost")
+        assert (lost["status"], lost["detail"]) == ("exited", "its node failed on n0 (NODE_FAIL)")
+        waits = status(deploy, "again")
+        assert (waits["status"], waits["restarts"], "requeued" in waits["detail"]) == ("pending", 1, True)
+        assert event(watch) == ("waiting", True)
+        requeued = slurm_cluster.queue()[0]
+        slurm_cluster.run("scontrol", "update", f"jobid={requeued}", "starttime=now")  # not in two minutes
+        assert event(watch) == ("restarted", True)
+        assert deploy.run("smoke", "again").returncode == 0
+        assert (before["url"][:16], status(deploy, "again")["url"][:16]) == ("http://127.0.0.1", "http://127.0.0.2")
 
     for name in ("lost", "again"):
         assert deploy.run("down", name).returncode == 0
@@ -269,3 +274,69 @@ def test_a_controller_that_is_away_is_no_server_that_is_gone(deploy: CommandLine
         assert unasked.returncode == 4, unasked.stderr
         assert "slurm could not be asked: Slurm does not answer `squeue`: Unable to contact" in unasked.stderr
     assert deploy.run("down", "served").returncode == 0
+
+
+def scheduler_of(url: str) -> int:
+    """The pid of the scheduler below the server at a URL: a title has replaced its command line and environment."""
+    lines = {int(path.parent.name): path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()}
+    port = b"--port\0" + url.rpartition(":")[2].encode() + b"\0"
+    [server] = [pid for pid, line in lines.items() if port in line and b"sglang.launch_server" in line.split(b"\0")]
+    return next(pid for pid in children_of(server) if lines[pid].startswith(b"sglang::scheduler"))
+
+
+def children_of(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for thread in threads for child in thread.read_text().split()]
+
+
+def nodes_in_use(cluster: SlurmCluster) -> str:
+    return cluster.run("squeue", "--noheader", "--format=%N").strip()
+
+
+def event(watch: Running) -> tuple[str, bool]:
+    """The next one, and whether somebody is alerted of it."""
+    told = json.loads(watch.line())
+    return told["event"], told["alert"]
+
+
+def healed(watch: Running) -> str:
+    """Wait until it serves again: what it has died of, as the watch says."""
+    events = [json.loads(watch.line())]
+    while events[-1]["event"] != "serves":
+        events.append(json.loads(watch.line()))
+        assert events[-1]["event"] in {"unwell", "died", "serves"}, events
+    [died] = [each for each in events if each["event"] == "died"]
+    assert (died["alert"], events[-1]["alert"]) == (True, True)
+    return str(died["detail"])
+
+
+def test_a_watch_starts_again_what_dies_as_a_job_however_it_died(
+    deploy: CommandLine, slurm_cluster: SlurmCluster
+) -> None:
+    """Its scheduler is killed, its job cancelled by somebody, its node lost. `down` is what it is left alone after."""
+    up = deploy.run(*scripted("kept", "slurm.exclusive=false"))
+    assert up.returncode == 0, up.stderr
+    with deploy.running("watch", "kept", "--json") as watch:
+        assert event(watch) == ("watching", False)
+        jobs = slurm_cluster.queue()
+        os.kill(scheduler_of(status(deploy, "kept")["url"]), signal.SIGKILL)
+        assert "killed by SIGKILL" in healed(watch)
+
+        jobs += slurm_cluster.queue()
+        slurm_cluster.run("scancel", jobs[-1])
+        assert "its job was cancelled (CANCELLED)" in healed(watch)
+
+        jobs += slurm_cluster.queue()
+        assert len(set(jobs)) == 3
+        node = nodes_in_use(slurm_cluster)
+        slurm_cluster.lose_node(node)
+        assert f"its node failed on {node} (NODE_FAIL)" in healed(watch)
+        assert nodes_in_use(slurm_cluster) not in {"", node}
+        slurm_cluster.start_node(node)
+
+        assert deploy.run("down", "kept").returncode == 0
+        last = event(watch)
+        assert last in {("stopped", True), ("waiting", True)}, "a look may meet `down` at work"
+        assert last[0] == "stopped" or event(watch) == ("stopped", True)
+        assert watch.end(signal.SIGINT)[0] == 130
+    assert not slurm_cluster.queue()
