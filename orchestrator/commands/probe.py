@@ -17,6 +17,7 @@ from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
 from orchestrator.plan import Plan
 from orchestrator.prove import (
+    MOST_REFERENCE_BYTES,
     Identity,
     Probed,
     ProbeFault,
@@ -37,7 +38,6 @@ from orchestrator.prove import (
 PROBE_FILE: Final = "probe.json"
 _TEXT: Final = "alice"  # profiles/texts: in the public domain
 _MOST_TEXT: Final = 1 << 18  # bytes
-_MOST_REFERENCE: Final = 2 << 20  # bytes; one of 10,816 tokens has 1 MB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ def side_of_url(url: str, *, key: Secret | None) -> ProbeSide:
 def load_reference(file: Path) -> SavedScores:
     """A reference that `--save` wrote. Raises BenchError for one that cannot be read."""
     try:
-        text = read_file(file, most=_MOST_REFERENCE).decode()
+        text = read_file(file, most=MOST_REFERENCE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BenchError(f"cannot read the reference: {reason}", where=str(file)) from error

@@ -9,12 +9,13 @@ from orchestrator.prove.probe import Identity, Probed
 from orchestrator.prove.probe_limits import limit_for, noise_of, settings_apart
 from orchestrator.prove.probe_report import ProbeFault, ProbeReport, ProbeRow
 from orchestrator.prove.report import CheckResult, SmokeReport, Verdict
-from orchestrator.prove.scores import SavedScores, reference_from_json, reference_to_json
+from orchestrator.prove.scores import MOST_REFERENCE_BYTES, SavedScores, reference_from_json, reference_to_json
 from orchestrator.prove.smoke import smoke_test
 from orchestrator.prove.target import Target, target_as_told, target_of
 from orchestrator.prove.waiting import Starting, wait
 
 __all__ = [
+    "MOST_REFERENCE_BYTES",
     "CheckResult",
     "Identity",
     "ProbeFault",

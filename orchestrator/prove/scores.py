@@ -13,7 +13,11 @@ from orchestrator.core.validation import faults_in
 from orchestrator.engine import Likelihoods
 
 REFERENCE_SCHEMA: Final = 1
-MOST_REFERENCE_BYTES: Final = 16 << 20  # one of 10,816 tokens has 1.3 MB
+# What a file may hold, so that reading it takes little memory: a list or an object takes up to 250 bytes meanwhile,
+# another value 60. A reference of 10,816 tokens, the longest there is, has 1.2 MB, 64,900 lists and 130,000 commas.
+MOST_REFERENCE_BYTES: Final = 3 << 19
+_MOST_LISTS: Final = 80_000
+_MOST_VALUES: Final = 200_000
 _MOST_TOKENS: Final = 1 << 17
 _DIGITS: Final = 6  # of a log-probability in a file: float32 holds seven
 
@@ -77,6 +81,8 @@ def reference_to_json(reference: SavedScores) -> str:
 
 def reference_from_json(text: str, *, where: str) -> SavedScores:
     """Read a reference; `where` names its origin. Raises BenchError for another version or a damaged file."""
+    if text.count("[") + text.count("{") > _MOST_LISTS or text.count(",") > _MOST_VALUES:
+        raise BenchError("not a reference of `deploy probe`: it holds more than one can", where=where)
     try:
         reference = _REFERENCE.validate_json(text, strict=True)
     except ValidationError as error:

@@ -2,9 +2,10 @@
 
 import copy
 import dataclasses
+import gc
+import itertools
 import json
 import math
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from orchestrator.core.errors import BenchError, SmokeError
 from orchestrator.core.secret import Secret
 from orchestrator.engine import Likelihoods, OddAnswerError, read_scored
 from orchestrator.engine.client import EngineClient
-from orchestrator.prove import ProbeReport, SavedScores, Target, probe, reference_from_json
+from orchestrator.prove import ProbeReport, SavedScores, Target, probe
 from orchestrator.prove.divergence import diverge
 
 OPTIONS = ProbeOptions(limit=None, longest=512, other_checkpoint=False)
@@ -204,13 +205,59 @@ def test_a_damaged_reference_is_refused(
         load_reference(file)
 
 
-def test_a_damaged_reference_takes_little_memory() -> None:
-    head = {"schema_version": 1, "model": "m", "source": None, "numerics": {}, "ids_sha256": "", "noise": 0.0, "top": 5}
-    text = json.dumps({**head, "texts": [{"ids": [1, 2], "own": ["", *[0] * (1 << 18)], "top": []}]})
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(BenchError):
-        reference_from_json(text.replace(" 0,", "1,"), where="x")
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10, "KiB"
+HEAD: dict[str, object] = {
+    "schema_version": 1,
+    "model": "m",
+    "source": None,
+    "numerics": {},
+    "ids_sha256": "",
+    "noise": 0.0,
+    "top": 5,
+}
+
+
+def kib(what: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what))
+
+
+def filled(unit: str, where: str, most: int) -> str:
+    """A file that holds as many of this value as go into so many bytes, where a reference holds its texts or scores."""
+    values = ",".join([unit] * (most // (len(unit) + 1)))
+    texts = f"[{values}]" if where == "texts" else f'[{{"ids": [1, 2], "own": [0], "top": [{values}]}}]'
+    return json.dumps({**HEAD, "texts": "here"}).replace('"here"', texts)
+
+
+def test_a_reference_of_any_form_takes_little_memory(tmp_path: Path) -> None:
+    """As many values as are allowed, and as many as there is room for: 2 MiB of `[]` took 171 MiB."""
+    file = tmp_path / "reference.json"
+    for unit in ("[[[[]]]]", "[[1,0]]", "[1,2]", "[]", "{}", "1", '""'):
+        lists, values = unit.count("[") + unit.count("{"), unit.count(",") + 1
+        allowed = min(79_990 // max(lists, 1), 199_990 // values) * (len(unit) + 1)
+        for size, where in itertools.product((1 << 20, allowed), ("texts", "top")):
+            file.write_text(filled(unit, where, size))
+            Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+            before = kib("VmRSS")
+            with pytest.raises(BenchError):
+                load_reference(file)
+            assert kib("VmHWM") - before < 48 << 10, (unit, size, where)  # of 64 MiB that a command may take
+
+
+def test_of_the_ranks_one_keeps_what_it_said(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists of 8 MiB a rank, of which there may be 64."""
+    alive: list[int] = []
+    probe_rank = probe.probe_rank
+
+    def counting(*given: Any, **named: Any) -> probe.Probed:  # noqa: ANN401 - as it is given
+        gc.collect()
+        alive.append(sum(isinstance(each, Likelihoods) for each in gc.get_objects()))
+        return probe_rank(*given, **named)
+
+    monkeypatch.setattr(probe, "probe_rank", counting)
+    report, _ = ask(LikelihoodServer(), dp=5)
+    assert report.ok
+    assert alive[1] > alive[0]  # those of the first
+    assert alive[2:] == [2 * alive[1]] * 3  # and those of the one before
 
 
 def test_a_reference_of_another_checkpoint_is_refused_unless_that_is_wanted(ask: Ask, right: SavedScores) -> None:
