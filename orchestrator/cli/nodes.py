@@ -114,7 +114,7 @@ def _words(
     verb: str, args: Sequence[str], params: Mapping[str, Any], place: Callable[[str], int]
 ) -> "Callable[[Node], list[str]]":
     """The command's words for a machine: a server's name is its own there."""
-    name = params.get("name") or params.get("target")
+    name = params.get("name") or params.get("target") or params.get("subject")
     if name and "://" in name:
         raise UsageError(f"`{name}` says where it is by itself", hint="`--host` is for a server's name")
     if verb == "up":

@@ -1,12 +1,13 @@
 """Several machines by `--host`: which they are, and what their servers are called."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from orchestrator.cli.main import app
 from orchestrator.cli.nodes import split_hosts
-from orchestrator.commands.nodes import read_nodes
+from orchestrator.commands.nodes import Node, NodeResult, read_nodes
 from orchestrator.core.errors import UsageError
 
 
@@ -57,6 +58,21 @@ def test_what_does_not_say_how_a_machine_is_reached_is_refused_with_what_does(wo
     for verb in ("status", "up cpu-tiny"):
         with pytest.raises(UsageError, match=r"does not say how"):  # nobody is asked
             app([*verb.split(), "--host", word], standalone_mode=False)
+
+
+@pytest.mark.parametrize("verb", ["status", "smoke", "down", "diagnose", "prune"])
+def test_a_servers_name_is_its_own_on_each_machine(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`diagnose` asked each machine for a server of the name that none of them has."""
+    asked: list[Sequence[str]] = []
+
+    def keep(nodes: Sequence[Node], words: Callable[[Node], Sequence[str]], **_: object) -> tuple[NodeResult, ...]:
+        asked.extend(words(node) for node in nodes)
+        return ()
+
+    monkeypatch.setattr("orchestrator.commands.nodes.on_nodes", keep)
+    with pytest.raises(SystemExit):
+        app([verb, "owl", "--host", "ssh://a", "--host", "ssh://b"], prog_name="deploy", standalone_mode=False)
+    assert [words[1] for words in asked] == ["owl-a", "owl-b"]
 
 
 def test_hosts_are_taken_out_of_the_words_and_nothing_behind_two_dashes() -> None:
