@@ -75,6 +75,12 @@ def test_a_servers_name_is_its_own_on_each_machine(verb: str, monkeypatch: pytes
     assert [words[1] for words in asked] == ["owl-a", "owl-b"]
 
 
+def test_a_profile_of_this_machine_alone_is_refused_before_another_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.commands.nodes.on_nodes", lambda *_, **__: pytest.fail("a machine was asked"))
+    with pytest.raises(UsageError, match="the process runtime runs on this machine, not on `ssh://a`"):
+        app(["up", "cpu-tiny", "--host", "ssh://a", "--host", "ssh://b"], prog_name="deploy", standalone_mode=False)
+
+
 def test_hosts_are_taken_out_of_the_words_and_nothing_behind_two_dashes() -> None:
     words = ["cpu-tiny", "--host", "ssh://a", "--json", "--host=ssh://b", "--", "--host", "c"]
     assert split_hosts(words) == (["ssh://a", "ssh://b"], ["cpu-tiny", "--json", "--", "--host", "c"])
