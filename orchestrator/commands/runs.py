@@ -224,6 +224,11 @@ def read_plan(run: RunDir | None) -> Plan | None:
         return None
 
 
+def runtime_of(run: RunDir | None) -> str:
+    """The runtime of a run's plan, "" where none can be read; how a plan is read costs a quarter of a second."""
+    return str(run.read("plan.json").get("runtime", "")) if run is not None else ""
+
+
 def provenance_of(run: RunDir, plan: Plan | None) -> ServerProvenance:
     """What stood behind a server, as its run directory tells."""
     image = run.read("image.json").get("id")

@@ -14,6 +14,7 @@ from orchestrator.commands.runs import (
     note_request,
     read_plan,
     require_name,
+    runtime_of,
     that_came_up,
 )
 from orchestrator.core.console import warn
@@ -86,8 +87,7 @@ class Fleet:
 
     def _started_with(self, kind: str) -> bool:
         """Whether a server was started from this home with that runtime: a pod needs no Docker daemon."""
-        plans = (read_plan(latest_run(self.home, name)) for name in known_names(self.home))
-        return any(plan is not None and plan.runtime == kind for plan in plans)
+        return any(runtime_of(latest_run(self.home, name)) == kind for name in known_names(self.home))
 
 
 @contextmanager

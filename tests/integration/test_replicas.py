@@ -6,6 +6,7 @@ The schedulers are asked through /proc.
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from patience import wait_for
 from orchestrator.commands.probe import ProbeOptions, ProbeSide, reference_of, run_probe
 from orchestrator.commands.servers import lost_parts, note_parts
 from orchestrator.core.procfs import read_process
+from orchestrator.engine import life
 from orchestrator.kernels.disk.store import Store
 from orchestrator.prove import smoke_test, target_of
 from orchestrator.runtimes import Status
@@ -75,7 +77,14 @@ def test_the_probe_asks_each_rank_and_tells_fp32_from_bf16(replicas: CpuServer, 
     assert strict.rows[0].limit < 1e-5
 
 
-def test_each_rank_answers_for_itself_and_the_death_of_one_is_told(replicas: CpuServer) -> None:
+def look(server: CpuServer, folder: Path) -> tuple[int, str]:
+    """What a cluster asks a server by, in its container: exit code, and which rank is silent."""
+    argv = [sys.executable, "-I", "-S", life.__file__, str(server.plan.server.port), "2", "4"]
+    done = subprocess.run(argv, env={"TMPDIR": str(folder)}, capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+def test_each_rank_answers_for_itself_and_the_death_of_one_is_told(replicas: CpuServer, tmp_path: Path) -> None:
     """It ends the server: the last test that asks it."""
     target = target_of(replicas.plan, url=replicas.url, api_key=None)
     report = smoke_test(target, faults=None)
@@ -84,10 +93,17 @@ def test_each_rank_answers_for_itself_and_the_death_of_one_is_told(replicas: Cpu
 
     note_parts(replicas.runtime, replicas.handle, 0)
     first, second = schedulers(replicas)
+    hangs = (1, "rank 1 does not get on: no answer within 4 s\n")
+    os.kill(second, signal.SIGSTOP)
+    assert look(replicas, tmp_path) == hangs
+    os.kill(second, signal.SIGCONT)
+    assert look(replicas, tmp_path) == (0, "")
     os.kill(second, signal.SIGKILL)  # sglang 0.5.14 notices nothing: no line in its log, and its process lives on
     wait_for(lambda: lost_parts(replicas.runtime, replicas.handle) == "rank DP1 has ended while the server runs")
     dead = smoke_test(target, faults=None, timeout=4).failures
     assert any("answer within 4 s" in check.evidence for check in dead), dead
+    code, said = look(replicas, tmp_path)
+    assert (code, "rank 1 does not get on" in said) == (1, True), said  # and the other one may hang with it
     assert replicas.runtime.state(replicas.handle).status is Status.RUNNING
 
     replicas.runtime.stop(replicas.handle, grace=2)  # without a bound it would not come back: the server hangs
