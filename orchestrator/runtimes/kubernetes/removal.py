@@ -15,6 +15,7 @@ from orchestrator.runtimes.kubernetes.state import has_started, is_over
 _KINDS: Final = "services,networkpolicies,poddisruptionbudgets,configmaps,secrets,jobs"
 _OF_SEVERAL: Final = f"{_KINDS},serviceaccounts,roles,rolebindings"
 _PAUSE: Final = 0.5
+_ASKED, _BRIEFLY = 10.0, 4.0  # seconds for an answer; of an API server that hangs kubectl takes up to three times that
 _UNSTARTED: Final = 15.0  # seconds beyond its grace after which nothing of a deleted pod starts any more
 _LATE: Final = 60.0  # seconds beyond its grace after which a pod's end is not waited for
 
@@ -27,11 +28,14 @@ def kinds_of(part: str) -> str:
 class Removal:
     """What is deleted: the Deployments of those uids, all of a name or all of a `part` of several, and their objects.
 
-    `several` says whether they are several servers or one of them.
+    `several` says whether they are several servers or one of them, `silent` that the cluster has just not answered.
     """
 
-    def __init__(self, cluster: Cluster, name: str, meant: Collection[str], *, part: str, several: bool) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str, meant: Collection[str], *, part: str, several: bool, silent: bool
+    ) -> None:
         self._cluster, self._name, self._meant, self._part = cluster, name, meant, part
+        self._within = _BRIEFLY if silent else _ASKED
         self._kinds = _OF_SEVERAL if several else _KINDS
         self._told: set[str] = set()  # the pods that were given their grace
         self._grace = 1
@@ -72,7 +76,9 @@ class Removal:
 
     def _seen(self) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
         """The Deployments and the pods of that name."""
-        items = self._cluster.json("get", "deployments,pods", "--selector", selector(self._name))["items"]
+        items = self._cluster.json("get", "deployments,pods", "--selector", selector(self._name), within=self._within)[
+            "items"
+        ]
         deployments = [each for each in items if each["kind"] == "Deployment"]
         return deployments, [each for each in items if each["kind"] == "Pod"]
 

@@ -276,8 +276,9 @@ class KubernetesRuntime:
         """End one server, or with no `part` everything of a name. Raises HostError."""
         seat, meant = self._seats[servers[0].identity], {each.identity for each in servers}
         several = bool(part or seat.part)
+        silent = not self._seen.answers(seat.cluster)
         try:
-            Removal(seat.cluster, servers[0].name, meant, part=part, several=several).carry_out(grace)
+            Removal(seat.cluster, servers[0].name, meant, part=part, several=several, silent=silent).carry_out(grace)
         finally:
             for each in servers:
                 self._forget(each)
