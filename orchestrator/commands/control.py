@@ -1,7 +1,7 @@
 """What changes the servers behind a gateway that runs: one is taken away, or put back.
 
 A gateway takes such a change from whoever has its control key, which is made at its start and kept beside its record,
-readable by its user alone: a later command has to know it.
+readable by its user alone: a later command has to know it. One that finds its servers by itself is shown them, or not.
 """
 
 import secrets
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.commands.runs import unwritable
+from orchestrator.core.console import warn
 from orchestrator.core.errors import HostError, NotReadyError, StartError
 from orchestrator.core.files import read_own, write_whole
 from orchestrator.core.paths import Home
@@ -18,7 +19,8 @@ from orchestrator.core.waiting import look_until
 from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.gateway import WORKERS, Behind, read_behind
-from orchestrator.runtimes import Handle
+from orchestrator.prove import count_servers
+from orchestrator.runtimes import Handle, Runtime, Shows
 
 _FILE: Final = "gateway.key"
 _ACCEPTED: Final = 202
@@ -38,11 +40,13 @@ def make_control_key(run_dir: Path, home: Home) -> Secret:
     return Secret(key)
 
 
-def control_of(gateway: Handle, *, key: Secret | None, grace: float) -> "Control":
+def control_of(gateway: Handle, runtime: Runtime, *, key: Secret | None, grace: float) -> "Control | Discovery":
     """The control of a gateway that runs; `key` is its servers', `grace` the seconds that their requests may take.
 
     Raises StartError where that is not to be had.
     """
+    if isinstance(runtime, Shows):
+        return Discovery(url=gateway.url, runtime=runtime, servers=len(gateway.replicas))
     file = Path(gateway.own_dir) / _FILE
     try:
         control = Control(
@@ -75,7 +79,10 @@ class Control:
         except (NoAnswerError, OddAnswerError) as error:
             raise HostError(f"the gateway does not list its servers: {error}") from error
 
-    def take_away(self, url: str) -> None:
+    def hold_back(self, new: Handle) -> None:
+        """Have a server that was started sent nothing yet: it is as long as nobody puts it back."""
+
+    def take_away(self, url: str, _: Handle | None) -> None:
         """Have a server sent nothing new, and wait for its requests; one that is not there has been taken away."""
         for server in self._of(url):
             path = f"{WORKERS}/{server.identity}"
@@ -91,17 +98,20 @@ class Control:
 
         look_until(bool, look, within=self.settle + _MORE, pause=_PAUSE)
 
-    def put_back(self, url: str) -> None:
+    def put_back(self, url: str, _: Handle) -> None:
         """Have it send requests to a server that serves, and wait until it does. Raises NotReadyError."""
         look_until(lambda left: not left, lambda: self._gone(url), within=self.settle + _MORE, pause=_PAUSE)
         if not self._of(url):
             key = {"api_key": self.key.reveal()} if self.key else {}
             self._change("POST", WORKERS, {"url": url, **key})
-        if not look_until(bool, lambda: self.serves(url), within=_WITHIN, pause=_PAUSE):
+        if not look_until(bool, lambda: self._serves(url), within=_WITHIN, pause=_PAUSE):
             raise NotReadyError(f"the gateway does not count `{url}` after {_WITHIN:.0f} s", hint="its log says why")
 
-    def serves(self, url: str) -> bool:
+    def serves(self, url: str, _: Handle) -> bool:
         """Whether it sends requests there."""
+        return self._serves(url)
+
+    def _serves(self, url: str) -> bool:
         return any(server.ready for server in self._of(url))
 
     def _gone(self, url: str) -> tuple[Behind, ...]:
@@ -119,3 +129,45 @@ class Control:
             raise HostError(f"the gateway does not answer: {error}") from error
         if status != _ACCEPTED:
             raise HostError(f"the gateway answers `{method} {path}` with {status}", where=self.url)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discovery:
+    """A gateway that finds its `servers` by itself. Each call raises HostError where its cluster does not answer."""
+
+    url: str
+    runtime: Shows
+    servers: int
+
+    def hold_back(self, new: Handle) -> None:
+        """Have a server that was started not be found before it is proved."""
+        self.runtime.show(new, shown=False)
+
+    def take_away(self, _: str, old: Handle | None) -> None:
+        """Have a server found no more, and wait until it is sent nothing new: its own stop lets requests finish."""
+        if old is None or not self.runtime.is_shown(old):
+            return
+        before = count_servers(self.url)
+        self.runtime.show(old, shown=False)
+        left = look_until(lambda count: count < before, lambda: count_servers(self.url), within=_MORE, pause=_PAUSE)
+        if left >= before:
+            warn(
+                f"the gateway still counts `{Path(old.run_dir).name}` after {_MORE:.0f} s: what it sends there may fail"
+            )
+
+    def put_back(self, _: str, new: Handle) -> None:
+        """Have a server that serves found, and wait until it is. Raises NotReadyError."""
+        before = count_servers(self.url)
+        self.runtime.show(new, shown=True)
+        more = min(before + 1, self.servers)
+        if (
+            look_until(lambda count: count >= more, lambda: count_servers(self.url), within=_WITHIN, pause=_PAUSE)
+            < more
+        ):
+            raise NotReadyError(
+                f"the gateway does not count `{Path(new.run_dir).name}` after {_WITHIN:.0f} s", hint="its log says why"
+            )
+
+    def serves(self, _: str, server: Handle) -> bool:
+        """Whether it may be sent requests."""
+        return self.runtime.is_shown(server)

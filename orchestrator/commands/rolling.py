@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.commands.bring_up import Start, Up, explanation, open_start, take_down
-from orchestrator.commands.control import Control, control_of
+from orchestrator.commands.control import Control, Discovery, control_of
 from orchestrator.commands.ending import keep_ending, stop_server, why_failed
 from orchestrator.commands.kernels import kernel_gate
 from orchestrator.commands.machine import wait_until_free
@@ -57,7 +57,7 @@ def roll(start: Start, servers: Fleet, standing: Handle, place: Place) -> Up:
     interrupted it, with what stands where.
     """
     plan, runtime = start.artifacts.plan, servers.runtime(standing)
-    control = control_of(standing, key=start.key, grace=plan.waiting.grace)
+    control = control_of(standing, runtime, key=start.key, grace=plan.waiting.grace)
     if start.request.least_gsm8k is not None:
         from orchestrator.commands.evals import prepare_harness  # noqa: PLC0415 - see `_require_score`
 
@@ -95,7 +95,7 @@ class _Change:
     start: Start
     servers: Fleet
     runtime: Runtime
-    control: Control
+    control: Control | Discovery
     run: RunDir
     place: Place
     seconds: float = 0.0  # that the new ones took until they were ready
@@ -142,7 +142,7 @@ class _Change:
             server is not None
             and self.runtime.state(server).status is Status.RUNNING
             and not lost_parts(self.runtime, server)
-            and self.control.serves(self._address(number))
+            and self.control.serves(self._address(number), server)
         )
 
     def replace(self, number: int) -> None:
@@ -153,7 +153,7 @@ class _Change:
                 with heard():
                     self._stop_old(number, step)
                     new = self._start_new(number, step)
-                self.control.put_back(self._address(number))
+                self.control.put_back(self._address(number), new)
             except BaseException as error:
                 self._clear(number, step, error)
                 raise
@@ -164,7 +164,7 @@ class _Change:
         plan, old = self._artifacts(number).plan, self._standing.get(number)
         say(f"{self._called(number)}: {'its requests end' if self._serves(number) else 'it does not serve'}")
         step.begun = True
-        self.control.take_away(self._address(number))
+        self.control.take_away(self._address(number), old)
         step.away = True
         if old is not None:
             grace = plan.waiting.grace
@@ -178,6 +178,7 @@ class _Change:
         folder = self._folder(number)
         new = self.runtime.start(replica, name=self.start.name, run_dir=folder, secrets=self.start.secrets)
         step.new = new
+        self.control.hold_back(new)
         say(f"started {self._called(number)}; log: {RunDir(folder).log}")
         timeout, about = self.start.request.timeout, starting(replica.plan)
         self.seconds += await_ready(new, self.runtime, plan=replica.plan, key=key, timeout=timeout, about=about)
@@ -221,14 +222,14 @@ class _Change:
             take_down(old, self.runtime, RunDir(Path(old.run_dir)), _REPLACED)
         elif step.begun and old is not None:
             try:
-                self.control.put_back(self._address(number))
+                self.control.put_back(self._address(number), old)
             except DeployError as error:
                 failure.add_note(error.message)
 
     def _leave(self, number: int) -> None:
         """Have the gateway forget a server that was taken down, which it may just have been told of."""
         try:
-            self.control.take_away(self._address(number))
+            self.control.take_away(self._address(number), None)
         except DeployError as error:
             note(f"the gateway was not told that {self._called(number)} is down: {error.message}")
 

@@ -34,7 +34,7 @@ from orchestrator.commands.prepare import bring_checkpoint, far_headers, known_h
 from orchestrator.commands.proof import answers, gateway_lives
 from orchestrator.commands.ready import ready_plan, ready_preview, require_contained
 from orchestrator.commands.recorded import recorded, recorded_rows
-from orchestrator.commands.rolling import all_at_once, require_one_by_one, roll
+from orchestrator.commands.rolling import require_one_by_one, roll
 from orchestrator.commands.runs import RunDir, claim, latest_run, open_run, read_plan
 from orchestrator.commands.servers import Fleet, api_key, fleet, lost_parts, of_other_plans
 from orchestrator.commands.steps import steps_text
@@ -216,7 +216,7 @@ def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) ->
     """
     for handle in () if request.replace else servers.find(name):
         state = servers.runtime(handle).state(handle)
-        hint = f"{_way_on(handle, name, plan=plan, request=request)}; or take another name with `--name`"
+        hint = f"{_way_on(handle, name, request=request)}; or take another name with `--name`"
         if state.status is Status.UNKNOWN:
             if state.started_at is None:  # no record that can be read
                 continue
@@ -245,10 +245,8 @@ def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) ->
     return None
 
 
-def _way_on(handle: Handle, name: str, *, plan: Plan, request: UpRequest) -> str:
+def _way_on(handle: Handle, name: str, *, request: UpRequest) -> str:
     """The command by which a server gives way to one of the plan."""
-    if handle.replicas and plan.gateway is not None and not plan.gateway.one_node:
-        return all_at_once(name, request)
     first = "replaces one replica after the other" if handle.replicas else "stops it first"
     return f"`{request.command(name)} --replace` {first}"
 

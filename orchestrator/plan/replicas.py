@@ -78,8 +78,6 @@ def why_all_at_once(old: Plan, new: Plan) -> str:
 
     What they have in common has to stay: their gateway, and the GPUs of each.
     """
-    if new.gateway is not None and not new.gateway.one_node:
-        return "their gateway finds their pods itself"
     if old.replicas != new.replicas:
         return f"{old.replicas} become {new.replicas}"
     common = {
@@ -87,6 +85,7 @@ def why_all_at_once(old: Plan, new: Plan) -> str:
         "server": (old.server, new.server),
         "gateway": (old.gateway, new.gateway),
         "the served name": (old.model.served_name, new.model.served_name),
+        "their place in the cluster": (_in_cluster(old), _in_cluster(new)),
     }
     for what, (before, after) in common.items():
         if before != after:
@@ -94,6 +93,12 @@ def why_all_at_once(old: Plan, new: Plan) -> str:
     if old.gpus != new.gpus:
         return f"their GPUs change, from {old.layout.gpus} each to {new.layout.gpus}"
     return ""
+
+
+def _in_cluster(plan: Plan) -> tuple[object, ...]:
+    """Where a gateway looks for its servers, and the Secret that they share."""
+    found = plan.kubernetes
+    return (found.context, found.namespace, found.secret) if found else ()
 
 
 def _flags_of_replica(plan: Plan, index: int) -> Iterator[Flag]:

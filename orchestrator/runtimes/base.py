@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime, tzinfo
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from orchestrator.core.errors import HostError
 
@@ -153,6 +153,17 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Let go of connections this runtime holds; servers run on."""
+
+
+@runtime_checkable
+class Shows(Protocol):
+    """A runtime whose gateways find their servers by themselves, as these are shown to them."""
+
+    def show(self, handle: Handle, *, shown: bool) -> None:
+        """Let the gateway find one of its servers, or not. Raises HostError."""
+
+    def is_shown(self, handle: Handle) -> bool:
+        """Whether the gateway may find it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,8 @@ import json
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from cpu_server import processes_in
 from patience import wait_for
 from ports import free_port
 from prometheus import every_second, prometheus_is_here, scraping
+from steady_load import client_of, complete, load
 
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process
@@ -76,13 +75,8 @@ class Pair:
         assert process is not None
         return process.pid
 
-    def complete(self, client: httpx.Client, **more: object) -> httpx.Response:
-        body = {"model": "tiny", "prompt": "the server answers", "max_tokens": 8, "temperature": 0, **more}
-        return client.post("/v1/completions", json=body)
-
     def client(self) -> httpx.Client:
-        headers = {"Authorization": f"Bearer {KEY}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False)
+        return client_of(self.url, KEY)
 
     def nothing_left(self) -> None:
         """No process of any start, however it ended."""
@@ -104,30 +98,6 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         made.runtime.stop(handle, grace=0)
 
 
-@contextmanager
-def load(pair: Pair, statuses: list[int]) -> Iterator[None]:
-    """Four clients that send one request after the other, and keep the status of each answer; 0 for none."""
-    over = threading.Event()
-
-    def send() -> None:
-        with pair.client() as client:
-            while not over.is_set():
-                try:
-                    statuses.append(pair.complete(client).status_code)
-                except httpx.HTTPError:
-                    statuses.append(0)
-
-    threads = [threading.Thread(target=send) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-
-
 def seconds_until_counted(pair: Pair, servers: int) -> float:
     began = time.monotonic()
     wait_for(lambda: count_servers(pair.url) == servers)
@@ -139,11 +109,11 @@ def test_the_key_opens_the_gateway_and_changes_none_of_its_servers_and_stands_no
     handle = pair.handle
     assert [server.url for server in handle.replicas] == [f"http://127.0.0.1:{pair.port + each}" for each in (8, 16)]
     with pair.client() as client:
-        assert pair.complete(client).status_code == 200
+        assert complete(client).status_code == 200
         assert client.post("/workers", json={"url": "http://127.0.0.1:1"}).status_code == 401
         assert client.delete("/workers/01a203fd-ff28-7532-8c2b-639e1653bf6e").status_code == 401
         client.headers.pop("Authorization")
-        assert pair.complete(client).status_code == 401
+        assert complete(client).status_code == 401
         assert httpx.get(f"{handle.replicas[0].url}/v1/models", trust_env=False).status_code == 401
     kept = Path(handle.run_dir, "gateway.key")
     control = kept.read_bytes()
@@ -174,7 +144,7 @@ def test_the_key_opens_the_gateway_and_changes_none_of_its_servers_and_stands_no
 def test_a_replica_killed_under_load_costs_no_answer_is_told_and_comes_back(pair: Pair) -> None:
     pair.up()
     second, statuses = pair.handle.replicas[1], []
-    with load(pair, statuses):
+    with load(pair.url, KEY, statuses):
         wait_for(lambda: len(statuses) > 50)
         os.kill(pair.pid(second), signal.SIGKILL)
         noticed = seconds_until_counted(pair, 1)
@@ -190,7 +160,7 @@ def test_a_replica_killed_under_load_costs_no_answer_is_told_and_comes_back(pair
     again = pair.deploy.run(*pair.words())
     assert (again.returncode, "replica 2 of 2" in again.stderr) == (6, True), again.stderr
 
-    with load(pair, statuses), pair.deploy.running("watch", NAME, "--json") as watch:
+    with load(pair.url, KEY, statuses), pair.deploy.running("watch", NAME, "--json") as watch:
         events = [json.loads(watch.line()) for _ in range(3)]
         assert [(event["event"], event["alert"]) for event in events] == [
             ("unwell", False),
@@ -269,7 +239,7 @@ def test_a_replica_that_does_not_start_takes_the_others_down_and_is_named(pair: 
 def test_replicas_are_replaced_one_after_the_other_and_back_without_a_lost_answer(pair: Pair) -> None:
     pair.up()
     statuses: list[int] = []
-    with load(pair, statuses):
+    with load(pair.url, KEY, statuses):
         pair.up("env.SCRIPTED_STEP=0.001", replace=True)
         assert {Path(server.run_dir).parent for server in pair.handle.replicas} == {Path(pair.handle.run_dir)}
         changed = pair.handle
@@ -306,7 +276,7 @@ def test_a_change_that_is_interrupted_or_stopped_after_one_leaves_all_that_was_n
         assert (code, f"{2 - left} is down" in said) == (130, left < 2), said
         assert count_servers(pair.url) == left, stage
         with pair.client() as client:
-            assert pair.complete(client).status_code == 200
+            assert complete(client).status_code == 200
     first = pair.handle
     one = pair.deploy.run(*pair.words("env.SCRIPTED_STEP=0.001"), "--replace", "--only", "1")
     assert (one.returncode, "1 of 2 replicas have this plan, 1 still another" in one.stderr) == (0, True), one.stderr
@@ -371,7 +341,7 @@ def test_two_real_servers_behind_the_gateway(pair: Pair, cpu_engine: object, tmp
     assert (smoke["ok"], failed) == (True, [])
     prompts = [f"{number} is a number and {number} is its name, which is long enough to be kept" for number in range(8)]
     with pair.client() as client:
-        first, second = ([pair.complete(client, prompt=each).json() for each in prompts] for _ in range(2))
+        first, second = ([complete(client, prompt=each).json() for each in prompts] for _ in range(2))
     cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in second]
     assert all(cached), "the gateway sends a prompt where it was before"
     assert [answer["choices"][0]["text"] for answer in first] == [answer["choices"][0]["text"] for answer in second]

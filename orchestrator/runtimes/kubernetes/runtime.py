@@ -20,6 +20,7 @@ from orchestrator.core.secret import Secret
 from orchestrator.core.shell import ProgramResult, quote
 from orchestrator.core.signals import held
 from orchestrator.core.text import printable
+from orchestrator.core.waiting import look_until
 from orchestrator.engine import delivery
 from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, UnansweredError, since_then
@@ -43,6 +44,8 @@ from orchestrator.runtimes.kubernetes.record import (
     OURS,
     PLAN,
     PROFILE,
+    REPLICA,
+    ROLE,
     RUN_DIR,
     STARTER,
     URL,
@@ -64,6 +67,8 @@ from orchestrator.runtimes.several import (
     together,
 )
 
+_APPEARS: Final = 10.0  # seconds that a new Deployment's pod may take to be there
+_PAUSE: Final = 0.2
 # The command line of each process that is no zombie: behind the name in /proc/PID/stat stands its state (proc(5)).
 _TITLES: Final = """\
 for process in /proc/[0-9]*; do
@@ -187,6 +192,28 @@ class KubernetesRuntime:
             self._keep_log(each)
         if handle.replicas:
             self._end([*handle.replicas, *own], part="", grace=max(until - time.monotonic(), 0))
+
+    def show(self, handle: Handle, *, shown: bool) -> None:
+        """See `Shows.show`. Its pod bears the label by which the gateway looks for it, or not.
+
+        What comes in its place, on another node, bears it again: that is its Deployment's to say.
+        """
+        seat = self._seats[handle.identity]
+        asked = ("pods", "--selector", selector(handle.name, seat.part))
+        label = f"{ROLE}={REPLICA}" if shown else f"{ROLE}-"
+
+        def labelled() -> bool:  # of a Deployment that was just made there is no pod yet
+            done = seat.cluster.ask("label", *asked, label, "--overwrite")
+            if not done.ok:
+                raise seat.cluster.refused(done)
+            return bool(done.stdout.strip())
+
+        look_until(bool, labelled, within=_APPEARS, pause=_PAUSE)
+
+    def is_shown(self, handle: Handle) -> bool:
+        """See `Shows.is_shown`."""
+        view = self._look(handle)[1]
+        return view is not None and view.pod["metadata"]["labels"].get(ROLE) == REPLICA
 
     def close(self) -> None:
         """See `Runtime.close`."""

@@ -118,13 +118,12 @@ def test_what_replicas_share_cannot_change_one_after_the_other(change: str, said
     assert said in why_all_at_once(before, after)
 
 
-def test_a_gateway_that_finds_its_servers_has_none_replaced_behind_it() -> None:
-    plan = plan_of(
-        "cpu-tiny", "replicas=2", "runtime=kubernetes", "engine.image=a/b:1", "kubernetes.weights.claim=models"
-    )
-    assert plan.gateway is not None
-    assert not plan.gateway.one_node
-    assert why_all_at_once(plan, plan) == "their gateway finds their pods itself"
+def test_what_a_gateway_finds_by_itself_stays_where_it_looks() -> None:
+    settings = ("replicas=2", "runtime=kubernetes", "engine.image=a/b:1", "kubernetes.weights.claim=models")
+    before = plan_of("cpu-tiny", *settings)
+    assert why_all_at_once(before, plan_of("cpu-tiny", *settings, "kubernetes.cpu=2")) == ""
+    moved = plan_of("cpu-tiny", *settings, "kubernetes.namespace=other")
+    assert why_all_at_once(before, moved) == "they share their place in the cluster, which changes"
 
 
 def test_a_replica_gives_way_to_one_on_the_same_gpus() -> None:
