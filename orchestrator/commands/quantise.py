@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,18 +36,19 @@ from orchestrator.quantisation import (
     load_recipe,
     local_command,
     memory_free,
+    others_size,
     read_source,
     recipes_for,
     run_workers,
 )
-from orchestrator.weights import stamps
+from orchestrator.weights import read_receipt, stamps
 
 REQUIREMENTS: Final = "quark-0.13.txt"  # of the environment that Quark runs in, below images/
 PROGRAM: Final = "quantise_shards.py"
 _BASE_MEMORY: Final = 700_000_000  # bytes of a worker that has imported Quark
 _OF_A_SHARD: Final = 2.3  # times the largest shard; 1.6 was measured, see orchestrator/quantisation/README.md
 _ASKED: Final = re.compile(r"--set [\w.]+=\S*[^\s`]")  # in the hint of a fact that nothing says
-_SPARE: Final = 1 << 30  # bytes of disk for headers and what is not weights
+_SPARE: Final = 1 << 30  # bytes of disk for headers, index and card
 # Core-seconds for a GB of the source: 10 to 15 core-hours for the 1,506 GB of GLM-5.2, by matrices that were measured.
 _CORE_SECONDS: Final = (24, 36)
 
@@ -113,6 +115,7 @@ def quantise(request: QuantisationRequest, home: Home) -> QuantisedCheckpoint:
     Raises UsageError for a target or a name that is taken, HostError where disk, memory or Quark is lacking, BuildError
     where Quark fails, FactsError and WeightsError for a checkpoint, before or after, that is not right.
     """
+    _require_new(request.target)
     source = read_source(request.source)
     recipe = load_recipe(request.recipe, Catalogue.of(home))
     foreseen = forecast(source, recipe)
@@ -120,8 +123,7 @@ def quantise(request: QuantisationRequest, home: Home) -> QuantisedCheckpoint:
     _require_free(name, home)
     _require_apart(source, request.target)
     folder = WorkFolder.beside(request.target)
-    _require_new(request.target)
-    _require_room(request.target, foreseen, folder)
+    _require_room(request.target, foreseen, others_size(request.source), folder)
     progress = Progress()
     with folder.held(progress):
         _require_new(request.target)  # another command may have made it while this one waited
@@ -256,15 +258,22 @@ def _require_apart(source: Source, target: Path) -> None:
 
 def _require_new(target: Path) -> None:
     if os.path.lexists(target):
-        raise UsageError("the target exists", where=str(target), hint="name a new one: nothing is written over")
+        raise UsageError("the target exists", where=str(target), hint=_hint_of_what_exists(target))
     if not target.parent.is_dir():
         raise UsageError("there is no such directory", where=str(target.parent), hint="make it first")
 
 
-def _require_room(target: Path, foreseen: Forecast, folder: WorkFolder) -> None:
+def _hint_of_what_exists(target: Path) -> str:
+    if target.name and read_receipt(target) and (left := WorkFolder.beside(target)).is_begun():
+        folder = shlex.quote(str(left.root))
+        return f"it is whole: the command that made it was killed before it had removed its folder, `rm -r {folder}`"
+    return "name a new one: nothing is written over"
+
+
+def _require_room(target: Path, foreseen: Forecast, others: int, folder: WorkFolder) -> None:
     """Raise HostError where the disk does not hold what is to come."""
     done = sum(map(foreseen.size_of, folder.done([*foreseen.shards])))
-    missing, free = foreseen.size - done + _SPARE, shutil.disk_usage(target.parent).free
+    missing, free = foreseen.size - done + others + _SPARE, shutil.disk_usage(target.parent).free
     if missing > free:
         raise HostError(
             f"{missing / 1e9:,.1f} GB are to come and {free / 1e9:,.1f} GB are free",

@@ -1,6 +1,7 @@
 """`deploy kernels tune`: aiter's own tuner, for exactly the keys that no row answers; on CUDA, sglang's for Triton."""
 
 import os
+import secrets
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -65,7 +66,7 @@ def prepare_tuning(
         _, plan = plan_in_image(plan, given.image)
     store = Store.of(home, plan)
     folder = store.tuning(plan)
-    container = f"deploy-tune-{plan.profile}-{os.getpid()}"
+    container = f"deploy-tune-{plan.profile}-{os.getpid()}-{secrets.token_hex(4)}"  # a pid is one of several namespaces
     job = TuningJob(
         argv=tuner_command(plan, image=image, folder=folder, container=container),
         keys=tuple(key for key in _to_tune(plan, given, home, rekeyed=rekeyed) if not tokens or key.token in tokens),

@@ -193,14 +193,17 @@ class EngineClient:
         if content is not None:
             headers["Content-Type"] = "application/json"
         end = Deadline(limits.whole)
-        request = self._client.build_request(
-            method,
-            path,
-            content=content,
-            headers=headers,
-            timeout=httpx.Timeout(limits.silence, connect=limits.connect),
-            extensions={"trace": end.watch},
-        )
+        try:
+            request = self._client.build_request(
+                method,
+                path,
+                content=content,
+                headers=headers,
+                timeout=httpx.Timeout(limits.silence, connect=limits.connect),
+                extensions={"trace": end.watch},
+            )
+        except (httpx.InvalidURL, UnicodeError) as error:  # a path with a name in it that a server gave
+            raise OddAnswerError(f"{path[:_MOST_SAID]!a} is no path of a server") from error
         with end:
             try:
                 response = self._client.send(request, stream=True)

@@ -1,6 +1,6 @@
 """A checkpoint quantised by AMD Quark, file to file: recipes, sizes by formula, workers, and what is handed over."""
 
-from orchestrator.quantisation.finish import MadeOf, finish
+from orchestrator.quantisation.finish import MadeOf, finish, others_size
 from orchestrator.quantisation.folder import QuantisationJob, WorkFolder
 from orchestrator.quantisation.forecast import Forecast, forecast
 from orchestrator.quantisation.recipe import Recipe, load_recipe, recipes_for
@@ -31,6 +31,7 @@ __all__ = [
     "load_recipe",
     "local_command",
     "memory_free",
+    "others_size",
     "read_source",
     "recipes_for",
     "run_workers",

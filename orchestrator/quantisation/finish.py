@@ -48,8 +48,8 @@ def finish(folder: WorkFolder, target: Path, of: MadeOf) -> CheckpointReceipt:
     layer = of.source.layers if of.source.drafts else None
     receipt = verify_made(folder.checkpoint, target, layer=layer)
     with held():
+        write_receipt(target, receipt)  # first: a target without one, as a kill would leave it, is not taken up again
         folder.checkpoint.rename(target)
-        write_receipt(target, receipt)
         folder.remove()
     return receipt
 
@@ -82,12 +82,22 @@ def _size(folder: WorkFolder, foreseen: Forecast) -> int:
     return sum((folder.checkpoint / shard).stat().st_size for shard in foreseen.shards)
 
 
-def _copy_others(source: Path, made: Path) -> None:
+def others_size(source: Path) -> int:
+    """Bytes of what is copied as it is."""
+    files = (file for entry in _others(source) for file in ([entry] if entry.is_file() else entry.rglob("*")))
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _others(source: Path) -> Iterator[Path]:
     """Tokenizer, generation config, code: all but weights, their index, cards, and a download's own records."""
     for entry in sorted(source.iterdir()):
         own = entry.name in {_CONFIG, INDEX} or entry.name.startswith(".")
-        if own or entry.suffix == ".safetensors" or entry.name.lower().startswith("readme"):
-            continue
+        if not (own or entry.suffix == ".safetensors" or entry.name.lower().startswith("readme")):
+            yield entry
+
+
+def _copy_others(source: Path, made: Path) -> None:
+    for entry in _others(source):
         if entry.is_dir():
             shutil.copytree(entry, made / entry.name, dirs_exist_ok=True)
         else:

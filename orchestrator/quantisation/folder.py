@@ -47,7 +47,7 @@ class QuantisationJob:
 class ShardNote:
     """What Quark said of a shard: the config.json of it alone, versions of packages, seconds of one worker."""
 
-    config: Mapping[str, Any]
+    config: Mapping[str, Any]  # with the modules that were left as they are, `quantization_config.exclude`
     versions: Mapping[str, str]
     device: str
     seconds: float
@@ -72,6 +72,7 @@ class WorkFolder:
     @contextmanager
     def held(self, progress: Progress) -> Iterator[None]:
         """Be the only command that works here, waiting for another one and saying so."""
+        self._require_own()  # before a lock is laid into it
         with locked(self.root / _LOCK, progress):
             yield
 
@@ -93,6 +94,10 @@ class WorkFolder:
             shutil.rmtree(self.root / name, ignore_errors=True)
         for name in ("parts", "claims", "made", "checkpoint"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
+
+    def is_begun(self) -> bool:
+        """Whether a quantisation works here, or did when it was killed."""
+        return (self.root / _JOB).is_file()
 
     def _require_own(self) -> None:
         """Raise UsageError for a folder that somebody else has made, or that is a link: it is emptied in the end."""
@@ -128,7 +133,15 @@ class WorkFolder:
 
     def note(self, shard: str) -> ShardNote:
         """What Quark said of a shard. Raises OSError, ValueError, TypeError."""
-        return ShardNote(**parse_json((self.root / "made" / f"{shard}.json").read_text(encoding="utf-8")))
+        match note := parse_json((self.root / "made" / f"{shard}.json").read_text(encoding="utf-8")):
+            case {
+                "config": {"quantization_config": {"exclude": [*names]}},
+                "versions": {},
+                "device": str(),
+                "seconds": float() | int(),
+            } if all(isinstance(name, str) for name in names):
+                return ShardNote(**note)
+        raise ValueError("not what Quark says of a shard")
 
     def _fault(self, shard: str, wanted: Mapping[str, StoredTensor]) -> str:
         """What is wrong with a shard, as the rest of a sentence; nothing where it is right."""

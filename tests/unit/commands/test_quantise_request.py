@@ -38,6 +38,12 @@ def test_a_target_that_exists(request_: QuantisationRequest, home: Home) -> None
     assert refused(request_, home, UsageError).startswith("the target exists")
 
 
+def test_a_target_that_has_no_name(request_: QuantisationRequest, home: Home) -> None:
+    root = replace(request_, target=Path("/"), name="x")
+    with pytest.raises(UsageError, match="the target exists"):
+        quantise(root, home)
+
+
 def test_a_target_in_the_source(request_: QuantisationRequest, home: Home) -> None:
     inside = QuantisationRequest(source=request_.source, target=request_.source / "new", recipe="glm-5.2-amd")
     assert refused(inside, home, UsageError).startswith("the target lies in the source")
@@ -53,6 +59,16 @@ def test_a_disk_that_does_not_hold_it(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1_000_000_000))  # type: ignore[attr-defined]
     assert refused(request_, home, HostError).startswith("1.1 GB are to come and 1.0 GB are free")
+
+
+def test_a_disk_that_holds_the_shards_and_not_the_rest(
+    request_: QuantisationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 1_000_000_000 + (1 << 30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, free))  # type: ignore[attr-defined]
+    with (request_.source / "consolidated.pth").open("wb") as file:
+        file.truncate(2_000_000_000)
+    assert "GB are to come and" in refused(request_, home, HostError)
 
 
 def test_a_machine_without_a_compiler(

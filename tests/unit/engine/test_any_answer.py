@@ -187,3 +187,11 @@ def test_a_body_comes_back_as_it_was_however_it_is_cut(body: bytes, sizes: list[
     data = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"".join(chunks) + b"0\r\n\r\n"
     assert b"".join(framing.feed(data[at : at + sizes[0]]) for at in range(0, len(data), sizes[0])) == body
     assert framing.complete
+
+
+@pytest.mark.parametrize("worker", ["a\x00b", "a\nb", "x" * 70_000, "\ud800"])
+def test_a_worker_of_any_name_is_asked_for_or_refused_in_words(worker: str) -> None:
+    """A gateway names its workers, and their names are parts of paths."""
+    transport = httpx.MockTransport(lambda _: httpx.Response(200))
+    with EngineClient("http://127.0.0.1:1", key=None, transport=transport) as server, pytest.raises(OddAnswerError):
+        server.status("DELETE", f"/workers/{worker}")

@@ -2,26 +2,33 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from quark_samples import Tiny, write_tiny
 
+from orchestrator.commands.quantise import _require_new
 from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, UsageError
 from orchestrator.plan import ContainerNeeds
 from orchestrator.quantisation import (
     Forecast,
+    MadeOf,
     QuantisationJob,
     Source,
     WorkFolder,
     container_command,
+    finish,
     forecast,
     load_recipe,
     local_command,
+    others_size,
     read_source,
 )
+from orchestrator.weights import CheckpointReceipt, read_receipt
 
 JOB = QuantisationJob(
     source="/models/tiny",
@@ -52,7 +59,7 @@ def done(tmp_path: Path) -> WorkFolder:
     made = write_tiny(tmp_path / "made", *Tiny().quantised("amd52"))
     for shard in JOB.shards:
         shutil.copy(made / shard, folder.checkpoint)
-        note = {"config": {}, "versions": {}, "device": "cpu", "seconds": 1.0}
+        note = {"config": {"quantization_config": {"exclude": []}}, "versions": {}, "device": "cpu", "seconds": 1.0}
         (folder.root / "made" / f"{shard}.json").write_text(json.dumps(note))
     return folder
 
@@ -154,3 +161,82 @@ def test_containers_of_two_commands_with_one_pid_have_different_names(tmp_path: 
         return container_command("i", program, folder, source=source, needs=needs, workers=1, group=group).containers
 
     assert names() != names()
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        {"config": {}, "versions": {}, "device": "cpu", "seconds": 1.0},
+        {"config": {"quantization_config": {"exclude": None}}, "versions": {}, "device": "cpu", "seconds": 1.0},
+        {"config": {"quantization_config": {"exclude": [1]}}, "versions": {}, "device": "cpu", "seconds": 1.0},
+        {"config": {"quantization_config": {"exclude": []}}, "versions": [], "device": "cpu", "seconds": 1.0},
+        {"config": {"quantization_config": {"exclude": []}}, "versions": {}, "device": "cpu", "seconds": "much"},
+    ],
+)
+def test_a_note_without_what_is_read_of_it_is_none(tmp_path: Path, foreseen: Forecast, note: object) -> None:
+    folder = done(tmp_path)
+    (folder.root / "made" / f"{JOB.shards[0]}.json").write_text(json.dumps(note))
+    assert folder.take_up(foreseen) == {JOB.shards[1]}
+
+
+def test_in_the_folder_of_somebody_else_no_lock_is_left(tmp_path: Path) -> None:
+    folder = WorkFolder.beside(tmp_path / "target")
+    folder.root.mkdir()
+    (folder.root / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="no `deploy quantise` has made"), folder.held(Progress()):
+        pass
+    assert [path.name for path in folder.root.iterdir()] == ["thesis.txt"]
+
+
+def test_a_kill_while_the_target_appears_leaves_none_without_its_receipt(
+    tmp_path: Path, source: Source, foreseen: Forecast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before it appears, and right after: the next command makes it, or says that it is whole."""
+    folder, target = done(tmp_path), tmp_path / "target"
+    config = {"architectures": ["x"], "quantization_config": {"exclude": list(foreseen.exclude)}}
+    for shard in JOB.shards:
+        note = {"config": config, "versions": {}, "device": "cpu", "seconds": 1.0}
+        (folder.root / "made" / f"{shard}.json").write_text(json.dumps(note))
+    receipt = CheckpointReceipt(
+        location=str(target),
+        revision=None,
+        mtp_layer=None,
+        shards=2,
+        tensors=1,
+        files={},
+        differences=(),
+        accepted=False,
+    )
+    monkeypatch.setattr(sys.modules[finish.__module__], "verify_made", lambda *_, **__: receipt)
+    recipe = load_recipe("glm-5.2-amd", Catalogue.shipped())
+    of = MadeOf(source=source, recipe_name="glm-5.2-amd", recipe=recipe, foreseen=foreseen)
+    rename, remove = Path.rename, WorkFolder.remove
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        finish(folder, target, of)
+    assert not target.exists()
+    assert folder.take_up(foreseen) == {*JOB.shards}
+
+    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(WorkFolder, "remove", killed)
+    with pytest.raises(KeyboardInterrupt):
+        finish(folder, target, of)
+    assert target.is_dir()
+    assert read_receipt(target) is not None
+    monkeypatch.setattr(WorkFolder, "remove", remove)
+    with pytest.raises(UsageError, match="the target exists") as caught:
+        _require_new(target)
+    assert f"rm -r {folder.root}" in caught.value.hint
+
+
+def test_what_is_copied_as_it_is_counts(source: Source) -> None:
+    before = others_size(source.directory)
+    (source.directory / "vocabulary.txt").write_text("x" * 5000)
+    (source.directory / "code").mkdir()
+    (source.directory / "code" / "modeling.py").write_text("x" * 700)
+    (source.directory / "README.md").write_text("not this")
+    assert others_size(source.directory) - before == 5700
