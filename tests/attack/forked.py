@@ -31,6 +31,8 @@ _PRELOADED = (
     "orchestrator.commands.down",
     "orchestrator.commands.explain",
     "orchestrator.commands.logs",
+    "orchestrator.commands.probe",
+    "orchestrator.commands.quantise",
     "orchestrator.commands.status",
     "orchestrator.commands.bring_up",
     "orchestrator.commands.up",

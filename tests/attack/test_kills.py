@@ -1,17 +1,25 @@
-"""`up`, `rollback` and `down`, killed at random moments: what they had begun is taken down, or taken up again."""
+"""`up`, `rollback`, `down` and `quantise`, killed at random moments: what had begun is ended, or taken up again."""
 
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from random import Random
 
 import pytest
 from deployment import Deployment, Deployments
-from forked import Ended
+from forked import Command, Ended
+from quark_source import REAL_FILES, files_digest, stand_in_home, stand_in_path, write_source
 from rounds import attack
 
 from orchestrator.commands.runs import runs_of
+from orchestrator.core.console import Progress
 from orchestrator.core.paths import Home
+from orchestrator.core.waiting import look_until
+from orchestrator.environments import ensure
+from orchestrator.quantisation import WorkFolder
+from orchestrator.weights import read_receipt
 
 pytestmark = pytest.mark.attack
 
@@ -20,15 +28,28 @@ KILL, TERM, HUP, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIG
 SIGNALS = ((KILL,), (KILL,), (TERM,), (HUP,), (INT,), (INT, INT), (INT, INT), (TERM, INT))
 APART = 0.6  # seconds at most between two signals
 # Seconds a command takes, about: most signals meet it at work.
-LONGEST = {"up": 1.6, "replace": 2.0, "rollback": 2.0, "down": 0.8}
-VERBS = ("up", "up", "replace", "rollback", "down")
+LONGEST = {"up": 1.6, "replace": 2.0, "rollback": 2.0, "down": 0.8, "quantise": 4.0}
+VERBS = (*("up", "up", "replace", "rollback", "down") * 2, "quantise")
 OTHER_PLAN = ("--set", "flags.max-total-tokens=32768")
 FRESH = 0.15  # of the commands are started as a user starts them, and hit from their first instruction on
 
 
-def test_killed_commands_leave_nothing_or_what_the_next_one_takes_over(deployments: Deployments) -> None:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint to quantise, and a home in which the environment is built once, with Quark's stand-in."""
+    place = tmp_path_factory.mktemp("quantise")
+    write_source(place / "tiny")
+    stand_in_home(place / "home")
+    ensure(place / "home/images/quark-0.13.txt", home=Home(place / "home"), progress=Progress())
+    return place
+
+
+def test_killed_commands_leave_nothing_or_what_the_next_one_takes_over(deployments: Deployments, place: Path) -> None:
     def kill(number: int, dice: Random) -> Iterator[str]:
         deployment, verb, sent = deployments(number), dice.choice(VERBS), dice.choice(SIGNALS)
+        if verb == "quantise":
+            yield from quantised(deployment, place, sent, dice)
+            return
         if verb != "up":
             yield from deployment.run(*deployment.up()).faults(0)
         if verb == "rollback":
@@ -44,12 +65,42 @@ def test_killed_commands_leave_nothing_or_what_the_next_one_takes_over(deploymen
 def interrupted(deployment: Deployment, verb: str, sent: tuple[signal.Signals, ...], dice: Random) -> Ended:
     named = {verb: (verb, deployment.name) for verb in ("down", "rollback")}
     words = {"up": deployment.up(), "replace": deployment.up("--replace"), **named}[verb]
-    command = deployment.start(*words, fresh=dice.random() < FRESH)
-    time.sleep(dice.uniform(0.0, LONGEST[verb]))
+    return hit(deployment.start(*words, fresh=dice.random() < FRESH), sent, dice, within=LONGEST[verb])
+
+
+def hit(command: Command, sent: tuple[signal.Signals, ...], dice: Random, *, within: float) -> Ended:
+    time.sleep(dice.uniform(0.0, within))
     for place, each in enumerate(sent):
         time.sleep(dice.uniform(0.0, APART) if place else 0.0)
         command.send(each)
     return command.wait()
+
+
+def quantised(deployment: Deployment, place: Path, sent: tuple[signal.Signals, ...], dice: Random) -> Iterator[str]:
+    """Hit, and run once more: a whole checkpoint with its receipt, and nothing beside it."""
+    target = deployment.folder / f"made-{deployment.folder.name}"
+    words = ("quantise", str(place / "tiny"), str(target), "--recipe", "glm-5.2-amd", "--workers", "1")
+    environ = {"DEPLOY_HOME": str(place / "home"), "PYTHONPATH": stand_in_path(), "QUARK_STAND_IN": "sleep 0.1"}
+    ended = hit(deployment.start(*words, **environ), sent, dice, within=LONGEST["quantise"])
+    yield from ended.faults(0, 130, -KILL, -TERM, -HUP, -INT)
+    if not target.exists():
+        yield from deployment.run(*words, **environ).faults(0)
+    if files_digest(target) != REAL_FILES["glm-5.2-amd"] or read_receipt(target) is None:
+        yield f"{[each.name for each in sent]}: the target is not whole"
+    left = WorkFolder.beside(target)
+    if left.root.exists() and ended.code != -KILL:
+        yield f"left over: {left.root}"
+    if alive := look_until(lambda found: not found, lambda: working_in(left.root), within=10, pause=0.05):
+        yield f"works on: {alive}"
+
+
+def working_in(folder: Path) -> list[str]:
+    """The command lines that name it."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in lines if str(folder) in line]
 
 
 def judged(deployment: Deployment, verb: str, ended: Ended, dice: Random) -> Iterator[str]:

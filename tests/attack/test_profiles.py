@@ -1,5 +1,6 @@
 """Shipped files, with something in them that nobody should write: refused in words, or rendered as mere text."""
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from deployment import Deployment, Deployments
+from quark_source import write_source
 from rounds import attack
 
 from orchestrator.core.paths import data_root
@@ -22,23 +24,34 @@ PROFILES = ("cpu-tiny", "mi355x-tp8", "mi355x-tp4dp2", "b200-tp8")
 KINDS = ("hardware", "model", "engine")
 FOLDERS = {"hardware": "hardware", "model": "models", "engine": "engines"}
 ENDS = (0, 2, 3, 4, 5)  # done, or an argument, a profile, a machine, an image that is not taken
+EVERY = 8  # rounds: one with a recipe, one with a probe's reference
+NOBODY = "http://127.0.0.1:1"  # answers: what can be read, comes as far as this
 
 
-def test_hostile_profiles_end_in_a_plan_or_in_words(deployments: Deployments) -> None:
+def test_hostile_profiles_end_in_a_plan_or_in_words(deployments: Deployments, tmp_path: Path) -> None:
+    checkpoint = write_source(tmp_path / "tiny")
+
     def read(number: int, dice: Random) -> Iterator[str]:
         deployment = deployments(number)
-        profile, mutation = hostile_files(deployment, dice)
-        before = files_below(deployment.folder)
         rendered = deployment.folder / "rendered"
-        words = dice.choice(
-            [
-                ("render", "--profile", profile, "--output", str(rendered)),
-                ("up", "--profile", profile, "--dry-run"),
-                ("show", profile, *dice.choice([(), ("--explain",), ("--json",)])),
-            ]
-        )
+        if number % EVERY == 0:
+            mutation = hostile_recipe(deployment, dice)
+            words: tuple[str, ...] = ("quantise", str(checkpoint), *dice.choice([(), ("--json",)]))
+        elif number % EVERY == 1:
+            file, mutation = hostile_reference(deployment, dice)
+            words = ("probe", NOBODY, "--against", file)
+        else:
+            profile, mutation = hostile_files(deployment, dice)
+            words = dice.choice(
+                [
+                    ("render", "--profile", profile, "--output", str(rendered)),
+                    ("up", "--profile", profile, "--dry-run"),
+                    ("show", profile, *dice.choice([(), ("--explain",), ("--json",)])),
+                ]
+            )
+        before = files_below(deployment.folder)
         ended = deployment.start(*words, fresh=number % 20 == 0).wait()
-        faults = [*ended.faults(*ENDS)]
+        faults = [*ended.faults(*((8, 10) if words[0] == "probe" else ENDS))]
         if ended.cpu_s > CPU_S:
             faults.append(f"{words} takes {ended.cpu_s:.1f} s of CPU")
         if strays := files_below(deployment.folder) - before:
@@ -66,6 +79,33 @@ def hostile_files(deployment: Deployment, dice: Random) -> tuple[str, str]:
     content, what = mutated(data, dice, canary(deployment))
     path.write_bytes(content)
     return str(path), f"{name}: {what}"
+
+
+def hostile_recipe(deployment: Deployment, dice: Random) -> str:
+    """A recipe of the user's own, mutated; what was done, in words."""
+    name = dice.choice(("glm-5.2-amd", "glm-5.2-quark", "glm-5.2-routed"))
+    shipped = yaml.safe_load((data_root() / f"profiles/recipes/{name}.yaml").read_text())
+    content, what = mutated(shipped, dice, canary(deployment))
+    own = deployment.home / "profiles/recipes/mine.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(content)
+    return f"recipe {name}: {what}"
+
+
+def hostile_reference(deployment: Deployment, dice: Random) -> tuple[str, str]:
+    """The file of a probe's reference, with other values, or filled with small ones; and what was done, in words."""
+    pairs = [[7, -0.5]]
+    texts: list[Any] = [{"ids": [1, 2, 3], "own": [-1.0, -2.0], "top": [pairs, pairs]}]
+    data = {"schema_version": 1, "model": "tiny", "source": None, "numerics": {"dtype": "auto"}, "ids_sha256": "x"}
+    data |= {"noise": 0.0, "top": 1, "texts": texts}
+    path, done = deployment.folder / "reference.json", []
+    for _ in range(dice.randint(1, 3)):
+        parent, key = dice.choice([*places(data), *places(texts[0])])
+        unit = dice.choice(["[]", "1", '""', "{}", "[[]]", '{"a":[]}'])
+        parent[key] = dice.choice([*values(canary(deployment)), json.loads(f"[{','.join([unit] * 150_000)}]")])
+        done.append(f"{key} = {str(parent[key])[:80]!r}")
+    path.write_bytes(json.dumps(data, default=str)[: dice.choice([None, None, None, 200])].encode())
+    return str(path), f"reference: {'; '.join(done)}"
 
 
 def canary(deployment: Deployment) -> Path:

@@ -148,12 +148,14 @@ class Polite:
             "/server_info": {"version": "0.5.14", "page_size": PAGE, "dp_size": 1, "enable_cache_report": True},
         }
         answers = {"/generate": self._generate, "/v1/completions": self._complete, "/v1/chat/completions": self._chat}
-        if path not in answers:
+        if path not in {*answers, "/tokenize"}:
             return 200, [documents.get(path, {})], False
         try:
             asked = json.loads(content)
         except ValueError:
             return 400, [{"error": "not JSON"}], False
+        if path == "/tokenize" or asked.get("return_logprob"):
+            return 200, [_scored_all(asked)], False
         text = asked.get("input_ids") or asked.get("prompt") or asked.get("text") or asked.get("messages")
         count = (
             asked.get("max_tokens", 16)
@@ -201,6 +203,26 @@ class Polite:
             choice = {"message": {"content": "".join(words), "reasoning_content": None}, "finish_reason": reason}
             return [{"choices": [choice], "usage": _usage(counts)}]
         return _chunks([{"delta": {"content": word}} for word in words], counts)
+
+
+def _scored_all(asked: dict[str, Any]) -> object:
+    """What the probe asks for: tokens of a text, or log-probabilities of several."""
+    if "prompt" in asked:
+        return {"tokens": [ord(each) for each in asked["prompt"]]}
+    return [_scored(ids, asked) for ids in asked["input_ids"]]
+
+
+def _scored(ids: list[int], asked: dict[str, Any]) -> dict[str, Any]:
+    """Log-probabilities of a prompt and of what follows it, by the tokens alone."""
+    start, tokens = asked["logprob_start_len"], asked["sampling_params"]["max_new_tokens"]
+    whole = [*ids, *([100] * tokens)]
+    own = [[-2.0 - token % 7 / 10, token, None] for token in whole[start:]]
+    top = [[[-1.0 - place, 300 + place, None] for place in range(asked["top_logprobs_num"])] for _ in own]
+    given = len(ids) - start
+    meta = {"finish_reason": {"type": "length", "length": tokens}, "cached_tokens": start}
+    meta |= {"input_token_logprobs": [[None, ids[start], None], *own[1:given]], "output_token_logprobs": own[given:]}
+    meta |= {"input_top_logprobs": [None, *top[1:given]], "output_top_logprobs": top[given:]}
+    return {"text": "", "output_ids": whole[len(ids) :], "meta_info": meta}
 
 
 def _words(text: object, count: int, sampling: Mapping[str, Any]) -> list[int]:
