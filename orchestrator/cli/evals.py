@@ -10,7 +10,10 @@ from orchestrator.cli.options import HostOption, Json, TargetArgument, require_k
 from orchestrator.core.console import note, out, out_json, say
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orchestrator.commands.eval_forecast import EvalForecast
+    from orchestrator.commands.eval_report import SuiteScore
 
 BaselineOption: TypeAlias = Annotated[
     str | None,
@@ -46,6 +49,9 @@ PriceOption: TypeAlias = Annotated[
 
 
 LimitOption: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N", help="ask only the first N")]
+MostOption: TypeAlias = Annotated[
+    int | None, typer.Option("--max-tokens", min=1, metavar="N", help="the longest answer, thinking included")
+]
 DryRunOption: TypeAlias = Annotated[
     bool, typer.Option("--dry-run", help="say what it will tell, take and cost, and ask nobody")
 ]
@@ -67,6 +73,7 @@ def evaluate(
     suite: SuiteOption,
     limit: LimitOption = None,
     seeds: SeedsOption = None,
+    max_tokens: MostOption = None,
     baseline: BaselineOption = None,
     data: DataOption = None,
     simulations: SimulationsOption = None,
@@ -97,7 +104,9 @@ def evaluate(
     request = SuiteRequest(
         target=target,
         baseline=baseline,
-        options=EvalOptions(suite=suite, limit=limit, data=data, command=said, output=output, resume=resume),
+        options=EvalOptions(
+            suite=suite, limit=limit, data=data, command=said, output=output, resume=resume, max_tokens=max_tokens
+        ),
         seeds=seeds,
         simulations=simulations,
         prices=tuple(price or ()),
@@ -113,10 +122,13 @@ def evaluate(
         out(commands_of_tau2(request, home), end="")
     if request.wants_commands or dry_run:
         return
-    scored = score(request, home, say)
+    _tell(score(request, home, say), several=request.is_several, json=json)
+
+
+def _tell(scored: "Sequence[SuiteScore]", *, several: bool, json: bool) -> None:
     if json:
         documents = [each.to_dict() for each in scored]
-        out_json({"suites": documents} if request.is_several else documents[0])
+        out_json({"suites": documents} if several else documents[0])
     for each in scored:
         for line in () if json else each.lines():
             out(line)

@@ -41,7 +41,11 @@ class SuiteRequest:
         """What is asked by lm-evaluation-harness. Raises UsageError for a suite that there is not."""
         if self.options.suite == tau2.NAME:
             return ()
-        return parts_of(self.options.suite, limit=self.options.limit, seeds=self.seeds)
+        options, own = self.options, self.options.max_tokens
+        parts = parts_of(options.suite, limit=options.limit, seeds=self.seeds)
+        return tuple(
+            part if own is None else replace(part, suite=replace(part.suite, most_tokens=own)) for part in parts
+        )
 
     @property
     def is_several(self) -> bool:
@@ -74,7 +78,7 @@ class SuiteRequest:
 
 def expect(request: SuiteRequest, home: Home, *, planned: bool) -> EvalForecast:
     """What will be told, taken and paid; `planned` insists on a plan of that name. Raises UsageError, ProfileError."""
-    before, to_tell = request.before, request.options.suite in {tau2.NAME, PUBLISHED}
+    before, to_tell = request.before, request.is_several or (request.wants_commands and planned)
     return forecast(
         request.parts,
         plan=plan_behind(request.target, home, planned=planned),

@@ -41,6 +41,13 @@ class EvalOptions:
     output: Path
     seeds: int = 1
     resume: bool = False
+    max_tokens: int | None = None  # of an answer; None: as the suite has it
+
+    @property
+    def asked(self) -> Suite:
+        """The suite with answers of that length. Raises UsageError for one that there is not."""
+        suite = find_suite(self.suite)
+        return replace(suite, most_tokens=self.max_tokens or suite.most_tokens)
 
 
 def found(name: str, stack: ExitStack, *, home: Home, host: str | None, api_key_env: str | None) -> MeasuredTarget:
@@ -75,7 +82,7 @@ def _score(
     target: MeasuredTarget, options: EvalOptions, folder: Path, *, home: Home, say: Callable[[str], None]
 ) -> tuple[Outcome, Path]:
     """Ask what was not asked before, seed by seed; each is kept as soon as it is done."""
-    suite, file = find_suite(options.suite), folder / outcome_file(options.suite)
+    suite, file = options.asked, folder / outcome_file(options.suite)
     outcome = _earlier(file, options)
     for seed in suite.seeds(options.seeds):
         if outcome is not None and any(item.seed == seed for item in outcome.items):
@@ -106,9 +113,13 @@ def _earlier(file: Path, options: EvalOptions) -> Outcome | None:
     if not options.resume:
         raise UsageError("there is an outcome already", where=str(file), hint="continue it with --resume")
     there = load_outcome(file)
-    if there.limit != options.limit:
-        asked = "all questions" if there.limit is None else f"{there.limit} questions"
-        raise UsageError(f"this outcome is of {asked}", where=str(file), hint="use another --output")
+    for option, then, now in (
+        ("--limit", there.limit, options.limit),
+        ("--max-tokens", there.most_tokens, options.asked.most_tokens),
+    ):
+        if then != now:
+            said = f"with `{option} {then}`" if then is not None else f"without `{option}`"
+            raise UsageError(f"this outcome was begun {said}", where=str(file), hint="use another --output")
     return there
 
 
@@ -188,7 +199,7 @@ def run_eval(
     The harness has an environment of its own in the tool's home, built at the first call. Raises BuildError where that
     fails, and what `harness.evaluate` raises.
     """
-    chosen = find_suite(options.suite)
+    chosen = options.asked
     require_sampling(target, chosen)
     model = served_model(target)
     environment = ensure(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress())
@@ -292,8 +303,9 @@ def against_outcome(outcome: Outcome, before: Outcome, *, where: str) -> Judgeme
         ("suite", before.suite, outcome.suite),
         ("metric", before.metric, outcome.metric),
         ("task", before.task, outcome.task),
+        ("longest answer", before.most_tokens, outcome.most_tokens),
     ):
-        if one != other:
+        if one != other and None not in (one, other):
             raise BenchError(f"the {what} of the baseline is `{one}`, of this `{other}`", where=where)
     return judge_outcomes(before, outcome)
 

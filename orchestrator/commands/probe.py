@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from orchestrator.commands.proof import require_running
+from orchestrator.commands.proof import require_running, untold
 from orchestrator.commands.runs import RunDir, read_plan
 from orchestrator.commands.servers import Fleet, api_key
 from orchestrator.core.catalogue import Catalogue, Kind
@@ -84,8 +84,7 @@ def side_of_url(url: str, *, key: Secret | None) -> ProbeSide:
         with EngineClient(url, key=key) as server:
             target = target_as_told(server, url=url, api_key=key)
     except (NoAnswerError, OddAnswerError) as error:
-        hint = "is a key needed? `--api-key-env VARIABLE` names the variable that holds it" if key is None else ""
-        raise SmokeError(f"no sglang server describes itself at `{url}`: {error}", hint=hint) from error
+        raise untold(url, error, key=key) from error
     return ProbeSide(name=url, engines=(("", target),), source=None, run=None)
 
 

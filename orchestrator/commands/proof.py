@@ -15,7 +15,7 @@ from orchestrator.core.console import warn
 from orchestrator.core.errors import DeployError, HostError, Problem, SmokeError, StartError
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
-from orchestrator.engine import NoAnswerError, OddAnswerError
+from orchestrator.engine import KeyRefusedError, NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient, TimeLimits
 from orchestrator.engine.gateway import LIVENESS
 from orchestrator.plan import Plan
@@ -191,11 +191,18 @@ def prove_url(url: str, *, plan: Plan | None, key: Secret | None) -> SmokeReport
         with EngineClient(url, key=key) as server:
             target = target_as_told(server, url=url, api_key=key)
     except (NoAnswerError, OddAnswerError) as error:
-        hint = "is a key needed? `--api-key-env VARIABLE` names the variable that holds it" if key is None else ""
-        if isinstance(error, NoAnswerError):
-            hint = "`deploy status` lists the URLs of your own servers"
-        raise SmokeError(f"no sglang server describes itself at `{url}`: {error}", hint=hint) from error
+        raise untold(url, error, key=key) from error
     return smoke_test(target, faults=None)
+
+
+def untold(url: str, error: NoAnswerError | OddAnswerError, *, key: Secret | None) -> SmokeError:
+    """That nothing at a URL says of itself what it is, and what helps."""
+    hint = "a gateway does not: give the URL of one of its servers, or the name of a server of `deploy status`"
+    if isinstance(error, NoAnswerError):
+        hint = "`deploy status` lists the URLs of your own servers"
+    elif isinstance(error, KeyRefusedError):
+        hint = "`--api-key-env VARIABLE` names the variable that holds the key" if key is None else ""
+    return SmokeError(f"no sglang server describes itself at `{url}`: {error}", hint=hint)
 
 
 def faults(log: Iterable[str]) -> tuple[str, ...]:

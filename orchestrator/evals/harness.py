@@ -83,7 +83,7 @@ def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:
         *("--model_args", _pairs(model)),
         *("--tasks", task),
         *("--num_fewshot", str(suite.few_shot)),
-        *("--gen_kwargs", _pairs(dict(suite.generation))),
+        *("--gen_kwargs", _pairs({**suite.generation, "max_gen_toks": str(suite.most_tokens)})),
         *(("--apply_chat_template",) if suite.chat else ()),
         *(("--limit", str(request.limit)) if request.limit is not None else ()),
         *(("--include_path", str(work)) if request.data is not None else ()),
@@ -129,6 +129,7 @@ def read_outcome(work: Path, request: EvalRequest, *, task: str) -> Outcome:
         command=request.command,
         items=items,
         limit=request.limit,
+        most_tokens=request.suite.most_tokens,
     )
 
 

@@ -25,7 +25,7 @@ class Suite:
     size: int  # questions in that split
     examples: str | None  # the split that few-shot examples come from: `<split>.jsonl` beside the questions
     file: str  # the questions in a folder of local copies
-    most_tokens: int  # of an answer
+    most_tokens: int  # of an answer, thinking included
     gated: str | None = None  # the data set on the hub whose terms have to be accepted
 
     @property
@@ -56,7 +56,7 @@ SUITES: Final = {
             filter="flexible-extract",
             chat=False,
             few_shot=5,
-            generation={"temperature": "0.0", "do_sample": "False", "max_gen_toks": "512"},
+            generation={"temperature": "0.0", "do_sample": "False"},
             most_tokens=512,
             file="test.jsonl",
             loader="json",
@@ -74,7 +74,7 @@ SUITES: Final = {
             filter="flexible-extract",
             chat=True,
             few_shot=0,
-            generation={"temperature": "1.0", "do_sample": "True", "max_gen_toks": "32768"},
+            generation={"temperature": "1.0", "do_sample": "True"},
             most_tokens=32768,
             file="gpqa_diamond.csv",
             gated="Idavidrein/gpqa",

@@ -54,6 +54,7 @@ class Outcome:
     command: str
     items: tuple[Item, ...]
     limit: int | None = None  # how many questions were asked for; None for all
+    most_tokens: int | None = None  # that an answer might have; None where that was not kept
 
     @cached_property
     def answers(self) -> Mapping[AskedQuestion, tuple[bool, ...]]:

@@ -1,11 +1,13 @@
 """The real lm-evaluation-harness against a model that adds two numbers and errs on purpose."""
 
+import csv
 import json
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -100,15 +102,46 @@ def test_the_score_is_what_the_model_got_right_and_two_models_are_paired(ask: Ca
     assert not judgement.significant
 
 
+@pytest.fixture
+def choices(tmp_path: Path) -> Path:
+    """A file of the form of `gpqa_diamond.csv`."""
+    wrong = [f"Incorrect Answer {number}" for number in (1, 2, 3)]
+    with (tmp_path / "gpqa_diamond.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, ["Question", "Correct Answer", *wrong])
+        writer.writeheader()
+        for a, b in SUMS:
+            others = {name: f"{a + b + off} apples" for off, name in enumerate(wrong, start=1)}
+            writer.writerow({"Question": f"What is {a} + {b}?", "Correct Answer": f"{a + b} apples", **others})
+    return tmp_path / "gpqa_diamond.csv"
+
+
 @pytest.mark.engine
-def test_a_real_server_is_set_beside_its_baseline_question_by_question(
-    server: CpuServer, engine_home: Home, questions: Path, tmp_path: Path
+def test_a_real_server_is_set_beside_its_baseline_question_by_question_and_asked_with_seeds(
+    server: CpuServer, engine_home: Home, questions: Path, choices: Path, tmp_path: Path
 ) -> None:
-    """Its weights are random: it knows no answer, and the adder all of them."""
+    """Its weights are random: it knows no answer, and the adder all of them. Each seed draws other answers."""
     options = EvalOptions(suite="gsm8k", limit=6, data=questions, command="deploy eval", output=tmp_path / "out")
+    sampled = replace(options, suite="gpqa-diamond", data=choices, max_tokens=32)
     real = url_target(server.url, gpus=None, api_key_env=None)
-    with adding_model() as adder:
-        outcome, before, file = evaluate_beside(real, adder, None, options, home=engine_home, say=print)
+
+    def one_seed_after_the_other() -> Outcome:
+        evaluate_beside(real, None, None, sampled, home=engine_home, say=print)
+        both = replace(sampled, seeds=2, resume=True)
+        return evaluate_beside(real, None, None, both, home=engine_home, say=print)[0]
+
+    with (
+        adding_model() as adder,
+        together(
+            {
+                "beside": partial(evaluate_beside, real, adder, None, options, home=engine_home, say=print),
+                "seeds": one_seed_after_the_other,
+            }
+        ) as asked,
+    ):
+        (outcome, before, file), drawn = asked("beside"), asked("seeds")
+    assert (list(drawn.by_seed), len(drawn.answers), len(drawn.items)) == ([1234, 1235], 6, 12)
+    assert not drawn.repeats_itself
+    assert load_outcome(tmp_path / "out" / "eval-gpqa-diamond.json") == drawn
     assert (outcome.model, outcome.score, len(outcome.items)) == ("tiny", 0.0, 6)
     assert load_outcome(file) == outcome
     assert before is not None
@@ -117,22 +150,31 @@ def test_a_real_server_is_set_beside_its_baseline_question_by_question(
     print(judged.sentence)
 
 
-def test_a_limit_is_kept_and_nothing_of_a_hostile_answer_though_it_is_right(ask: Callable[..., Outcome]) -> None:
+def test_nothing_of_a_hostile_answer_is_kept_though_it_is_right_and_unreadable_questions_end_in_words(
+    ask: Callable[..., Outcome], questions: Path, engine_home: Home
+) -> None:
     """Answers are scored and dropped: only which question was answered right is kept, and the harness prints none."""
     said: list[str] = []
-    with adding_model(aside="\x1b]0;OWNED\x07 <script>OWNED</script> Authorization: Bearer OWNED") as target:
-        outcome = ask(target, limit=5, say=said.append)
+    damaged = questions.parent / "damaged"
+    damaged.mkdir()
+    for name in ("test.jsonl", "train.jsonl"):
+        (damaged / name).write_text("no JSON\n")
+    options = EvalOptions(suite="gsm8k", limit=None, data=damaged, command="deploy eval", output=damaged)
+    with (
+        adding_model(aside="\x1b]0;OWNED\x07 <script>OWNED</script> Authorization: Bearer OWNED") as target,
+        together(
+            {
+                "hostile": partial(ask, target, limit=5, say=said.append),
+                "damaged": partial(run_eval, target, options, home=engine_home, say=lambda _: None),
+            }
+        ) as asked,
+    ):
+        outcome = asked("hostile")
+        with pytest.raises(BenchError) as caught:
+            asked("damaged")
     assert [item.right for item in outcome.items] == [True] * 5
     assert said
     assert "OWNED" not in outcome_to_json(outcome) + "\n".join(said)
-
-
-def test_questions_that_cannot_be_read_are_an_error_with_the_harness_s_last_words(
-    ask: Callable[..., Outcome], questions: Path
-) -> None:
-    questions.write_text("no JSON\n")
-    with adding_model() as target, pytest.raises(BenchError) as caught:
-        ask(target)
     assert "exit code 1" in caught.value.message
     assert "Error" in caught.value.details
 

@@ -1,21 +1,25 @@
 """`deploy eval`: what happens around the questions."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from measured_samples import tp4dp2
 
 from orchestrator.cli.evals import evaluate
 from orchestrator.commands.bench import MeasuredTarget, url_target
+from orchestrator.commands.eval_forecast import pace_of
 from orchestrator.commands.evals import EvalOptions, evaluate_beside, require_sampling, what_it_can_tell
+from orchestrator.commands.planning import load
 from orchestrator.commands.runs import load_outcome
-from orchestrator.core.errors import BenchError
+from orchestrator.core.errors import BenchError, Interrupted, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.evals import find_suite
 from orchestrator.plan import Hazard
-from orchestrator.results import Item, Outcome
+from orchestrator.results import Item, Outcome, ServerProvenance, figures
 
 OUTCOME = Outcome(
     schema_version=1,
@@ -99,6 +103,163 @@ def test_nobody_is_asked_where_the_baseline_cannot_sample(monkeypatch: pytest.Mo
     greedy = replace(TARGET, hazards=(GREEDY,))
     with pytest.raises(BenchError, match="and this server cannot"):
         evaluate_beside(TARGET, greedy, None, options, home=Home(tmp_path), say=print)
+
+
+class Asked:
+    """Stands for the harness: answers `answers` of three questions, of each seed; may be interrupted."""
+
+    def __init__(self, *answers: str, interrupted_at: int | None = None) -> None:
+        self.answers = answers
+        self.interrupted_at = interrupted_at
+        self.seeds: list[int | None] = []
+
+    def __call__(self, _: MeasuredTarget, options: EvalOptions, *, seed: int | None, **__: object) -> Outcome:
+        self.seeds.append(seed)
+        if seed is not None and seed == self.interrupted_at:
+            raise KeyboardInterrupt
+        answers = self.answers[(seed or 1234) - 1234]
+        items = tuple(
+            Item(id=f"q{place}", right=answer == "+", seed=seed, answer=f"{answers}{place}")
+            for place, answer in enumerate(answers)
+        )
+        asked = options.asked
+        return replace(OUTCOME, suite=asked.name, items=items, limit=options.limit, most_tokens=asked.most_tokens)
+
+
+def gpqa(tmp_path: Path, **options: object) -> None:
+    evaluate("http://127.0.0.1:1", suite="gpqa-diamond", data=tmp_path / "q", output=tmp_path / "out", **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    (tmp_path / "q").mkdir()
+    for name in ("gpqa_diamond.csv", "test.jsonl", "train.jsonl"):
+        (tmp_path / "q" / name).touch()
+    return tmp_path / "q"
+
+
+@pytest.mark.usefixtures("questions")
+def test_an_evaluation_that_was_interrupted_keeps_its_seeds_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shares of 1, 1/3 and 1/3: p (1 - p) = 0.2469 over 0.0988 / 3 are 7.5 answers; Wilson's 0.5367 -+ 0.2898."""
+    monkeypatch.setattr("sys.argv", ["deploy", "eval", "x", "--suite", "gpqa-diamond", "--seeds", "3"])
+    cut = Asked("++-", "+--", "+-+", interrupted_at=1235)
+    monkeypatch.setattr("orchestrator.commands.evals.run_eval", cut)
+    with pytest.raises(Interrupted) as caught:
+        gpqa(tmp_path, seeds=3)
+    assert caught.value.hint.startswith(
+        f"the 3 answers in `{tmp_path}/out/eval-gpqa-diamond.json` are kept; `deploy eval x"
+    )
+    assert caught.value.hint.endswith("--resume` goes on")
+    with pytest.raises(UsageError, match="there is an outcome already"):
+        gpqa(tmp_path, seeds=3)
+    with pytest.raises(UsageError, match="begun without `--limit`"):
+        gpqa(tmp_path, seeds=3, limit=2, resume=True)
+    with pytest.raises(UsageError, match="begun with `--max-tokens 32768`"):
+        gpqa(tmp_path, seeds=3, max_tokens=64, resume=True)
+    rest = Asked("", "+--", "+-+")
+    monkeypatch.setattr("orchestrator.commands.evals.run_eval", rest)
+    capsys.readouterr()
+    gpqa(tmp_path, seeds=3, resume=True)
+    assert (cut.seeds, rest.seeds) == ([1234, 1235], [1235, 1236])
+    said = capsys.readouterr().out
+    assert (
+        "gpqa-diamond: 0.5556 of 3 questions x 3 seeds (0.667, 0.333, 0.667; spread 0.192), 95 % interval 0.247" in said
+    )
+    assert "to 0.827, clustered by question: worth 8 independent answers" in said
+
+
+@pytest.mark.usefixtures("questions")
+def test_answers_of_another_model_are_not_put_to_those_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked("++-", "++-")
+    monkeypatch.setattr("orchestrator.commands.evals.run_eval", asked)
+    gpqa(tmp_path)
+    monkeypatch.setattr("orchestrator.commands.evals.run_eval", lambda *a, **k: replace(asked(*a, **k), model="other"))
+    with pytest.raises(BenchError, match="the model was `tiny`, and is `other` now"):
+        gpqa(tmp_path, seeds=2, resume=True)
+    assert len(load_outcome(tmp_path / "out" / "eval-gpqa-diamond.json").items) == 3
+
+
+@pytest.mark.usefixtures("questions")
+def test_a_server_that_ignores_temperature_is_told_by_what_it_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("orchestrator.commands.evals.run_eval", Asked("++-", "++-"))
+    gpqa(tmp_path, seeds=2)
+    assert "every seed gave the same answers to `gpqa-diamond`, word for word" in capsys.readouterr().err
+
+
+def test_a_greedy_suite_has_one_seed() -> None:
+    with pytest.raises(UsageError, match="`gsm8k` is greedy: every seed gives the same answers"):
+        evaluate("http://127.0.0.1:1", suite="gsm8k", seeds=2)
+
+
+def test_all_that_was_published_is_asked_as_it_was(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = Asked("++-", "+-+")
+    monkeypatch.setattr("orchestrator.commands.evals.run_eval", asked)
+    simulations = Path(__file__).parents[1] / "evals" / "recorded" / "tau2"
+    evaluate("http://127.0.0.1:1", suite="published", data=questions, output=tmp_path / "out", simulations=simulations)
+    assert asked.seeds == [None, 1234, 1235]
+    said = capsys.readouterr().out
+    assert [line.partition(":")[0] for line in said.splitlines() if " of " in line] == ["gsm8k", "gpqa-diamond", "tau2"]
+    assert "against MXFP4 0.834 published: nothing can be told, its sample size was not published" in said
+    assert "pass^1 0.250 (0.087 to 0.538); pass^2 0.217" in said
+    assert load_outcome(tmp_path / "out" / "eval-gsm8k.json").limit == 200
+
+
+def test_a_baseline_that_is_a_folder_has_an_outcome_of_each_suite(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("orchestrator.commands.evals.run_eval", Asked("++-", "+-+"))
+    asked = {"suite": "published", "data": questions}
+    evaluate("http://127.0.0.1:1", **asked, output=tmp_path / "a")  # type: ignore[arg-type]
+    (tmp_path / "a" / "eval-gpqa-diamond.json").rename(tmp_path / "moved.json")
+    with pytest.raises(UsageError, match="no outcome of `gpqa-diamond` to compare with"):
+        evaluate("http://127.0.0.1:1", **asked, output=tmp_path / "b", baseline=str(tmp_path / "a"))  # type: ignore[arg-type]
+    (tmp_path / "moved.json").rename(tmp_path / "a" / "eval-gpqa-diamond.json")
+    capsys.readouterr()
+    evaluate("http://127.0.0.1:1", **asked, output=tmp_path / "b", baseline=str(tmp_path / "a"))  # type: ignore[arg-type]
+    assert capsys.readouterr().out.count("cannot tell apart at this sample size: +0.000") == 2
+
+
+def test_what_all_that_was_published_tells_takes_and_costs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """200 x 512 / 1944 + 60 = 112.7 s; 396 x 32768 / 1944 + 120 = 6794.9 s; at 8 x 1.48 USD an hour."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("orchestrator.commands.evals.run_eval", lambda *_, **__: pytest.fail("it was asked"))
+    evaluate("mi355x-tp4dp2", suite="published", dry_run=True)
+    said = capsys.readouterr()
+    assert [line.split()[-3:] for line in said.out.splitlines()[1:]] == [
+        ["2", "min", "0.37"],
+        ["113", "min", "22.35"],
+        ["115", "min", "22.72"],
+    ]
+    assert "all 1,319 show 0.021, in about 7 min" in said.err
+    assert "198 questions of `gpqa-diamond` x 2 seeds show a difference of 0.056 to 0.080 or more" in said.err
+    assert "1,944 tok/s + 60 s a seed: most answers are shorter; tok/s published for TP4×DP2 on 8×MI355X" in said.err
+    assert "`gpqa-diamond` will be refused: every request is decoded greedily while drafts are verified" in said.err
+    assert "`tau2` is not asked by this tool" in said.err
+    evaluate("mi355x-tp4dp2", suite="published", dry_run=True, json=True, baseline="http://127.0.0.1:2")
+    told = json.loads(capsys.readouterr().out)
+    assert [round(part["about_s"]) for part in told["parts"]] == [225, 13590], "both sides are asked"
+    assert told["parts"][1]["usd"] == pytest.approx(2 * 6794.9 / 3600 * 8 * 1.48, rel=1e-4)
+
+
+def test_a_measured_rate_of_this_plan_goes_before_a_published_one(tmp_path: Path) -> None:
+    plan = load("mi355x-tp4dp2").plan
+    measured = tp4dp2()
+    measured = replace(measured, run=replace(measured.run, provenance=ServerProvenance(plan_digest=plan.digest)))
+    (tmp_path / "result.json").write_text(measured.to_json())
+    best = max(figures.OUTPUT.of(point) or 0.0 for point in measured.points)
+    assert pace_of(plan, tmp_path).tok_s == best
+    assert pace_of(plan, tmp_path).source.startswith(f"measured: the best of `{measured.run.workload_name}`")
+    assert pace_of(load("mi355x-tp8").plan, tmp_path).tok_s == 1461
 
 
 def test_what_a_sample_can_tell_is_worst_where_no_score_is_known() -> None:
