@@ -6,12 +6,14 @@
 import inspect
 import os
 import re
+import tempfile
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
+from quark_samples import CHECKPOINTS, write_tiny
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
@@ -21,6 +23,7 @@ from orchestrator.core.paths import data_root
 from orchestrator.patches import read_ledger
 from orchestrator.profile import schema
 from orchestrator.quantisation import recipes_for
+from orchestrator.weights import compared, is_fatal, local_outline
 
 ROOT = data_root()
 
@@ -106,11 +109,26 @@ def recipes() -> str:
     return table(("recipe", "what it does", "excluded", "source"), rows)
 
 
+def checkpoints() -> str:
+    """One row a checkpoint of the tests: which sglang would not load it, and what is said of it before."""
+    return table(("checkpoint", "refused for sglang", "because, or told"), _checkpoints())
+
+
+def _checkpoints() -> Iterator[tuple[str, ...]]:
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (name, make) in enumerate(CHECKPOINTS.items()):
+            found = compared(local_outline(write_tiny(Path(folder) / str(number), *make())), drafts=True)
+            refused = [version for version in ("0.5.14", "0.5.16") if any(is_fatal(each, version) for each in found)]
+            told = dict.fromkeys(each.message.partition(": `")[0] for each in found)
+            yield name, ", ".join(refused) or "-", "; ".join(told) or "-"
+
+
 SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "exit codes": ("README.md", exit_codes),
     "commands": ("README.md", commands),
     "profile keys": ("profiles/README.md", profile_keys),
     "patches": ("patches/README.md", patches),
+    "checkpoints": ("orchestrator/weights/README.md", checkpoints),
     "recipes": ("orchestrator/quantisation/README.md", recipes),
 }
 

@@ -7,9 +7,10 @@ the lists and types of its config. `facts_digest` takes the same of what is made
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -223,3 +224,40 @@ def read_tiny(folder: Path) -> tuple[dict[str, Any], Header]:
             name: (entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items() if name != "__metadata__"
         }
     return json.loads((folder / "config.json").read_text()), header
+
+
+def promised(header: Header) -> Header:
+    """Routed experts in bf16, as Quark leaves them where the model was not prepared for it."""
+    bf16 = Tiny().header()
+    kept = {name: kind for name, kind in header.items() if ".mlp.experts." not in name}
+    return {**kept, **{name: kind for name, kind in bf16.items() if ".mlp.experts." in name}}
+
+
+def together(header: Header) -> Header:
+    """The same in one tensor for all of a layer's, without the MTP layer: the ordinary way of Quark, unprepared."""
+    kept = {name: kind for name, kind in header.items() if ".mlp.experts." not in name and ".layers.4." not in name}
+    for layer in (1, 2, 3):
+        at = f"model.layers.{layer}.mlp.experts"
+        kept |= {f"{at}.gate_up_proj": ("BF16", (8, 256, 256)), f"{at}.down_proj": ("BF16", (8, 256, 128))}
+    return kept
+
+
+def without(part: str) -> Callable[[Header], Header]:
+    return lambda header: {name: kind for name, kind in header.items() if part not in name}
+
+
+def _changed(recipe: str, change: Callable[[Header], Header]) -> tuple[dict[str, Any], Header]:
+    config, header = Tiny().quantised(recipe)
+    return config, change(header)
+
+
+# Fourteen checkpoints: config and header of each.
+CHECKPOINTS: Mapping[str, Callable[[], tuple[dict[str, Any], Header]]] = {
+    **{recipe: partial(Tiny().quantised, recipe) for recipe in RECIPES},
+    "bf16, not quantised": lambda: (Tiny().config(), Tiny().header()),
+    "amd52, of 78 layers": lambda: Tiny(layers=78, dense=3).quantised("amd52"),
+    "default, its model not prepared": lambda: _changed("default", promised),
+    "amd52, not prepared, experts in one tensor": lambda: _changed("amd52", together),
+    "amd52, without one expert of layer 2": lambda: _changed("amd52", without(".layers.2.mlp.experts.7.")),
+    "amd52, without the MTP layer's eh_proj": lambda: _changed("amd52", without(".layers.4.eh_proj")),
+}

@@ -11,7 +11,19 @@ from typing import Any
 
 import pytest
 from plan_samples import model
-from quark_samples import REAL, RECIPES, Header, Tiny, facts_digest, size_of, write_tensors, write_tiny
+from quark_samples import (
+    CHECKPOINTS,
+    REAL,
+    RECIPES,
+    Header,
+    Tiny,
+    facts_digest,
+    promised,
+    size_of,
+    without,
+    write_tensors,
+    write_tiny,
+)
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
@@ -44,19 +56,58 @@ def test_the_samples_are_what_quark_writes(recipe: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "said"),
+    ("name", "refused_by", "said"),
     [
-        ("default", ()),
-        ("amd52", ()),
-        ("glm5", (APART.format("BF16"),)),
-        ("wafer", (APART.format("BF16"),)),
-        ("wafer-mx", (APART.format("BF16"),)),
+        ("default", "", ()),
+        ("amd52", "", ()),
+        ("glm5", "", (APART.format("BF16"),)),
+        ("wafer", "", (APART.format("BF16"),)),
+        ("wafer-mx", "", (APART.format("BF16"),)),
+        ("mtpfp8", "0.5.14 0.5.16", ("`layer_quant_config` names the MTP layer as `*layers.4.*`",)),
+        (
+            "sharedfp8",
+            "0.5.14 0.5.16",
+            ("9 tensors are of shared experts that Quark made FP8, for which", APART.format("F8_E4M3")),
+        ),
+        ("attnfp8", "0.5.14 0.5.16", ("5 tensors are stored as FP8 with a flat scale of each row",)),
+        ("bf16, not quantised", "", ()),
+        ("amd52, of 78 layers", "", ()),
+        (
+            "default, its model not prepared",
+            "0.5.14 0.5.16",
+            ("96 tensors are stored as BF16, and `quantization_config` says MXFP4: `model.layers.4.mlp.experts.",),
+        ),
+        (
+            "amd52, not prepared, experts in one tensor",
+            "0.5.14 0.5.16",
+            ("6 tensors are of all routed experts together, of which sglang loads none and says nothing: `model.l",),
+        ),
+        (
+            "amd52, without one expert of layer 2",
+            "0.5.14 0.5.16",
+            ("layer 2 has not the 8 experts of `n_routed_experts`: 7 of `down_proj`, 7",),
+        ),
+        (
+            "amd52, without the MTP layer's eh_proj",
+            "0.5.14 0.5.16",
+            ("the MTP layer lacks 1 modules: `model.layers.4.eh_proj`",),
+        ),
     ],
 )
-def test_what_quark_writes_is_loaded(recipe: str, said: tuple[str, ...], tmp_path: Path) -> None:
-    found = look(tmp_path / recipe, *Tiny().quantised(recipe))
-    assert tuple(each.message for each in found) == said
-    assert not any(each.fatal for each in found)
+def test_fourteen_checkpoints(name: str, refused_by: str, said: tuple[str, ...], tmp_path: Path) -> None:
+    """The rows of the table in orchestrator/weights/README.md, which is generated from the same."""
+    found = look(tmp_path / "tiny", *CHECKPOINTS[name]())
+    refused = [version for version in ("0.5.14", "0.5.16") if any(is_fatal(each, version) for each in found)]
+    assert " ".join(refused) == refused_by
+    told = [each.message for each in found]
+    assert all(any(message.startswith(start) for message in told) for start in said), told
+    assert bool(told) == bool(said), told
+
+
+def test_there_are_fourteen_and_the_excludes_of_78_layers_are_as_many_as_quark_s() -> None:
+    assert len(CHECKPOINTS) == 14
+    config, _ = CHECKPOINTS["amd52, of 78 layers"]()
+    assert len(config["quantization_config"]["exclude"]) == 575  # as Quark's real list for such a model has
 
 
 @pytest.mark.parametrize(
@@ -75,35 +126,6 @@ def test_what_some_versions_do_not_load(recipe: str, said: str, fatal: str, not_
     assert not is_fatal(found, not_fatal)
 
 
-def test_an_unquantised_one_and_one_of_78_layers(tmp_path: Path) -> None:
-    tiny = Tiny()
-    assert look(tmp_path / "bf16", tiny.config(), tiny.header()) == ()
-    large = Tiny(layers=78, dense=3)
-    config, header = large.quantised("amd52")
-    assert look(tmp_path / "78", config, header) == ()
-    assert len(config["quantization_config"]["exclude"]) == 575  # as Quark's real list for such a model has
-
-
-def promised(header: Header) -> Header:
-    """Routed experts in bf16, as Quark leaves them where the model was not prepared for it."""
-    bf16 = Tiny().header()
-    kept = {name: kind for name, kind in header.items() if ".mlp.experts." not in name}
-    return {**kept, **{name: kind for name, kind in bf16.items() if ".mlp.experts." in name}}
-
-
-def together(header: Header) -> Header:
-    """The same in one tensor for all of a layer's, without the MTP layer: the ordinary way of Quark, unprepared."""
-    kept = {name: kind for name, kind in header.items() if ".mlp.experts." not in name and ".layers.4." not in name}
-    for layer in (1, 2, 3):
-        at = f"model.layers.{layer}.mlp.experts"
-        kept |= {f"{at}.gate_up_proj": ("BF16", (8, 256, 256)), f"{at}.down_proj": ("BF16", (8, 256, 128))}
-    return kept
-
-
-def without(part: str) -> Callable[[Header], Header]:
-    return lambda header: {name: kind for name, kind in header.items() if part not in name}
-
-
 def changed(name: str, dtype: str, *shape: int) -> Callable[[Header], Header]:
     return lambda header: {**header, name: (dtype, shape)}
 
@@ -111,17 +133,7 @@ def changed(name: str, dtype: str, *shape: int) -> Callable[[Header], Header]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (promised, "96 tensors are stored as BF16, and `quantization_config` says MXFP4: `model.layers.4.mlp.experts."),
-        (
-            together,
-            "6 tensors are of all routed experts together, of which sglang loads none and says nothing: `model.l",
-        ),
-        (
-            without(".layers.2.mlp.experts.7."),
-            "layer 2 has not the 8 experts of `n_routed_experts`: 7 of `down_proj`, 7",
-        ),
         (without(".layers.2.mlp.experts."), "layer 2 has not the 8 experts of `n_routed_experts`: none"),
-        (without(".layers.4.eh_proj"), "the MTP layer lacks 1 modules: `model.layers.4.eh_proj`"),
         (
             without(".layers.4.mlp.experts.7."),
             "the MTP layer lacks 3 modules: `model.layers.4.mlp.experts.7.down_proj`, ",
@@ -145,7 +157,7 @@ def changed(name: str, dtype: str, *shape: int) -> Callable[[Header], Header]:
 def test_what_sglang_would_not_load_or_load_wrongly(
     change: Callable[[Header], Header], said: str, tmp_path: Path
 ) -> None:
-    config, header = Tiny().quantised("amd52" if change is not promised else "default")
+    config, header = Tiny().quantised("amd52")
     found = look(tmp_path / "tiny", config, change(header))
     assert any(each.message.startswith(said) and each.fatal for each in found), found
 
