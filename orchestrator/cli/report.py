@@ -76,11 +76,12 @@ def report(
     from orchestrator.core.errors import BenchError
     from orchestrator.report import Details, NodePower, render_json
 
-    results = find_results([directory])
+    evals = find_evals(directory, baseline or ())
+    results = find_results([directory], wanted=not evals)
     details = Details(
         title=title,
         requests=find_requests(results, requests_at),
-        evals=find_evals(directory, baseline or ()),
+        evals=evals,
         power=NodePower.given(node_watts, kwh, pue),
     )
     made = make_report(results, published=published, prices=price or (), details=details)

@@ -28,12 +28,15 @@ from orchestrator.report import (
 from orchestrator.results import BASELINE_FOLDER, RESULT_FILE, BenchResult, Outcome, Point, RequestTimes, requests_file
 
 
-def find_results(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """The result files named, and those at or below the directories named. Raises UsageError where there is none."""
+def find_results(paths: Sequence[Path], *, wanted: bool = True) -> tuple[Path, ...]:
+    """The result files named, and those at or below the directories named.
+
+    Raises UsageError where there is none, if one is wanted.
+    """
     found: list[Path] = []
     for path in paths:
         here = sorted(path.rglob(RESULT_FILE)) if path.is_dir() else [path]
-        if not here or not here[0].exists():
+        if wanted and (not here or not here[0].exists()):
             raise UsageError(
                 "no result of `deploy bench` here",
                 where=str(path),
@@ -67,7 +70,8 @@ def make_report(
     themselves, several are called by their directories.
     """
     measured = tuple(load_result(path) for path in results)
-    known = _of_the_same(measured) if published is None else _named(published)
+    evals = details.evals if details else ()
+    known = _named(published) if published else _of_the_same(measured) if measured else _of_suites(evals)
     directories = _directories(results) if known is None and len(results) > 1 else ()
     return build_report(
         measured,
@@ -110,6 +114,13 @@ def _named(published: str) -> Published | None:
 def _of_the_same(measured: Sequence[BenchResult]) -> Published | None:
     known = of_kind(load_all_published(), Published)
     return next((each for each in known if any(not [*foreign(result, each)] for result in measured)), None)
+
+
+def _of_suites(evals: Sequence[tuple[Outcome | None, Outcome]]) -> Published | None:
+    """Those that scored a suite which has no measured baseline."""
+    alone = {outcome.suite for baseline, outcome in evals if baseline is None}
+    known = of_kind(load_all_published(), Published)
+    return next((each for each in known if alone & {line.suite for line in each.evals}), None)
 
 
 def price_book(prices: Sequence[str]) -> PriceBook:

@@ -84,9 +84,11 @@ def build_report(
     said = published.evals if published else ()
     references = of_kind(everything, Reference) if published else ()
     firsts = {side.runs[0] for side in together.sides}
+    evals = (*map(published_eval, said), *(row for pair in details.evals for row in measured_evals(said, *pair)))
+    told = headline(comparisons, together, references, published=published is not None)
     return Report(
         title=details.title or title_of(comparisons, published.title if published else None),
-        headline=headline(comparisons, together, references, published=published is not None),
+        headline=told if comparisons else tuple(_scores(evals)),
         published=published,
         comparisons=comparisons,
         facts=facts_of(comparisons),
@@ -94,16 +96,21 @@ def build_report(
         together=together,
         over_time=tuple(over_time(of, *drawn) for of, drawn in sorted(details.requests.items()) if of in firsts),
         layouts=layouts_of(published, comparisons, prices),
-        evals=(
-            *map(published_eval, said),
-            *(row for pair in details.evals for row in measured_evals(said, *pair)),
-        ),
+        evals=evals,
         ablations=tuple(_ablations(published, comparisons)) if published else (),
         published_usd_per_hour=hourly(published.rates_system, prices) if published else None,
         references=references,
         price_notes=_price_notes(published, comparisons, prices),
         costs=costs_of(comparisons, prices, details.power),
     )
+
+
+def _scores(rows: Sequence[EvalRow]) -> Iterator[str]:
+    """What each measured score says, where nothing else was measured."""
+    for row in rows:
+        if row.measured:
+            told = row.judgement.sentence if row.judgement else "nothing can be told"
+            yield f"{row.title}: {row.candidate:.4f}, against {row.baseline:.4f} ({row.baseline_label}): {told}."
 
 
 def _ablations(published: Published, comparisons: tuple[Comparison, ...]) -> Iterator[AblationRow]:

@@ -16,6 +16,8 @@ def title_of(comparisons: tuple[Comparison, ...], published: str | None) -> str:
     """Which models were measured on which systems; the published title where any result is comparable with it."""
     if published is not None and any(comparison.comparable for comparison in comparisons):
         return published
+    if not comparisons:
+        return "evaluations"
     models = dict.fromkeys(comparison.result.run.endpoint.served_model for comparison in comparisons)
     systems = dict.fromkeys(comparison.system for comparison in comparisons)
     return f"{', '.join(models)} on {', '.join(systems)}"
@@ -113,8 +115,8 @@ def _changes(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Itera
     Nothing of two that stand under different marks: one of them is then no measure for the other.
     """
     kinds = [{reason.kind for run in side.runs for reason in comparisons[run].reasons} for side in together.sides]
-    base = together.sides[0]
     for place, side in enumerate(together.sides):
+        base = together.sides[0]
         loads = [row.load for row in together.rows if row.changes[place] and row.figure == figures.OUTPUT.key]
         if not loads or kinds[place] != kinds[0]:
             continue

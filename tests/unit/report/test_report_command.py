@@ -9,7 +9,7 @@ from measured_samples import marked, save, single_stream, tp4dp2, tp8
 from orchestrator.cli.report import compare, report
 from orchestrator.cli.reproduce import reproduce
 from orchestrator.core.errors import BenchError, UsageError
-from orchestrator.results import Item, MarkKind, Outcome, outcome_to_json
+from orchestrator.results import Item, MarkKind, Outcome, outcome_file, outcome_to_json
 
 
 @pytest.fixture
@@ -38,21 +38,42 @@ def test_report_writes_three_files_and_no_other(results: Path, tmp_path: Path) -
     assert "$2.10 per GPU-hour, given" in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_report_finds_evaluations_and_their_baseline(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def outcome(model: str, wrong: int) -> Outcome:
-        items = tuple(Item(id=str(index), right=index >= wrong) for index in range(40))
-        return Outcome(
-            schema_version=1, suite="gsm8k", task="gsm8k", metric="exact_match", model=model, harness="lm-eval 0.4.13",
-            command="deploy eval", items=items,
-        )  # fmt: skip
+def kept(folder: Path, model: str, *, wrong: int, suite: str = "gsm8k") -> None:
+    items = tuple(Item(id=str(index), right=index >= wrong) for index in range(40))
+    outcome = Outcome(
+        schema_version=1, suite=suite, task=suite, metric="exact_match", model=model, harness="lm-eval 0.4.13",
+        command="deploy eval", items=items,
+    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / outcome_file(suite)).write_text(outcome_to_json(outcome))
 
-    (results / "eval-gsm8k.json").write_text(outcome_to_json(outcome("mxfp4", 12)))
-    (results / "base").mkdir()
-    (results / "base" / "eval-gsm8k.json").write_text(outcome_to_json(outcome("fp8", 2)))
+
+def test_report_finds_evaluations_and_their_baseline(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept(results, "mxfp4", wrong=12)
+    kept(results / "base", "fp8", wrong=2)
     report(results, baseline=[results / "base" / "eval-gsm8k.json"], json=True)
     (row,) = [row for row in json.loads(capsys.readouterr().out)["evals"] if row["measured"]]
     assert (row["baseline_label"], row["candidate_label"]) == ("fp8", "mxfp4")
     assert (row["judgement"]["lost"], row["judgement"]["gained"], row["judgement"]["significant"]) == (10, 0, True)
+
+
+def test_the_server_that_was_asked_beside_is_the_baseline(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept(results, "mxfp4", wrong=12)
+    kept(results / "baseline", "fp8", wrong=2)
+    report(results, json=True)
+    (row,) = [row for row in json.loads(capsys.readouterr().out)["evals"] if row["measured"]]
+    assert (row["baseline_label"], row["candidate_label"]) == ("fp8", "mxfp4")
+
+
+def test_evaluations_alone_make_a_report_beside_the_published_scores(tmp_path: Path) -> None:
+    kept(tmp_path, "mxfp4", wrong=12)
+    kept(tmp_path, "mxfp4", wrong=20, suite="gpqa-diamond")
+    report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "# evaluations: measured beside published" in text
+    assert "gsm8k, exact_match: 0.7000, against 0.9550 (MXFP4, published): worse: -0.255" in text
+    assert "gpqa-diamond, exact_match: 0.5000, against 0.9217 (FP8, published): worse" in text
+    assert "Row by row" not in text + (tmp_path / "report.html").read_text()
 
 
 def test_a_directory_without_results_is_an_error(tmp_path: Path) -> None:
