@@ -6,6 +6,7 @@ readable by its user alone: a later command has to know it. One that finds its s
 
 import secrets
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -98,20 +99,17 @@ class Control:
 
         look_until(bool, look, within=self.settle + _MORE, pause=_PAUSE)
 
-    def put_back(self, url: str, _: Handle) -> None:
+    def put_back(self, url: str, new: Handle) -> None:
         """Have it send requests to a server that serves, and wait until it does. Raises NotReadyError."""
         look_until(lambda left: not left, lambda: self._gone(url), within=self.settle + _MORE, pause=_PAUSE)
         if not self._of(url):
             key = {"api_key": self.key.reveal()} if self.key else {}
             self._change("POST", WORKERS, {"url": url, **key})
-        if not look_until(bool, lambda: self._serves(url), within=_WITHIN, pause=_PAUSE):
+        if not look_until(bool, lambda: self.serves(url, new), within=_WITHIN, pause=_PAUSE):
             raise NotReadyError(f"the gateway does not count `{url}` after {_WITHIN:.0f} s", hint="its log says why")
 
     def serves(self, url: str, _: Handle) -> bool:
         """Whether it sends requests there."""
-        return self._serves(url)
-
-    def _serves(self, url: str) -> bool:
         return any(server.ready for server in self._of(url))
 
     def _gone(self, url: str) -> tuple[Behind, ...]:
@@ -149,24 +147,20 @@ class Discovery:
             return
         before = count_servers(self.url)
         self.runtime.show(old, shown=False)
-        left = look_until(lambda count: count < before, lambda: count_servers(self.url), within=_MORE, pause=_PAUSE)
-        if left >= before:
-            warn(
-                f"the gateway still counts `{Path(old.run_dir).name}` after {_MORE:.0f} s: what it sends there may fail"
-            )
+        look = partial(count_servers, self.url)
+        if look_until(lambda count: count < before, look, within=_MORE, pause=_PAUSE) >= before:
+            which = f"`{Path(old.run_dir).name}` after {_MORE:.0f} s"
+            warn(f"the gateway still counts {which}: what it sends there may fail")
 
     def put_back(self, _: str, new: Handle) -> None:
         """Have a server that serves found, and wait until it is. Raises NotReadyError."""
         before = count_servers(self.url)
         self.runtime.show(new, shown=True)
         more = min(before + 1, self.servers)
-        if (
-            look_until(lambda count: count >= more, lambda: count_servers(self.url), within=_WITHIN, pause=_PAUSE)
-            < more
-        ):
-            raise NotReadyError(
-                f"the gateway does not count `{Path(new.run_dir).name}` after {_WITHIN:.0f} s", hint="its log says why"
-            )
+        look = partial(count_servers, self.url)
+        if look_until(lambda count: count >= more, look, within=_WITHIN, pause=_PAUSE) < more:
+            what = f"the gateway does not count `{Path(new.run_dir).name}` after {_WITHIN:.0f} s"
+            raise NotReadyError(what, hint="its log says why")
 
     def serves(self, _: str, server: Handle) -> bool:
         """Whether it may be sent requests."""
