@@ -1,9 +1,10 @@
 """Where servers of this home are, and what their objects say of them."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.core.files import read_own
 from orchestrator.core.paths import Home
@@ -12,6 +13,8 @@ from orchestrator.runtimes.base import ENDING
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.record import GATEWAY, NAME, PART, PLAN, PROFILE, URL
 from orchestrator.runtimes.several import is_replica
+
+_PORT: Final = re.compile("[0-9]{1,5}")  # of thousands of digits Python makes no number
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def is_record(about: Mapping[str, Any]) -> bool:
         (part == GATEWAY or is_replica(part))
         and bool(SERVER_NAME.match(name))
         and all(text and text.isprintable() for text in texts)
-        and port.isdecimal()
+        and _PORT.fullmatch(port) is not None
     )
 
 

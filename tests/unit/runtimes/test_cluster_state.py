@@ -209,5 +209,6 @@ def test_objects_of_others_are_no_servers(change: str) -> None:
     labels = {"deploy.name": "boxed"}
     assert is_record({"labels": labels, "annotations": said})
     assert not is_record({"labels": labels, "annotations": {**said, change: ""}})
+    assert not is_record({"labels": labels, "annotations": {**said, "deploy.url": f"http://x:{'9' * 5000}"}})
     assert not is_record({"labels": labels})
     assert not is_record({"labels": {"deploy.name": "../x"}, "annotations": said})
