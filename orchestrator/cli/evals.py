@@ -133,6 +133,8 @@ def _tell(scored: "Sequence[SuiteScore]", *, several: bool, json: bool) -> None:
         for line in () if json else each.lines():
             out(line)
         note(f"the outcome is in `{each.file}`")
+    if several:
+        note(f"`deploy report {scored[0].file.parent}` makes one report of them")
 
 
 def _preview(expected: "EvalForecast", *, asked: bool, sized: bool) -> None:

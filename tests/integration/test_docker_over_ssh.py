@@ -14,6 +14,9 @@ from docker_server import DockerEngine
 from loopback_ssh import needs_sshd, ssh_server, tunnels
 from patience import wait_for
 
+from orchestrator.commands.probe import side_of_server
+from orchestrator.commands.runs import RunDir
+from orchestrator.commands.servers import Fleet
 from orchestrator.core.errors import HostError
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 
@@ -49,6 +52,9 @@ def test_a_far_server_is_used_like_one_that_is_here(docker_engine: DockerEngine,
         assert not server.url.endswith(f":{port}")  # reached through the tunnel, not over a port of that host
         wait_for(lambda: answers(server.url))
         assert runtime.find(server.handle.name) == (server.handle,)
+        RunDir(Path(server.handle.run_dir)).save("plan.json", artifacts.plan.to_dict())
+        probed = side_of_server(Fleet(docker_engine.home, {"docker": runtime}), server.handle.name)
+        assert [target.url for _, target in probed.engines] == [server.url]
         log = "\n".join(runtime.logs(server.handle, follow=False))
         assert '"GET / HTTP/1.1" 200' in log
         runtime.stop(server.handle, grace=1)
