@@ -16,6 +16,7 @@ from orchestrator.commands.evals import (
     found,
     read_tau2,
     require_askable,
+    require_room,
     tau2_commands,
 )
 from orchestrator.core.paths import Home
@@ -110,11 +111,13 @@ def _asked(
         candidate, beside, scored = request.reach(request.target, stack, home), None, []
         if request.baseline is not None and not before:
             beside = request.reach(request.baseline, stack, home)
-        for part in request.parts:
-            require_askable(part.suite, candidate, beside, data=request.options.data)
-        for part in request.parts:
-            options = replace(request.options, suite=part.suite.name, limit=part.limit, seeds=part.seeds)
-            earlier = before.get(part.suite.name)
+        given = request.options
+        asked = [replace(given, suite=each.suite.name, limit=each.limit, seeds=each.seeds) for each in request.parts]
+        for options in asked:
+            require_askable(options.asked, candidate, beside, data=options.data)
+            require_room(options, beside=beside is not None)
+        for options in asked:
+            earlier = before.get(options.suite)
             outcome, other, file = evaluate_beside(candidate, beside, earlier, options, home=home, say=say)
             scored.append(SuiteScore(outcome=outcome, file=file, before=other, against=request.baseline))
         return scored

@@ -106,6 +106,12 @@ def _score(
     return outcome, file
 
 
+def require_room(options: EvalOptions, *, beside: bool) -> None:
+    """Raise UsageError where an outcome stands in the way, before anybody is asked; `beside` is a second server's."""
+    for folder in (options.output, *((options.output / BASELINE_FOLDER,) if beside else ())):
+        _earlier(folder / outcome_file(options.suite), options)
+
+
 def _earlier(file: Path, options: EvalOptions) -> Outcome | None:
     """What was answered before. Raises UsageError where that is not gone on with, or was asked otherwise."""
     if not file.exists():
@@ -117,7 +123,7 @@ def _earlier(file: Path, options: EvalOptions) -> Outcome | None:
         ("--limit", there.limit, options.limit),
         ("--max-tokens", there.most_tokens, options.asked.most_tokens),
     ):
-        if then != now:
+        if then != now and not (option == "--max-tokens" and then is None):  # one of an older version
             said = f"with `{option} {then}`" if then is not None else f"without `{option}`"
             raise UsageError(f"this outcome was begun {said}", where=str(file), hint="use another --output")
     return there
@@ -153,9 +159,9 @@ def read_tau2(folder: Path, name: str, options: EvalOptions) -> tuple[Outcome, P
     """What tau2 has left of a server, and its file. Raises what `read_simulations` and `save_outcome` raise."""
     runs = tau2.read_simulations(folder, name, options.command)
     if runs.left_out:
-        warn(
-            f"{runs.left_out} simulations of tau2 never ran and are left out", hint="`tau2 run --auto-resume` runs them"
-        )
+        every = runs.left_out + len(runs.outcome.items)
+        told = f"{runs.left_out} of {every} simulations of tau2 never ran, and are left out"
+        warn(told, hint="`tau2 run --auto-resume` runs them")
     return runs.outcome, save_outcome(runs.outcome, options.output)
 
 
@@ -172,7 +178,10 @@ def earlier_outcome(baseline: str, suite: str) -> Outcome | None:
         return tau2.read_simulations(path, path.name, "").outcome
     if not file.exists():
         raise UsageError(f"there is no outcome of `{suite}` to compare with", where=str(file))
-    return load_outcome(file)
+    outcome = load_outcome(file)
+    if outcome.suite != suite:
+        raise UsageError(f"the baseline is of `{outcome.suite}`, not of `{suite}`", where=str(file))
+    return outcome
 
 
 def served_model(target: MeasuredTarget) -> str:

@@ -12,7 +12,7 @@ from measured_samples import tp4dp2
 from orchestrator.cli.evals import evaluate
 from orchestrator.commands.bench import MeasuredTarget, url_target
 from orchestrator.commands.eval_forecast import pace_of
-from orchestrator.commands.evals import EvalOptions, evaluate_beside, require_sampling, what_it_can_tell
+from orchestrator.commands.evals import EvalOptions, evaluate_beside, require_sampling, save_outcome, what_it_can_tell
 from orchestrator.commands.planning import load
 from orchestrator.commands.runs import load_outcome
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
@@ -225,6 +225,32 @@ def test_a_baseline_that_is_a_folder_has_an_outcome_of_each_suite(
     capsys.readouterr()
     evaluate("http://127.0.0.1:1", **asked, output=tmp_path / "b", baseline=str(tmp_path / "a"))  # type: ignore[arg-type]
     assert capsys.readouterr().out.count("cannot tell apart at this sample size: +0.000") == 2
+
+
+def test_an_outcome_that_stands_in_the_way_is_seen_before_anybody_is_asked(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the last of them, and of the server beside: hours were asked before it was."""
+    monkeypatch.setattr("orchestrator.commands.evals.run_eval", lambda *_, **__: pytest.fail("it was asked"))
+    for folder in (tmp_path, tmp_path / "baseline"):
+        folder.mkdir(exist_ok=True)
+        (folder / "eval-gpqa-diamond.json").touch()
+        with pytest.raises(UsageError, match="there is an outcome already") as caught:
+            evaluate(
+                "http://127.0.0.1:1", suite="published", data=questions, output=tmp_path, baseline="http://127.0.0.1:2"
+            )
+        assert caught.value.where == str(folder / "eval-gpqa-diamond.json")
+        (folder / "eval-gpqa-diamond.json").unlink()
+
+
+def test_a_baseline_of_another_suite_is_refused_before_anybody_is_asked(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.commands.evals.run_eval", lambda *_, **__: pytest.fail("it was asked"))
+    save_outcome(OUTCOME, tmp_path)
+    with pytest.raises(UsageError, match="the baseline is of `gsm8k`, not of `gpqa-diamond`"):
+        gpqa(tmp_path, baseline=str(tmp_path / "eval-gsm8k.json"))
+    assert questions.is_dir()
 
 
 def test_what_all_that_was_published_tells_takes_and_costs(
