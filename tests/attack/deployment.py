@@ -10,6 +10,7 @@ from forked import Command, Ended, Forks
 from ports import free_port
 from survivors import programs_of, survivors
 
+_AT_ONCE = 200  # rounds: more than run at a time
 ENGINE = Path(__file__).with_name("scripted_engine.py")
 
 
@@ -65,7 +66,7 @@ class Deployments:
     made: list[Deployment]
 
     def __call__(self, number: int) -> Deployment:
-        taken = {deployment.port for deployment in self.made}
+        taken = {deployment.port for deployment in self.made[-_AT_ONCE:]}  # this process has a thousand ports
         port = next(port for port in iter(free_port, None) if port not in taken)  # not listened on yet, all of them
         made = Deployment(self.forks, self.folder / str(number), port)
         made.home.mkdir(parents=True)
