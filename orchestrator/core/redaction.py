@@ -92,9 +92,9 @@ class Stream:
             self._held = ""
             return redact(text, self._allowance)
         spans = merged(_spans(text, self._allowance))
-        begins = max([begins, *(end for start, end in spans[-1:])])
-        leaves = max(begins, shown) if len(text) - begins >= _TELLING else len(text)
-        self._shown, self._held = text[begins:leaves], text[leaves:]
+        ended = max([begins, *(end for start, end in spans[-1:])])
+        leaves = max(ended, shown) if len(text) - ended >= _TELLING else len(text)
+        self._shown, self._held = text[begins:leaves], text[leaves:]  # one may begin in what is taken out as another
         return without(
             text[shown:leaves], [(max(start - shown, 0), end - shown) for start, end in spans if end > shown]
         )

@@ -533,6 +533,18 @@ def test_a_known_secret_that_lies_across_what_is_withheld_is_not_shown_in_part(e
         assert REDACTED in shown
 
 
+@pytest.mark.parametrize("lead", ["Bearer ", "x "])
+@pytest.mark.parametrize("lines", [0, 20_000])
+def test_a_known_secret_that_goes_on_behind_what_was_taken_out_is_not_shown_in_part(lines: int, lead: str) -> None:
+    know([KEY])
+    stream = Stream(Allowance())
+    shown = stream.feed(f"{flood('Bearer ', lines)}{lead}{KEY[:9]}\n")
+    shown += stream.feed(f"{KEY[9:]} and so on\n") + stream.close()
+    assert not tells(shown, KEY)
+    assert KEY[9:13] not in shown
+    assert shown.endswith(" and so on\n")
+
+
 @pytest.mark.parametrize("lead", FLOODS[: len(LEADS) + 4])
 def test_a_flood_costs_no_more_than_its_beginning(lead: str) -> None:
     """Of a block of 256 KiB the first places are read; of the rest it is said how much it was."""
