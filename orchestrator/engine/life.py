@@ -21,9 +21,9 @@ import math
 import re
 import select
 import sys
-import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -43,6 +43,7 @@ SLOW: Final = 3.0  # seconds after which an answer that has not come is a reason
 REFUSED: Final = range(400, 500)  # the question is refused: somebody lives who refuses it
 _PROMPT: Final = (100, 101, 102)  # ids that every tokenizer has; from the cache after the first time
 _LAST: Final = 2.0  # seconds for what is asked at the end of a look
+_KEPT_IN: Final = "/tmp"  # noqa: S108 - the container's own; `tempfile` raises where no disk has room
 _CONFIG_KEY: Final = re.compile(r"""^["']?api[-_]key["']?[ ]*:[ ]*(["']?)(.+?)\1[ ]*$""", re.MULTILINE)
 _MANY: Final = "*+" if sys.version_info >= (3, 11) else "*"  # possessive: a hostile line of 8 MiB takes no gigabyte
 # One sample a line, with a time behind it or not; a value of a label may hold any character but a bare quote.
@@ -168,9 +169,9 @@ class Look:
             self.silent[rank] = f"it answers {status}" if status else why.decode()
 
     def _sent(self, method: str, path: str, content: bytes | None = None) -> http.client.HTTPConnection:
-        headers = {"Content-Type": "application/json", "Connection": "close"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
+        headers: dict[str, str | bytes] = {"Content-Type": "application/json", "Connection": "close"}
+        if self._key and self._key.isprintable():  # no header holds another one, and Python's error would show it
+            headers["Authorization"] = f"Bearer {self._key}".encode()
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_LAST)
         connection.request(method, path, body=content, headers=headers)
         return connection
@@ -203,11 +204,12 @@ def silent_ranks(look: Look, kept: Path) -> dict[int, str]:
     """The ranks that do not live, each with why not.
 
     While one is silent, what was read of the work stays in `kept` for the next look: a chunk of prefill may take longer
-    than a look.
+    than a look. On a disk that is full each look counts by itself.
     """
     look.wait(SLOW)
     if not look.silent:
-        kept.unlink(missing_ok=True)
+        with suppress(OSError):
+            kept.unlink(missing_ok=True)
         return {}
     before = _kept(kept) or look.work()
     if before is not None and not before.done:
@@ -216,7 +218,8 @@ def silent_ranks(look: Look, kept: Path) -> dict[int, str]:
     work = look.work()
     if work is None:
         return look.silent
-    kept.write_text(json.dumps(asdict(work)), encoding="utf-8")
+    with suppress(OSError):
+        kept.write_text(json.dumps(asdict(work)), encoding="utf-8")
     return {rank: why for rank, why in look.silent.items() if not gets_on(rank, before, work)}
 
 
@@ -248,7 +251,7 @@ def main(words: Sequence[str]) -> str:
     key = key_in(Path(config[0]).read_text(encoding="utf-8")) if config else ""
     look = Look(int(port), int(ranks), key=key, seconds=float(seconds))
     try:
-        silent = silent_ranks(look, Path(tempfile.gettempdir(), f"deploy-life-{port}.json"))
+        silent = silent_ranks(look, Path(_KEPT_IN, f"deploy-life-{port}.json"))
     finally:
         look.close()
     return "; ".join(f"rank {rank} does not get on: {why}" for rank, why in sorted(silent.items()))

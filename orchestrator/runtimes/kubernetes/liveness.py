@@ -19,9 +19,9 @@ _BETWEEN: Final = 30  # seconds between two looks at the most: each asks every r
 
 
 def hang_seconds(plan: Plan) -> int:
-    """After how many seconds without an answer and without work a server is started again: those of `deploy watch`.
+    """For how many seconds, in whole looks, a server gives no answer and does no work before it is started again.
 
-    They are whole looks: the last may begin as many seconds later as there are between two.
+    Those of `deploy watch`; the last look may begin as many seconds later as there are between two.
     """
     between = _between(plan)
     return math.ceil(plan.healing.unhealthy_after / between) * between
@@ -36,7 +36,7 @@ def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
         "exec": {"command": ["python3", "-I", "-S", f"{_FOLDER}/{_PROGRAM}", *asked]},
         "timeoutSeconds": max(between * 5 // 6, 1),
         "periodSeconds": between,
-        "failureThreshold": hang_seconds(plan) // between,
+        "failureThreshold": hang_seconds(plan) // between + 1,  # the first only begins to see that no work is done
     }
 
 

@@ -1,9 +1,13 @@
 """When a rank counts as silent, and that a container's own Python runs the program that says so."""
 
 import ast
+import http.client
+import json
 import re
 import runpy
+import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,6 +78,55 @@ def test_a_chunk_may_take_longer_than_a_look(tmp_path: Path) -> None:
     assert silent(Looked({1: "no answer"}, [BUSY]), kept) == [1]
     kept.write_text("damaged")
     assert silent(Looked({1: "no answer"}, [IDLE, BUSY]), kept) == []
+
+
+def test_a_disk_that_is_full_ends_no_server(tmp_path: Path) -> None:
+    """What cannot be kept, or looked for, is missed at the next look alone."""
+    kept = tmp_path / "no such folder" / "kept"
+    assert silent(Looked({1: "no answer"}, [IDLE, BUSY]), kept) == []
+    assert silent(Looked({1: "no answer"}, [IDLE, IDLE]), kept) == [1]
+    assert silent(Looked({}), tmp_path) == [], "a folder, which cannot be removed so"
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[socket.socket]]:
+    """The other ends of what is asked: a server that answers everybody."""
+    ends: list[socket.socket] = []
+
+    def connect(connection: http.client.HTTPConnection) -> None:
+        connection.sock, end = socket.socketpair()
+        end.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        ends.append(end)
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", connect)
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def test_where_nothing_can_be_written_a_server_that_answers_lives(
+    monkeypatch: pytest.MonkeyPatch, sent: list[socket.socket]
+) -> None:
+    def no_room() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", no_room)
+    assert life.main(["30000", "2", "2"]) == ""
+    assert len(sent) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "presented"), [("sk-0f", b"Bearer sk-0f"), ("sk-€", "Bearer sk-€".encode()), ("sk-0f\nb", None)]
+)
+def test_a_key_that_no_header_holds_is_not_shown_in_an_event_either(
+    key: str, presented: bytes | None, tmp_path: Path, sent: list[socket.socket]
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps({"api-key": key}))
+    assert life.main(["30000", "1", "2", str(config)]) == ""
+    asked = sent[0].recv(1 << 16)
+    assert (b"Authorization: " in asked) is (presented is not None)
+    assert presented is None or presented in asked
 
 
 @pytest.mark.parametrize(("well", "dead"), [(True, []), (False, [0])])

@@ -78,7 +78,9 @@ def test_nothing_restarts_a_server_behind_a_long_prefill() -> None:
         probe = found[kind]
         assert isinstance(probe, dict)
         assert 20 < probe["timeoutSeconds"] <= probe["periodSeconds"] * probe["failureThreshold"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] == hang_seconds(plan) >= plan.healing.unhealthy_after
+    assert (
+        probe["periodSeconds"] * (probe["failureThreshold"] - 1) == hang_seconds(plan) >= plan.healing.unhealthy_after
+    )
 
 
 def test_each_rank_is_asked_with_the_key_that_the_server_has() -> None:
