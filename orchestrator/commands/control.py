@@ -148,7 +148,7 @@ class Discovery:
         before = count_servers(self.url)
         self.runtime.show(old, shown=False)
         look = partial(count_servers, self.url)
-        if look_until(lambda count: count < before, look, within=_MORE, pause=_PAUSE) >= before:
+        if look_until(lambda count: count < before, look, within=_MORE, pause=_PAUSE) >= self.servers:
             which = f"`{Path(old.run_dir).name}` after {_MORE:.0f} s"
             warn(f"the gateway still counts {which}: what it sends there may fail")
 

@@ -71,6 +71,16 @@ def test_a_gateway_that_goes_on_counting_one_is_told_of(
     assert "the gateway still counts `replica-2` after 0 s" in capsys.readouterr().err
 
 
+def test_one_that_was_not_counted_before_is_not_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is dead, or hangs: no fewer are counted without it."""
+    cluster = Shown(always=1)
+    discovery(cluster, monkeypatch).take_away("", SERVER)
+    assert cluster.calls == [False]
+    assert capsys.readouterr().err == ""
+
+
 def test_one_that_is_never_counted_ends_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Shown(shown=False, always=1)
     with pytest.raises(NotReadyError, match="does not count `replica-2`"):
