@@ -154,10 +154,10 @@ class Discovery:
 
     def put_back(self, _: str, new: Handle) -> None:
         """Have a server that serves found, and wait until it is. Raises NotReadyError."""
-        before = count_servers(self.url)
+        look = partial(count_servers, self.url)
+        before = look_until(bool, look, within=_MORE, pause=_PAUSE)  # one that does not answer in time counts none
         self.runtime.show(new, shown=True)
         more = min(before + 1, self.servers)
-        look = partial(count_servers, self.url)
         if look_until(lambda count: count >= more, look, within=_WITHIN, pause=_PAUSE) < more:
             what = f"the gateway does not count `{Path(new.run_dir).name}` after {_WITHIN:.0f} s"
             raise NotReadyError(what, hint="its log says why")

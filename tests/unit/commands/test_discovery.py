@@ -87,6 +87,18 @@ def test_one_that_is_never_counted_ends_the_change(monkeypatch: pytest.MonkeyPat
         discovery(cluster, monkeypatch).put_back("", SERVER)
 
 
+def test_a_gateway_that_does_not_answer_once_has_not_counted_one_more_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other server is not taken for the new one: it is replaced next."""
+    counts = iter((0, 1, 1))
+    found = discovery(Shown(shown=False), monkeypatch)
+    monkeypatch.setattr(control, "_MORE", 10.0)
+    monkeypatch.setattr(control, "count_servers", lambda _: next(counts))
+    with pytest.raises(NotReadyError, match="does not count `replica-2`"):
+        found.put_back("", SERVER)
+
+
 def test_who_shows_servers_to_its_gateways_needs_no_key_of_theirs() -> None:
     gateway = control_of(SERVER, Shown(), key=None, grace=1)  # type: ignore[arg-type] - a part of a runtime
     assert isinstance(gateway, Discovery)
