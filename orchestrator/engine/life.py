@@ -44,7 +44,7 @@ REFUSED: Final = range(400, 500)  # the question is refused: somebody lives who 
 _PROMPT: Final = (100, 101, 102)  # ids that every tokenizer has; from the cache after the first time
 _LAST: Final = 2.0  # seconds for what is asked at the end of a look
 _KEPT_IN: Final = "/tmp"  # noqa: S108 - the container's own; `tempfile` raises where no disk has room
-_CONFIG_KEY: Final = re.compile(r"""^["']?api[-_]key["']?[ ]*:[ ]*(["']?)(.+?)\1[ ]*$""", re.MULTILINE)
+_CONFIG_KEY: Final = re.compile(r"""^["']?api[-_]key["']?[ ]*:[ ]*(["']?)(.+?)\1[ ]*(?:[ ]#.*)?$""", re.MULTILINE)
 _MANY: Final = "*+" if sys.version_info >= (3, 11) else "*"  # possessive: a hostile line of 8 MiB takes no gigabyte
 # One sample a line, with a time behind it or not; a value of a label may hold any character but a bare quote.
 _LABELS: Final = rf'(?:[^"}}\n]|"(?:[^"\\\n]|\\.){_MANY}"){_MANY}'

@@ -145,6 +145,8 @@ def test_work_that_was_never_read_is_no_life() -> None:
         ('{"api-key": "sk-\\"a"}\n', 'sk-"a'),
         ("# ours\napi-key: sk-a  \nlog-level: info\n", "sk-a"),
         ("api_key: 'sk-a b'\n", "sk-a b"),
+        ("api-key: sk-a#b  # of the night\n", "sk-a#b"),
+        ("api-key: 'sk-a # b' # quoted\n", "sk-a # b"),
         ("{}", ""),
         ("[]", ""),
         ("log-level: info\n", ""),
