@@ -202,8 +202,8 @@ def _at_most(allowance: Allowance | None, spans: Iterator[tuple[int, int]]) -> l
     """These spans; None where they are more than is allowed."""
     if allowance is None:
         return [*spans]
-    found = [*islice(spans, allowance.places + 1)]
-    return None if allowance.exceeded_by(len(found)) else found
+    found = [*islice(spans, int(allowance.places) + 1)]
+    return found if allowance.take(len(found)) else None
 
 
 def _end(text: str) -> int:

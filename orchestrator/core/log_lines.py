@@ -145,7 +145,7 @@ def whole_lines(pieces: Iterable[bytes]) -> Iterator[str]:
 def redacted(pieces: Iterable[bytes]) -> Iterator[str]:
     """The same lines, secrets removed. What may be the beginning of a secret waits for what comes after it.
 
-    Lines that hold more secrets than any server writes are not shown: see `Allowance`.
+    Lines of a log that goes on to hold more secrets than any server writes are not shown: see `Allowance`.
     """
     stream = Stream(allowance := Allowance())
     for block in whole_lines(pieces):

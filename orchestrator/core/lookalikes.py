@@ -78,8 +78,11 @@ _IN_NO_TELLTALE: Final = bytes({*range(128)} - {*b"\n".join(_TELLTALES)} - {*b""
 _LINE: Final = 32  # letters: of shorter lines it costs more to tell them apart than to search them
 _SAMPLE: Final = 1 << 11  # letters
 _EVERY: Final = 7  # a line of so many shows whether they repeat themselves
+_FEW: Final = 64  # places in a text, or in its kinds of lines
+_PLACES: Final = 8192.0  # looked at in some 16 ms
+_EACH_PLACE: Final = 1024  # characters of a log
 _READINGS: Final = 16.0
-_EARNED: Final = 1 << 22  # characters of a log
+_EACH_READING: Final = 1 << 22
 _LONG: Final = 1024  # characters; of what is longer it is said how long it was
 _LOWER: Final = {capital: capital + 32 for capital in range(ord("A"), ord("Z") + 1)}
 
@@ -88,18 +91,19 @@ _LOWER: Final = {capital: capital + 32 for capital in range(ord("A"), ord("Z") +
 class Allowance:
     """How much of a log is looked at place by place, so that what it costs is bounded whatever is written.
 
-    Beyond it, what may hold a secret is withheld whole. No server writes as much: the logs of real ones that the tests
-    have hold no secret at all, and a server tells its arguments, with some ten places, once.
+    Beyond it, what may hold a secret is withheld whole. What has not been used is kept for later, so that only what
+    goes on and on is withheld: a server may tell many prompts with the word `key`, or a hundred workers without one.
     """
 
-    places: int = 64  # that may be secrets, in a portion of 64 KiB, of each kind of secrets
-    readings: float = _READINGS  # of 8 KiB in which a known one may stand behind escapes; one more each `_EARNED`
+    places: float = _PLACES  # that may be secrets; one more each `_EACH_PLACE`
+    readings: float = _READINGS  # of 8 KiB in which a known one may stand behind escapes; one more each `_EACH_READING`
     exceeded: bool = False
 
-    def exceeded_by(self, places: int) -> bool:
-        """Whether so many are too many, which is kept."""
-        self.exceeded |= (more := places > self.places)
-        return more
+    def take(self, places: float) -> bool:
+        """Whether there are so many, which are taken then; that there are not is kept."""
+        self.exceeded |= places > self.places
+        self.places = max(self.places - places, 0.0)
+        return not self.exceeded
 
     def one_reading(self) -> bool:
         """Whether there is one more, which is taken."""
@@ -109,7 +113,8 @@ class Allowance:
 
     def earn(self, characters: int) -> None:
         """So many have been read."""
-        self.readings = min(self.readings + characters / _EARNED, _READINGS)
+        self.places = min(self.places + characters / _EACH_PLACE, _PLACES)
+        self.readings = min(self.readings + characters / _EACH_READING, _READINGS)
 
 
 class Lookalike(NamedTuple):
@@ -136,18 +141,23 @@ def cut_lookalikes(text: str, allowance: Allowance | None = None) -> tuple[str, 
     """`text` with `[REDACTED]` for all that looks like a secret, and what was cut; kinds of lines are counted."""
     if not (told := [*_told(text)]):
         return text, []
-    found, end = _search(text, told, allowance)
-    if allowance and end < len(text):
-        if by_kind := _cut_by_kind(text, told, allowance):
-            return by_kind
-        allowance.exceeded = True
+    if allowance is None:
+        return _cut(text, _spans(_search(text, told, None)[0]))
+    few = Allowance(places=(most := min(allowance.places, _FEW)))
+    found, end = _search(text, told, few)
+    if end == len(text):
+        allowance.take(most - few.places)
+    elif by_kind := _cut_by_kind(text, told):
+        return by_kind
+    else:
+        found, end = _search(text, told, allowance)
     return _cut(text, _with_rest(text, found, end))
 
 
 def _search(text: str, told: Sequence[str], allowance: Allowance | None) -> tuple[list[Lookalike], int]:
     """What looks like a secret, and how far that goes: to the line with a place more than is allowed."""
     lower, end = _lowered(text), len(text)
-    most = allowance.places if allowance else len(text)
+    most = int(allowance.places) if allowance else len(text)
     places = list[tuple[int, re.Match[str], _IsSecret]]()
     for telltale, shape, is_secret in _SHAPES:
         if telltale not in told:
@@ -158,6 +168,8 @@ def _search(text: str, told: Sequence[str], allowance: Allowance | None) -> tupl
             places.sort(key=itemgetter(0))
             end = text.rfind("\n", 0, places[most][0]) + 1
             places = [place for place in places if place[0] < end]
+    if allowance:
+        allowance.take(most + 1 if end < len(text) else len(places))
     found = []
     for at, match, is_secret in places:
         start, stop = match.span("value")
@@ -172,7 +184,7 @@ def _with_rest(text: str, found: Iterable[Lookalike], end: int) -> list[tuple[in
     return [*_spans(found), rest] if rest[0] < rest[1] else _spans(found)
 
 
-def _cut_by_kind(text: str, told: Sequence[str], allowance: Allowance) -> tuple[str, Iterable[str]] | None:
+def _cut_by_kind(text: str, told: Sequence[str]) -> tuple[str, Iterable[str]] | None:
     """The same where lines repeat themselves but for digits, as most lines of a log do: each kind is read once.
 
     None where they do not, there are too many kinds, or the digits tell.
@@ -184,7 +196,7 @@ def _cut_by_kind(text: str, told: Sequence[str], allowance: Allowance) -> tuple[
         return None
     different = [*dict.fromkeys(lines)]
     of_lines = alike("\n".join(different)).split("\n")
-    if (by_kind := _by_kind(of_lines, told, allowance.places)) is None:
+    if (by_kind := _by_kind(of_lines, told)) is None:
         return None
     spans = {kind: merged(found) for kind, found in by_kind.items()}
     cut = {line: _cut(line, spans[kind]) for line, kind in zip(different, of_lines, strict=True) if kind in spans}
@@ -225,7 +237,7 @@ def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return ordered
 
 
-def _by_kind(lines: Iterable[str], told: Sequence[str], most: int) -> dict[str, list[tuple[int, int]]] | None:
+def _by_kind(lines: Iterable[str], told: Sequence[str]) -> dict[str, list[tuple[int, int]]] | None:
     """What stands in the lines of each kind; None where that is too much, or where the digits tell.
 
     No shape goes beyond its line, and none but a user asks for certain digits.
@@ -235,7 +247,7 @@ def _by_kind(lines: Iterable[str], told: Sequence[str], most: int) -> dict[str, 
     lower = _lowered(kinds)
     for telltale, shape, is_secret in _SHAPES:
         for seen, match in enumerate(shape.finditer(lower) if telltale in told else ()):
-            if seen == most:
+            if seen == _FEW:
                 return None
             start, end = match.span("value")
             line, ends = kinds.rfind("\n", 0, start) + 1, kinds.find("\n", end)

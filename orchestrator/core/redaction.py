@@ -101,6 +101,8 @@ class Stream:
 
     def withhold(self, text: str) -> str:
         """Take what is held, and `text`, for more secrets than can be told apart; what is shown in their place."""
+        if self._allowance:
+            self._allowance.earn(len(text))
         end = (self._shown + self._held + text)[-MOST_APART:]
         shown = cut_out(len(self._held) + len(text))
         self._shown, self._held = end[may_begin(end) :], ""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from orchestrator.bench.answer import Answer
 from orchestrator.cli.endings import _of_this_tool
 from orchestrator.commands.runs import RunDir
-from orchestrator.core import console, known_secrets, redaction
+from orchestrator.core import console, known_secrets, lookalikes, redaction
 from orchestrator.core.errors import DeployError
 from orchestrator.core.known_secrets import know, known
 from orchestrator.core.log_lines import redacted
@@ -504,7 +504,9 @@ def test_of_a_log_full_of_secrets_none_passes_and_no_line_is_lost_without_a_word
     know([KEY, "sk-Ab_0123456789"])
     log = "".join(f"part {number}\n{flood(lead, lines, number)}" for number, (lead, lines) in enumerate(floods))
     data = log.encode()
-    shown = "".join(redacted(data[at : at + size] for at in range(0, len(data), size)))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lookalikes, "_PLACES", 64.0)  # with so few kept for later a short log is a flood
+        shown = "".join(redacted(data[at : at + size] for at in range(0, len(data), size)))
     left = iter(redact(log).splitlines())
     left_out = False
     for line in shown.splitlines():
@@ -537,8 +539,9 @@ def test_a_known_secret_that_lies_across_what_is_withheld_is_not_shown_in_part(e
 @pytest.mark.parametrize("lines", [0, 20_000])
 def test_a_known_secret_that_goes_on_behind_what_was_taken_out_is_not_shown_in_part(lines: int, lead: str) -> None:
     know([KEY])
-    stream = Stream(Allowance())
+    stream = Stream(allowance := Allowance())
     shown = stream.feed(f"{flood('Bearer ', lines)}{lead}{KEY[:9]}\n")
+    allowance.exceeded, allowance.places = False, 64.0  # what a later block may have
     shown += stream.feed(f"{KEY[9:]} and so on\n") + stream.close()
     assert not tells(shown, KEY)
     assert KEY[9:13] not in shown
@@ -547,12 +550,29 @@ def test_a_known_secret_that_goes_on_behind_what_was_taken_out_is_not_shown_in_p
 
 @pytest.mark.parametrize("lead", FLOODS[: len(LEADS) + 4])
 def test_a_flood_costs_no_more_than_its_beginning(lead: str) -> None:
-    """Of a block of 256 KiB the first places are read; of the rest it is said how much it was."""
-    block = flood(lead, 20_000)[: 1 << 18]
-    shown = "".join(redacted([block.encode()]))
-    assert 0 < shown.count(REDACTED) <= Allowance().places + 1
-    assert sum(int(found.replace(",", "")) for _, found in NOTICE.findall(shown) if found) > len(block) * 0.95
+    """The first places are read, and then one each 1,024 characters; of the rest it is said how much it was."""
+    log = flood(lead, 30_000)
+    shown = "".join(redacted([log.encode()]))
+    assert 0 < shown.count(REDACTED) <= Allowance().places + len(log) / 1024 + 1
+    assert sum(int(found.replace(",", "")) for _, found in NOTICE.findall(shown) if found) > len(log) * 0.6
     assert SECRET[7:] not in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('Worker {{ url: "http://10.0.0.1:30000", api_key: None, id: {word} }}', KEY),
+        ('{{"rid": "{word}", "api_key": null, "auth_token": null}}', KEY),
+        ("Receive: obj=GenerateReqInput(rid='{word}', text='the key is important to basic training')", KEY),
+        ("Looking in indexes: https://me:****@pypi.org/simple for {word}", KEY),
+        ('  File "/sgl-workspace/sglang/python/sglang/srt/models/{word}.py", line 1, in forward', "sglang"),
+    ],
+)
+def test_what_a_server_may_well_tell_hundreds_of_times_is_all_shown(line: str, key: str) -> None:
+    Secret(key)
+    log = "".join(f"{line.format(word=str(at).translate(_AS_LETTERS))}\n" for at in range(1000))
+    shown = "".join(redacted([log.encode()]))
+    assert shown == (log if key == KEY else log.replace("/sglang/", f"/{REDACTED}/"))
 
 
 def test_lines_that_repeat_themselves_are_all_shown_whatever_they_hold() -> None:
