@@ -96,11 +96,10 @@ def score(request: SuiteRequest, home: Home, say: Callable[[str], None]) -> tupl
 
     Raises what `evaluate_beside` and `read_tau2` raise.
     """
-    before = request.before
-    scored = _asked(request, before, home, say) if request.parts else []
+    before, of_tau2 = request.before, list[SuiteScore]()
     if tau2.NAME in request.suites and request.simulations is not None:
-        scored.append(_tau2(request, request.simulations, before.get(tau2.NAME)))
-    return tuple(scored)
+        of_tau2 = [_tau2(request, request.simulations, before.get(tau2.NAME))]
+    return (*(_asked(request, before, home, say) if request.parts else ()), *of_tau2)
 
 
 def _asked(
@@ -124,9 +123,10 @@ def _asked(
 
 
 def _tau2(request: SuiteRequest, simulations: Path, before: Outcome | None) -> SuiteScore:
-    outcome, file = read_tau2(simulations, request.target, request.options)
-    if before is None and request.baseline is not None:
-        before = tau2.read_simulations(simulations, request.baseline, "").outcome
+    compared = before is None and request.baseline is not None
+    if compared and request.baseline is not None:
+        before = tau2.read_simulations(simulations, request.baseline, "", compared=True).outcome
+    outcome, file = read_tau2(simulations, request.target, request.options, compared=compared)
     return SuiteScore(outcome=outcome, file=file, before=before, against=request.baseline)
 
 

@@ -155,9 +155,9 @@ def tau2_commands(target: MeasuredTarget, name: str, plan: Plan | None, trials: 
     return tau2.tau2_script(request)
 
 
-def read_tau2(folder: Path, name: str, options: EvalOptions) -> tuple[Outcome, Path]:
+def read_tau2(folder: Path, name: str, options: EvalOptions, *, compared: bool) -> tuple[Outcome, Path]:
     """What tau2 has left of a server, and its file. Raises what `read_simulations` and `save_outcome` raise."""
-    runs = tau2.read_simulations(folder, name, options.command)
+    runs = tau2.read_simulations(folder, name, options.command, compared=compared)
     if runs.left_out:
         every = runs.left_out + len(runs.outcome.items)
         told = f"{runs.left_out} of {every} simulations of tau2 never ran, and are left out"

@@ -91,7 +91,8 @@ def find_suite(name: str) -> Suite:
     """The suite of that name. Raises UsageError with those that exist."""
     if name in SUITES:
         return SUITES[name]
-    raise UsageError(f"there is no suite `{name}`", hint=f"one of {', '.join(f'`{known}`' for known in SUITES)}")
+    known = ", ".join(f"`{suite}`" for suite in (*SUITES, "tau2"))
+    raise UsageError(f"there is no suite `{name}`", hint=f"one of {known}; `published` for all that was published")
 
 
 def local_files(suite: Suite, questions: Path) -> dict[str, str]:

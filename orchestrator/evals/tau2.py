@@ -6,6 +6,7 @@ Read from sierra-research/tau2-bench at `COMMIT` (v1.0.1): README.md, docs/cli-r
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ class Tau2Request:
 class _Read(BaseModel):
     """A part of its file; what else stands there is its own."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
 class _Model(_Read):
@@ -107,13 +108,13 @@ deploy eval {name} --suite tau2 --simulations data/simulations
 """
 
 
-def read_simulations(folder: Path, name: str, command: str) -> Tau2Runs:
+def read_simulations(folder: Path, name: str, command: str, *, compared: bool = False) -> Tau2Runs:
     """The runs of `name` below tau2's `data/simulations`: those called so, else all; or that of one file.
 
-    Each domain counts alike. Raises UsageError where there is none, BenchError for one that is none of tau2's, for two
-    of one domain, and for runs of different models.
+    Of two that are compared no other is read than those called so. Each domain counts alike. Raises UsageError where
+    there is none, BenchError for one that is none of tau2's, for two of one domain, and for runs of different models.
     """
-    files = _files(folder, name)
+    files = _files(folder, name, compared=compared)
     found = [_read(file) for file in files]
     _require_one(files, found)
     simulations = [(each.info.environment_info.domain_name, one) for each in found for one in each.simulations]
@@ -142,14 +143,15 @@ def _succeeded(simulation: _Simulation) -> bool:
     return simulation.reward_info is not None and abs(simulation.reward_info.reward - 1) <= _NEARLY
 
 
-def _files(folder: Path, name: str) -> list[Path]:
-    if folder.is_file():
+def _files(folder: Path, name: str, *, compared: bool) -> list[Path]:
+    if folder.is_file() and not compared:
         return [folder]
-    own = (folder / f"{name}-{domain}" / RESULTS for domain in DOMAINS)
-    found = [file for file in own if file.exists()] or sorted(folder.rglob(RESULTS))
+    found = [file for domain in DOMAINS if (file := folder / f"{name}-{domain}" / RESULTS).exists()]
+    if not found and not compared:
+        found = sorted(folder.rglob(RESULTS))
     if not found:
         raise UsageError(
-            "there are no results of tau2 here",
+            f"there are no results of tau2{f' that are called `{name}-DOMAIN`' if compared else ''} here",
             where=str(folder),
             hint=f"its `data/simulations`; `deploy eval {name} --suite tau2` prints the commands that fill it",
         )
@@ -181,3 +183,9 @@ def _require_one(files: Sequence[Path], found: Sequence[_Results]) -> None:
     if twice := next((domain for domain in domains if domains.count(domain) > 1), None):
         places = ", ".join(str(file) for file, domain in zip(files, domains, strict=True) if domain == twice)
         raise BenchError(f"there are several runs of `{twice}`", where=places, hint="name the file of one")
+    for file, each in zip(files, found, strict=True):
+        trials = Counter((one.task_id, one.trial) for one in each.simulations)
+        if again := next(
+            (f"task `{task}`, trial {trial}" for (task, trial), count in trials.items() if count > 1), None
+        ):
+            raise BenchError(f"a simulation of tau2 stands there twice: {again}", where=str(file))

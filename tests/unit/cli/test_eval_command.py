@@ -1,6 +1,7 @@
 """`deploy eval`: what happens around the questions."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -210,6 +211,21 @@ def test_all_that_was_published_is_asked_as_it_was(
     assert "against MXFP4 0.834 published: nothing can be told, its sample size was not published" in said
     assert "pass^1 0.250 (0.087 to 0.538); pass^2 0.217" in said
     assert load_outcome(tmp_path / "out" / "eval-gsm8k.json").limit == 200
+
+
+def test_nobody_is_asked_where_one_run_of_tau2_would_be_compared_with_itself(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked("++-", "+-+")
+    monkeypatch.setattr("orchestrator.commands.evals.run_eval", asked)
+    recorded, own = Path(__file__).parents[1] / "evals" / "recorded" / "tau2", tmp_path / "runs" / "glm-airline"
+    shutil.copytree(recorded, own)
+    with pytest.raises(UsageError, match="no results of tau2 that are called `fp8-DOMAIN` here"):
+        evaluate(
+            "glm", suite="published", data=questions, output=tmp_path / "out", baseline="fp8", simulations=own.parent
+        )
+    assert asked.seeds == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_baseline_that_is_a_folder_has_an_outcome_of_each_suite(

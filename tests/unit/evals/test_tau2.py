@@ -96,6 +96,29 @@ def test_runs_of_different_models_users_or_of_one_domain_twice_are_no_evaluation
         read_simulations(tmp_path, "neither", "")
 
 
+def test_a_run_is_compared_with_no_other_than_the_one_that_was_named(tmp_path: Path) -> None:
+    """Of two servers of which only one was asked, its score was compared with itself."""
+    file = run_of(tmp_path, "glm", "airline")
+    assert read_simulations(tmp_path, "glm", "", compared=True).outcome.score == 0.25
+    for place in (tmp_path, file):
+        with pytest.raises(UsageError, match="no results of tau2 that are called `fp8-DOMAIN` here"):
+            read_simulations(place, "fp8", "", compared=True)
+
+
+def test_a_simulation_that_stands_there_twice_is_no_other_task(tmp_path: Path) -> None:
+    data = json.loads(RECORDED.read_text())
+    data["simulations"].append(data["simulations"][0])
+    (tmp_path / "results.json").write_text(json.dumps(data))
+    with pytest.raises(BenchError, match="stands there twice: task `create_task_1`, trial 0"):
+        read_simulations(tmp_path, "glm", "")
+
+
+def test_a_reward_that_is_no_number_is_damage(tmp_path: Path) -> None:
+    run_of(tmp_path, "glm", "airline", rewards=[1.0, float("nan"), 1.0, 1.0])
+    with pytest.raises(BenchError, match="no results of tau2, or damaged ones"):
+        read_simulations(tmp_path, "glm", "")
+
+
 def test_an_empty_folder_names_the_command_that_fills_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no results of tau2 here") as caught:
         read_simulations(tmp_path, "glm", "")
