@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from orchestrator.core.signals import held
+
 if TYPE_CHECKING:
     from tenacity import RetryCallState
 
@@ -24,7 +26,8 @@ def look_until(
 
     It looks at once and then every `pause` seconds; `meanwhile` is told what was seen before each pause.
     """
-    from tenacity import Retrying, retry_if_result, wait_fixed  # noqa: PLC0415 - 60 ms that few commands need
+    with held():  # a package whose import was interrupted cannot be imported again, as what is put away then needs it
+        from tenacity import Retrying, retry_if_result, wait_fixed  # noqa: PLC0415 - 60 ms that few commands need
 
     began = clock()
 

@@ -20,6 +20,7 @@ from orchestrator.core.http import Deadline
 from orchestrator.core.known_secrets import MOST_APART
 from orchestrator.core.redaction import excerpt
 from orchestrator.core.secret import Secret
+from orchestrator.core.signals import held
 from orchestrator.engine.answers import (
     MOST_BYTES,
     Json,
@@ -105,7 +106,8 @@ class EngineClient:
         A health request that meets the end of another one waits for an output that never comes (sglang 0.5.14,
         managers/scheduler.py:1633): a single 503 says nothing of a server that serves, so give it two `tries`.
         """
-        from tenacity import Retrying, retry_if_not_result, stop_after_attempt  # noqa: PLC0415 - see `look_until`
+        with held():
+            from tenacity import Retrying, retry_if_not_result, stop_after_attempt  # noqa: PLC0415 - see `look_until`
 
         asked = Retrying(
             stop=stop_after_attempt(tries),

@@ -171,7 +171,7 @@ def test_the_gateway_finds_its_servers_and_they_come_back_to_it(
     assert set(statuses) == {200}
     assert all("its requests end" in changed.stderr.split(f"replica {number} of 2: ")[1] for number in (1, 2))
     assert "still counts" not in changed.stderr
-    assert before.isdisjoint(pod["metadata"]["name"] for pod in pods(cluster, "replica-1", "replica-2"))
+    wait_for(lambda: before.isdisjoint(pod["metadata"]["name"] for pod in pods(cluster, "replica-1", "replica-2")))
     assert deploy.run("status", NAME).returncode == 0
 
     down = deploy.run("down", NAME)

@@ -203,7 +203,7 @@ def test_a_metric_without_a_number_costs_one_figure_and_no_point(value: str, tmp
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ({}, "`tokens` is missing where a list of token ids was expected"),
+        ({"/tokenize": "{}"}, "`tokens` is missing where a list of token ids was expected"),
         ({"/tokenize": '{"tokens": [1, -2]}'}, "`tokens` is a list of 2 where a list of token ids"),
         ({"/tokenize": '{"tokens": [1, 2.5]}'}, "`tokens` is a list of 2 where a list of token ids"),
         ({"/tokenize": '{"tokens": [[1, 2]]}'}, "`tokens` is a list of 1 where a list of token ids"),

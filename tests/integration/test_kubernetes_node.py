@@ -153,7 +153,8 @@ def test_the_life_of_real_sglang_in_a_pod(
     assert done.returncode == 0, done.stderr
 
     cluster, pods = cluster_engine.cluster, ("pods", "--selector", f"deploy.name={NAME}")
-    with deploy.running("logs", NAME, "--follow", **key) as following:
+    with deploy.running("logs", NAME, "--follow", **key) as following, ThreadPool(1) as pool:
+        followed = pool.apply_async(following.process.communicate)  # a pipe holds less than the log: it has to be read
         (pod,) = cluster.get(*pods)
         kill = "kill -9 $(grep -l launch_serve[r] /proc/[0-9]*/cmdline | head -n 1 | cut -d/ -f3)"
         cluster.kubectl("exec", pod["metadata"]["name"], "--", "sh", "-c", kill)
@@ -162,7 +163,7 @@ def test_the_life_of_real_sglang_in_a_pod(
         assert json.loads(deploy.run("status", NAME, "--json", **key).stdout)[0]["restarts"] == 1
         done = deploy.run("down", NAME)
         assert done.returncode == 0, done.stderr
-        out, _ = following.process.communicate(timeout=60)
+        out, _ = followed.get(60)
     assert following.process.returncode == 0
     assert out.count("fired up and ready") == 2
     assert key["SGLANG_KEY"] not in out

@@ -21,7 +21,13 @@ WITH_DEAF_THREADS = {
 }
 HOLDING = {"bench/benchmark.py", "commands/sweep_trial.py", "commands/bring_up.py", "runtimes/process/runtime.py"}
 HOLDING |= {"commands/nodes.py", "commands/rolling.py", "runtimes/kubernetes/runtime.py"}
-HOLDING |= {"quantisation/finish.py", "runtimes/slurm/runtime.py", "sweep/search.py"}
+HOLDING |= {
+    "core/waiting.py",
+    "engine/client.py",
+    "quantisation/finish.py",
+    "runtimes/slurm/runtime.py",
+    "sweep/search.py",
+}
 
 
 def imported(file: Path) -> set[str]:
