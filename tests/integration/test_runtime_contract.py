@@ -177,5 +177,6 @@ def test_stop_does_not_wait_for_ever(case: Case) -> None:
 
 def test_what_never_was_is_not_found(case: Case) -> None:
     server = case.start("real", SERVES)
+    wait_for(lambda: has_logged(server, "serving"))  # a kubelet may take a minute to end what it is just starting
 
     assert server.runtime.find("never-was") == ()
