@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from orchestrator.cli.grammar import MEASURE, add
-from orchestrator.cli.options import HostOption, Json, TargetArgument, require_kind, server_names
+from orchestrator.cli.options import HostOption, Json, PriceOption, TargetArgument, require_kind, server_names
 from orchestrator.core.console import note, out, out_json, say
 
 if TYPE_CHECKING:
@@ -38,16 +38,6 @@ DataOption: TypeAlias = Annotated[
 SimulationsOption: TypeAlias = Annotated[
     Path | None, typer.Option(metavar="DIR", help="tau2's `data/simulations`: its results are read")
 ]
-PriceOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--price",
-        metavar="[GPU=]AMOUNT[EUR]",
-        help="the price of one GPU for an hour; may be repeated; default: published TCO",
-    ),
-]
-
-
 LimitOption: TypeAlias = Annotated[int | None, typer.Option(min=1, metavar="N", help="ask only the first N")]
 MostOption: TypeAlias = Annotated[
     int | None, typer.Option("--max-tokens", min=1, metavar="N", help="the longest answer, thinking included")

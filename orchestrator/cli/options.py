@@ -137,6 +137,14 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON for pr
 AcceptUntuned: TypeAlias = Annotated[
     bool, typer.Option("--accept-untuned", help="start even if the load will meet untuned MoE kernels")
 ]
+PriceOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--price",
+        metavar="[GPU=]AMOUNT[EUR]",
+        help="the price of one GPU for an hour; may be repeated; default: published TCO",
+    ),
+]
 HostOption: TypeAlias = Annotated[
     str | None,
     typer.Option(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from orchestrator.cli.grammar import MEASURE, add
-from orchestrator.cli.options import HostOption, Json, SetOption, names_of
+from orchestrator.cli.options import HostOption, Json, PriceOption, SetOption, names_of
 from orchestrator.core.console import note, out, out_json, say
 
 if TYPE_CHECKING:
@@ -27,14 +27,6 @@ AblationOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--ablation", metavar="NAME", help="also measure with one thing left out, such as mtp-off; may be repeated"
-    ),
-]
-PriceOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--price",
-        metavar="[GPU=]AMOUNT[EUR]",
-        help="the price of one GPU for an hour; may be repeated; default: published TCO",
     ),
 ]
 EngineOption: TypeAlias = Annotated[
