@@ -137,9 +137,8 @@ def _say_up(done: "Up", *, json: bool) -> None:
     handle, already = done.handle, "already " if done.smoke is None else ""
     if done.smoke is not None:
         say(done.smoke.to_table(width=terminal_width(sys.stderr)))
-    say(
-        f"`{handle.name}` is {already}up at {handle.service or handle.url}" + (" in its cluster" * bool(handle.service))
-    )
+    where = f"{handle.service}, where it runs" if handle.service else handle.url
+    say(f"`{handle.name}` is {already}up at {where}")
     if handle.forward:
         note(f"`{handle.forward}` leads there from this machine")
 

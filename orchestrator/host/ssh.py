@@ -123,6 +123,11 @@ class Tunnel:
             self._ports[port] = local
         return self._ports[port]
 
+    def argv_of_way(self, port: int) -> list[str]:
+        """The command by which a person makes that way, at the same port here; it stays as long as they need it."""
+        number = ["-p", str(self._far.port)] if self._far.port is not None else []
+        return ["ssh", "-N", "-L", f"{port}:127.0.0.1:{port}", *number, self._far.address]
+
     def run(self, argv: Sequence[str]) -> ProgramResult:
         """Run a short program there."""
         return self._ask(command=quote(argv))

@@ -52,7 +52,7 @@ class Handle:
     url: str  # base URL as reached from this machine
     run_dir: str  # absolute path of the run directory on this machine
     identity: str  # container id, or pid and start time
-    service: str = ""  # base URL within its cluster, where `url` is a way there that ends with this command
+    service: str = ""  # base URL where it runs, where `url` is a way there that ends with this command
     forward: str = ""  # the command that leads there from this machine
     replicas: tuple[Handle, ...] = ()  # the servers behind it, where it is their gateway
     gateway_dir: str = ""  # run directory of the start that began their gateway, where `run_dir` is that of a later one

@@ -135,7 +135,7 @@ def test_the_life_of_real_sglang_in_a_pod(
     assert done.returncode == 0, done.stderr
     assert "answers right" in done.stderr
     assert "key required" in done.stderr
-    assert f"is up at http://deploy-{NAME}.default.svc:30010 in its cluster" in done.stderr
+    assert f"is up at http://deploy-{NAME}.default.svc:30010, where it runs" in done.stderr
     assert f"kubectl --namespace default port-forward service/deploy-{NAME} 30010` leads there" in done.stderr
 
     again = deploy.run(*up_words(models), **key)

@@ -10,7 +10,7 @@ import docker
 from docker.errors import DockerException
 
 from orchestrator.core.paths import Home
-from orchestrator.core.shell import ProgramResult, attempt
+from orchestrator.core.shell import ProgramResult, attempt, quote
 from orchestrator.host import FarHost, Tunnel, docker_endpoint
 from orchestrator.runtimes.docker.container import ContainerSpec
 from orchestrator.runtimes.docker.errors import daemon_errors
@@ -47,6 +47,10 @@ class DockerHost:
         if self._tunnel is None:
             return url
         return f"http://127.0.0.1:{self._tunnel.forward(int(url.rpartition(':')[2]))}"
+
+    def way_to(self, url: str) -> str:
+        """The command that leads from this machine to a server there, at the same URL; "" for one of this machine."""
+        return "" if self._tunnel is None else quote(self._tunnel.argv_of_way(int(url.rpartition(":")[2])))
 
     def copy_files(self, spec: ContainerSpec) -> None:
         """Bring the files that were made here to a far host, a patched config.json; checkpoints are staged there."""

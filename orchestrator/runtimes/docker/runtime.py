@@ -204,12 +204,15 @@ class DockerRuntime:
         return None
 
     def _handle(self, container: Container, labels: Mapping[str, str]) -> Handle:
+        way = self._host.way_to(labels["deploy.url"])
         return Handle(
             runtime="docker",
             name=labels["deploy.name"],
             profile=labels["deploy.profile"],
             plan_digest=labels["deploy.plan"],
             url=self._host.reach(labels["deploy.url"]),
+            service=labels["deploy.url"] if way else "",
+            forward=way,
             run_dir=labels.get(RUN_DIR) or str(self._home.runs / labels["deploy.name"] / "unknown"),
             identity=str(container.id),
         )
