@@ -91,9 +91,9 @@ class Line:
         print(f"\n$ deploy {shlex.join(words)}\n{text}[{done.returncode} after {seconds:.1f} s]", flush=True)
         return Done(done.returncode, text, seconds)
 
-    def up(self, profile: str, *settings: str, name: str | None = None) -> Done:
+    def up(self, profile: str, *settings: str, name: str | None = None, options: tuple[str, ...] = ()) -> Done:
         """Bring a profile up."""
-        return self.run(*self._up(profile, *settings, name=name))
+        return self.run(*self._up(profile, *settings, name=name), *options)
 
     def bench_serving(
         self, name: str, *, input_tokens: int, output_tokens: int, rate: int, requests: int

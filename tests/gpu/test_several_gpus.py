@@ -5,7 +5,9 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from line import IDLE_MIB, Line, assert_free, count, schedulers, used_mib, wait_until
@@ -15,6 +17,24 @@ pytestmark = pytest.mark.skipif(count() < 2, reason="this machine has fewer than
 SMALL = "model=glm4-moe-random"
 LAYOUTS = {"dp2": (SMALL, "layout.tp=1", "layout.dp=2"), "tp2": (SMALL, "layout.tp=2", "layout.dp=1")}
 LADDER = "8,16,32,64,96,128"  # requests a second: to the knee of both
+REQUESTS = 600
+SHARED = f"""
+description: many shared prefixes, more than the cache of one replica holds
+input_tokens: 4000
+output_tokens: 64
+cached_share: 0.9
+prefixes: 32
+token_ids: [10, 500]
+temperature: 0.0
+load: closed
+concurrency: 8
+requests: {REQUESTS}
+seed: 1
+timeout_s: 60
+limits: {{ttft_p95_s: 60.0, success_share: 0.99}}
+"""
+CACHE = "flags.max-total-tokens=90000"  # of each replica; the prefixes are 115,200 tokens
+TWO = {"ranks": ("layout.dp=2",), "servers": ("layout.dp=1", "replicas=2")}
 
 
 @pytest.mark.usefixtures("free")
@@ -66,6 +86,46 @@ def test_two_servers_share_a_node(line: Line, results: Path) -> None:
     assert used_mib()[0] <= IDLE_MIB
     told = line.run("status", "right").text
     assert re.search(r"running for .* healthy", told)
+
+
+@pytest.mark.usefixtures("free")
+def test_two_servers_behind_a_gateway(line: Line, results: Path, tmp_path: Path) -> None:
+    """Beside one server of two ranks; then one of them dies, and both are replaced while the load goes on."""
+    workload = tmp_path / "shared.yaml"
+    workload.write_text(SHARED)
+    measured = {}
+    for name, settings in TWO.items():
+        assert line.up("h200x4-tp2dp2", SMALL, "layout.tp=1", *settings, CACHE, name=name).code == 0
+        assert min(used_mib()[:2]) > IDLE_MIB
+        measured[name] = _bench(line, name, workload, results / f"shared-{name}")["server"]
+        if name == "ranks":
+            assert line.run("down", name).code == 0
+            assert_free()
+    shares = {name: counted["cached_tokens"] / counted["prompt_tokens"] for name, counted in measured.items()}
+    print(f"from cache: {shares}", flush=True)
+    assert shares["servers"] > shares["ranks"]
+
+    os.kill(max(schedulers().values()), signal.SIGKILL)
+    wait_until(lambda: line.run("status", "servers").code != 0, within=60)
+    assert line.run("restart", "servers").code == 0
+    with ThreadPoolExecutor() as pool:
+        other = (SMALL, "layout.tp=1", *TWO["servers"], CACHE, "flags.max-running-requests=48")
+        replaced = pool.submit(line.up, "h200x4-tp2dp2", *other, name="servers", options=("--replace",))
+        answered = 0
+        while not replaced.done():
+            point = _bench(line, "servers", workload, results / f"shared-replaced-{answered}")
+            assert point["succeeded"] == REQUESTS
+            answered += REQUESTS
+    assert replaced.result().code == 0
+    print(f"{answered} requests meanwhile, all answered", flush=True)
+    assert line.run("down", "servers").code == 0
+
+
+def _bench(line: Line, name: str, workload: Path, output: Path) -> dict[str, Any]:
+    words = ("--workload", str(workload), "--api", "generate", "--output", str(output))
+    assert line.run("bench", name, *words).code == 0
+    point: dict[str, Any] = json.loads((output / "result.json").read_text())["points"][0]
+    return point
 
 
 @pytest.mark.skipif(count() < 4, reason="this machine has fewer than four NVIDIA GPUs")
