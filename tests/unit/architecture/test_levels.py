@@ -78,13 +78,28 @@ def modules() -> Iterator[tuple[str, Path]]:
 MODULES = tuple(modules())
 
 
+Nodes = tuple[ast.AST, ...]
+
+
 @cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def nodes_of(path: Path) -> Nodes:
+    """Read and walked once for all that look through it."""
+    return nodes_in(path.read_text())
+
+
+def nodes_in(source: str) -> Nodes:
+    """All of it, the module itself first."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
+def module_of(path: Path) -> ast.Module:
+    module = nodes_of(path)[0]
+    assert isinstance(module, ast.Module)
+    return module
 
 
 def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             if node.module == "orchestrator":
                 yield from (f"orchestrator.{alias.name}" for alias in node.names)
@@ -96,7 +111,7 @@ def imports(path: Path) -> Iterator[str]:
 
 def calls(path: Path) -> Iterator[str]:
     """The name of each function and method that is called."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Call):
             yield getattr(node.func, "attr", getattr(node.func, "id", ""))
 
@@ -126,13 +141,13 @@ def test_pure_rooms_touch_nothing() -> None:
 
 def of_a_room(path: Path) -> Iterator[tuple[str, str]]:
     """The module and the name of each import from this package."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("orchestrator."):
             yield from ((str(node.module), alias.name) for alias in node.names)
 
 
 def docstring_of(room: str) -> str:
-    return ast.get_docstring(tree_of(PACKAGE / room / "__init__.py")) or ""
+    return ast.get_docstring(module_of(PACKAGE / room / "__init__.py")) or ""
 
 
 def test_what_another_room_uses_is_shown_by_its_face() -> None:
@@ -150,17 +165,16 @@ def test_what_a_face_shows_is_used() -> None:
     used = {found for path in places for found in of_a_room(path)}
     for module, path in MODULES:
         if path.name == "__init__.py":
-            nodes = (node for node in tree_of(path).body if isinstance(node, ast.Assign))
+            nodes = (node for node in module_of(path).body if isinstance(node, ast.Assign))
             shown = [ast.literal_eval(node.value) for node in nodes if ast.unparse(node.targets[0]) == "__all__"]
             assert not {name for names in shown for name in names if (module, name) not in used}, module
 
 
-def texts(source: str) -> Iterator[str]:
+def texts(nodes: Nodes) -> Iterator[str]:
     """Every string in the code that is not a docstring, the fixed parts of f-strings and bytes among them."""
-    tree = ast.parse(source)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, documented) and _has_doc(node)}
-    for node in ast.walk(tree):
+    docstrings = {id(node.body[0].value) for node in nodes if isinstance(node, documented) and _has_doc(node)}
+    for node in nodes:
         if isinstance(node, ast.Constant) and id(node) not in docstrings:
             if isinstance(node.value, str):
                 yield node.value
@@ -172,13 +186,13 @@ def _has_doc(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFuncti
     return ast.get_docstring(node, clean=False) is not None
 
 
-def spoken_to_sglang(source: str) -> list[str]:
-    return [text for text in texts(source) if OF_SGLANG.search(text)]
+def spoken_to_sglang(nodes: Nodes) -> list[str]:
+    return [text for text in texts(nodes) if OF_SGLANG.search(text)]
 
 
 def test_only_the_engine_room_knows_how_sglang_is_spoken_to() -> None:
     for module, path in [found for found in MODULES if room_of(found[0]) != "engine"]:
-        assert not spoken_to_sglang(path.read_text()), f"{module} holds what belongs to `engine`"
+        assert not spoken_to_sglang(nodes_of(path)), f"{module} holds what belongs to `engine`"
 
 
 @pytest.mark.parametrize(
@@ -194,12 +208,12 @@ def test_only_the_engine_room_knows_how_sglang_is_spoken_to() -> None:
     ],
 )
 def test_what_belongs_to_the_engine_room_is_found(source: str) -> None:
-    assert spoken_to_sglang(source)
+    assert spoken_to_sglang(nodes_in(source))
 
 
 @pytest.mark.parametrize("source", ['"""Asks /health."""', 'p = "profiles/engines/flags/generate.py"', "metrics = 1"])
 def test_what_does_not_is_not(source: str) -> None:
-    assert not spoken_to_sglang(source)
+    assert not spoken_to_sglang(nodes_in(source))
 
 
 def test_programs_are_started_in_one_place() -> None:
@@ -214,7 +228,7 @@ def test_a_module_is_run_where_the_current_folder_shadows_nothing() -> None:
     sglang is run by the Python of its image, which may know no `-P`: its variable is set instead.
     """
     for module, path in MODULES:
-        runs = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant) and node.value == "-m"]
+        runs = [node for node in nodes_of(path) if isinstance(node, ast.Constant) and node.value == "-m"]
         assert not runs or module in {"orchestrator.core.shell", "orchestrator.engine.launch"}
 
 
@@ -227,7 +241,7 @@ def test_a_class_name_stands_once() -> None:
     """`Order`, `Finding` and `Verdict` stood three and four times, each with another meaning."""
     places: dict[str, list[str]] = {}
     for module, path in MODULES:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(module)
     assert not {name: found for name, found in places.items() if len(found) > 1}
@@ -237,16 +251,16 @@ def test_files_and_functions_stay_short() -> None:
     for module, path in MODULES:
         text = path.read_text()
         assert text.count("\n") <= 400, f"{module} has more than 400 lines"
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 assert length <= 60, f"{module}.{node.name} has {length} lines"
 
 
-def decided_by(source: str) -> set[str]:
+def decided_by(nodes: Nodes) -> set[str]:
     """The texts that something is compared with, matched against or looked up by."""
     places: list[ast.AST] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Compare):
             places += [node.left, *node.comparators]
         elif isinstance(node, ast.match_case):
@@ -261,7 +275,7 @@ def test_only_runtimes_tell_one_runtime_from_another() -> None:
     """What differs between them stands in the folder of each; `deploy up` and the rest ask the registry."""
     for module, path in MODULES:
         if room_of(module) not in ("runtimes", "rental"):  # a broker's form has keys of its own, `docker` among them
-            assert not set(REGISTRY) & decided_by(path.read_text()), f"{module} branches on the name of a runtime"
+            assert not set(REGISTRY) & decided_by(nodes_of(path)), f"{module} branches on the name of a runtime"
 
 
 @pytest.mark.parametrize(
@@ -274,7 +288,7 @@ def test_only_runtimes_tell_one_runtime_from_another() -> None:
     ],
 )
 def test_a_branch_on_the_name_of_a_runtime_is_found(source: str) -> None:
-    assert "docker" in decided_by(source)
+    assert "docker" in decided_by(nodes_in(source))
 
 
 def test_only_the_registry_leads_to_a_runtime() -> None:

@@ -1,6 +1,7 @@
 """Signals are held for one thread (`core/signals.py`): whoever may hold them has no other that would hear them."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ HOLDING |= {
 }
 
 
+@cache
 def imported(file: Path) -> set[str]:
     """What it imports: `concurrent`, `held`."""
     names = set()

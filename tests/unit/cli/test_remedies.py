@@ -31,7 +31,7 @@ def commands(group: TyperGroup, *above: str) -> Iterator[tuple[str, TyperCommand
             yield " ".join((*above, name)), command
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def every() -> dict[str, TyperCommand]:
     root = get_command(app)
     assert isinstance(root, TyperGroup)
