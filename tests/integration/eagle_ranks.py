@@ -1,16 +1,19 @@
 """Run by the engine's own Python: two ranks verify different drafts with sglang's own `eagle_sample`.
 
-    eagle_ranks.py FOLDER       each rank writes there what it holds to be accepted, as `<rank>.json`
+    eagle_ranks.py PACKAGES FOLDER …    each rank writes there what it holds to be accepted, as `<rank>.json`, by the
+                                        sglang below PACKAGES; one pair after the other
 
+torch is imported once for all of them, sglang once for both ranks, which are forked before they compute anything.
 Real are the function, sglang's groups over gloo, and the two processes. Faked is what needs a GPU: the kernel of
 `sgl_kernel` that walks a tree of drafts, told as a loop below, and that the machine is one of AMD's, by which the
 function takes its greedy branch and the kernel. Both ranks have the same logits; rank 1 has drafted another token.
 """
 
 import json
+import multiprocessing
 import os
 import sys
-from multiprocessing import get_context
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -49,11 +52,20 @@ def verify_tree_greedy(
         accept_token_num[row] = len(accepted) - 1
 
 
-def verify(rank: int, folder: Path) -> None:
-    """One rank: join the group, verify, write what was accepted."""
+def verify_on_both(packages: str, folder: Path) -> None:
+    """Import what both ranks need, let them part, and end with 0 when both have."""
+    sys.path.insert(0, packages)
     stub("xgrammar")
     kernels = sys.modules["sgl_kernel"] = ModuleType("sgl_kernel")
     kernels.verify_tree_greedy = verify_tree_greedy
+    from sglang.srt.speculative import eagle_utils
+
+    assert Path(eagle_utils.__file__).is_relative_to(packages)
+    sys.exit(any(code != 0 for code in forked([(verify, rank, folder) for rank in DRAFTED])))
+
+
+def verify(rank: int, folder: Path) -> None:
+    """One rank: join the group, verify, write what was accepted."""
     from sglang.srt.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
     from sglang.srt.speculative import eagle_utils
@@ -97,11 +109,17 @@ def _batch(drafted: list[int]) -> tuple[SimpleNamespace, SimpleNamespace, Simple
     return asked, batch, SimpleNamespace(next_token_logits=logits)
 
 
-if __name__ == "__main__":
-    spawn = get_context("spawn")
-    ranks = [spawn.Process(target=verify, args=(rank, Path(sys.argv[1]).absolute()), daemon=True) for rank in DRAFTED]
-    for process in ranks:
+def forked(calls: list[tuple[Callable[..., None], *tuple[object, ...]]]) -> list[int | None]:
+    """Make these calls at once, each in a process that goes on from here; their exit codes."""
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=call, args=given) for call, *given in calls]
+    for process in processes:
         process.start()
-    for process in ranks:
-        process.join(120)
-    sys.exit(any(process.exitcode != 0 for process in ranks))
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
+
+
+if __name__ == "__main__":
+    pairs = [(sys.argv[at], Path(sys.argv[at + 1]).absolute()) for at in range(1, len(sys.argv), 2)]
+    sys.exit(any(forked([(verify_on_both, *pair)]) != [0] for pair in pairs))

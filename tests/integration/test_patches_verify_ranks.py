@@ -5,9 +5,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 from wheels import unpacked
 
 from orchestrator import environments
@@ -23,26 +25,39 @@ RANK_0 = {"length": 3, "accepted": [0, 1, 2], "tokens": [5, 7, 11]}
 RANK_1 = {"length": 1, "accepted": [0], "tokens": [5]}
 
 
-def verified(python: Path, package: Path, folder: Path) -> list[dict[str, object]]:
-    """What each rank holds to be accepted."""
-    path = os.pathsep.join([str(package), str(RANKS.parent)])
-    argv = [python, RANKS, folder]
-    folder.mkdir()
-    env = {**os.environ, "PYTHONPATH": path, "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200, check=False)
+VERSIONS = ("0.5.14", "0.5.16")
+
+Held = dict[str, object]  # what a rank holds to be accepted
+
+
+@pytest.fixture(scope="module")
+def verified(
+    cpu_environment: environments.Environment, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], list[Held]]:
+    """What each rank holds, by the folder that was named for it: all in one process, which imports torch once."""
+    place = tmp_path_factory.mktemp("ranks")
+    packages = {f"{version} without": unpacked(version) for version in VERSIONS}
+    packages |= {f"{version} with": patched(version, place / f"{version} patched") for version in VERSIONS}
+    for name in packages:
+        (place / name).mkdir()
+    pairs = [str(word) for name, package in packages.items() for word in (package, place / name)]
+    env = {**os.environ, "PYTHONPATH": str(RANKS.parent), "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+    argv = [cpu_environment.python, RANKS, *pairs]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return lambda name: [json.loads((place / name / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("version", ["0.5.14", "0.5.16"])
-def test_ranks_that_part_are_brought_together(
-    cpu_environment: environments.Environment, tmp_path: Path, version: str
-) -> None:
-    assert verified(cpu_environment.python, unpacked(version), tmp_path / "without") == [RANK_0, RANK_1]
-
+def patched(version: str, folder: Path) -> Path:
+    """A copy of the version's package with the patch."""
     program = "import sys, pathlib, apply_patches as a; a.apply_diff(pathlib.Path(sys.argv[1]), sys.stdin.read())"
-    package = Path(shutil.copytree(unpacked(version), tmp_path / "package"))
+    package = Path(shutil.copytree(unpacked(version), folder))
     argv = [sys.executable, "-B", "-c", program, package / "sglang"]
     subprocess.run(argv, cwd=program_paths()[0].parent, input=DIFF, text=True, check=True)
+    return package
 
-    assert verified(cpu_environment.python, package, tmp_path / "with") == [RANK_0, RANK_0]
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_ranks_that_part_are_brought_together(verified: Callable[[str], list[Held]], version: str) -> None:
+    assert verified(f"{version} without") == [RANK_0, RANK_1]
+    assert verified(f"{version} with") == [RANK_0, RANK_0]
