@@ -5,12 +5,15 @@
     target on|off DIR...  the same for the target's class, which is let believe that a gfx950 is there: the shared
                           experts fused as the class decides it, or not
 
-`load` and `target` print one JSON line a checkpoint: the class that was loaded, or sglang's own exception, and the
-parameters that nothing was written to.
+Several of them follow one another, a `--` between; each is carried out in a fork of the process that has imported
+torch and sglang. `load` and `target` print one JSON line a checkpoint: the class that was loaded, or sglang's own
+exception, and the parameters that nothing was written to.
 """
 
+import importlib
 import importlib.util
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -105,9 +108,8 @@ def stub(*names: str) -> None:
     sys.modules.update({name: _Stub(name) for name in names if importlib.util.find_spec(name) is None})
 
 
-def load(folders: list[Path], *, drafts: bool = True, fuse: bool = True) -> None:
+def load(number: int, folders: list[Path], *, drafts: bool = True, fuse: bool = True) -> None:
     """Load each checkpoint as a server does, or its MTP layer as its draft worker, up to the weights; a line each."""
-    stub("xgrammar", "sgl_kernel")
     from sglang.srt.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
     from sglang.srt.layers.quantization.quark import quark
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
@@ -127,7 +129,8 @@ def load(folders: list[Path], *, drafts: bool = True, fuse: bool = True) -> None
         )
         initialize_model_parallel()
         for folder in folders:
-            print(json.dumps({"checkpoint": folder.name, **_load_one(folder, drafts=drafts)}), flush=True)
+            found = {"checkpoint": folder.name, "order": number, **_load_one(folder, drafts=drafts)}
+            print(json.dumps(found), flush=True)
 
 
 def _load_one(folder: Path, *, drafts: bool) -> dict[str, object]:
@@ -169,11 +172,33 @@ def _weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         yield from load_file(shard).items()
 
 
-if __name__ == "__main__":
-    verb, places = sys.argv[1], sys.argv[2:]
+def carry_out(number: int, verb: str, *places: str) -> None:
+    """One order; its lines bear its number."""
     if verb == "make":
         make(Path(places[0]), places[1])
     elif verb == "load":
-        load([Path(place) for place in places])
+        load(number, [Path(place) for place in places])
     else:
-        load([Path(place) for place in places[1:]], drafts=False, fuse=places[0] == "on")
+        load(number, [Path(place) for place in places[1:]], drafts=False, fuse=places[0] == "on")
+
+
+def carry_out_in_forks(orders: list[list[str]]) -> None:
+    """Import for all of them what takes longest, and part."""
+    stub("xgrammar", "sgl_kernel")
+    importlib.import_module("sglang.srt.models.registry")  # which imports every model
+    for number, order in enumerate(orders):
+        if not (child := os.fork()):
+            carry_out(number, *order)
+            sys.stdout.flush()
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    given = [order.split("\0") for order in "\0".join(sys.argv[1:]).split("\0--\0")]
+    if given[0][0] == "make":
+        for order in given:
+            carry_out(0, *order)
+    else:
+        carry_out_in_forks(given)

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ KINDS = ("bf16", "mxfp4")  # the dtype of the MTP layer's routed experts; the re
 def checkpoints(cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both kinds, each as it is, with the exclude list copied as the blog has it, and with our overlay."""
     folder = tmp_path_factory.mktemp("checkpoints")
+    makes = [word for kind in KINDS for word in ("make", str(folder / kind), kind, "--")]
+    run(cpu_environment, *makes[:-1])
     for kind in KINDS:
-        run(cpu_environment, "make", str(folder / kind), kind)
         copy_literally(folder / kind, folder / f"{kind}-literal")
         write_overlay(folder / kind, folder / f"{kind}-ours", ["mtp-exclude"])
     return folder
@@ -115,9 +116,17 @@ def load(environment: Environment, folders: list[Path], *, sources: Path | None 
 
 def run_lines(environment: Environment, *arguments: str, sources: Path | None = None) -> dict[str, dict[str, Any]]:
     """What `draft_model.py` says of each checkpoint, by its folder's name."""
+    return run_orders(environment, arguments, sources=sources)[0]
+
+
+def run_orders(
+    environment: Environment, *orders: Sequence[str], sources: Path | None = None
+) -> list[dict[str, dict[str, Any]]]:
+    """The same of several orders, which share what a process imports."""
+    arguments = [word for order in orders for word in (*order, "--")][:-1]
     lines = run(environment, *arguments, sources=sources).splitlines()
     results = [json.loads(line) for line in lines if line.startswith('{"checkpoint"')]
-    return {result["checkpoint"]: result for result in results}
+    return [{each["checkpoint"]: each for each in results if each["order"] == at} for at in range(len(orders))]
 
 
 def run(environment: Environment, *arguments: str, sources: Path | None = None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from plan_samples import plan_of
 from quark_samples import RECIPES, Tiny, write_tiny
-from test_patches_draft_model import run_lines
+from test_patches_draft_model import run_orders
 from wheels import read, unpacked
 
 from orchestrator.environments import Environment
@@ -48,24 +48,31 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def drafts(checkpoints: Path, cpu_environment: Environment) -> Loaded:
-    """The draft of all of them, by sglang 0.5.14."""
-    return run_lines(cpu_environment, "load", *map(str, sorted(checkpoints.iterdir())))
+def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Quark 0.13 through transformers: one tensor in bf16 for all experts of a layer, and a config that says MXFP4."""
+    config, header = Tiny().quantised("amd52")
+    header = {name: kind for name, kind in header.items() if ".mlp.experts." not in name and ".layers.4." not in name}
+    for layer in (1, 2, 3):
+        at = f"model.layers.{layer}.mlp.experts"
+        header |= {f"{at}.gate_up_proj": ("BF16", (8, 256, 256)), f"{at}.down_proj": ("BF16", (8, 256, 128))}
+    return write_tiny(tmp_path_factory.mktemp("made") / "ordinary", config, header)
 
 
 @pytest.fixture(scope="module")
-def targets(checkpoints: Path, cpu_environment: Environment) -> Mapping[tuple[str, str], Loaded]:
-    """The target of each recipe by version, fused (`on`) where sglang decides so, and unfused (`off`)."""
+def loaded(checkpoints: Path, ordinary: Path, cpu_environment: Environment) -> Mapping[tuple[str, str], Loaded]:
+    """By version: the targets, fused (`on`) where sglang decides so, and unfused (`off`); of 0.5.14 also the drafts."""
     folders = [str(checkpoints / recipe) for recipe in RECIPES]
-    return {
-        (version, kind): run_lines(cpu_environment, "target", kind, *folders, sources=sources)
-        for version, sources in (("0.5.14", None), ("0.5.16", unpacked("0.5.16")))
-        for kind in ("on", "off")
-    }
+    on, off = ["target", "on", *folders], ["target", "off", *folders]
+    drafts = ["load", *map(str, sorted(checkpoints.iterdir()))]
+    old = run_orders(cpu_environment, on, [*off, str(ordinary)], drafts)
+    new = run_orders(cpu_environment, on, off, sources=unpacked("0.5.16"))
+    found = dict(zip((("0.5.14", "on"), ("0.5.14", "off"), ("0.5.14", "drafts")), old, strict=True))
+    return found | dict(zip((("0.5.16", "on"), ("0.5.16", "off")), new, strict=True))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_draft(recipe: str, drafts: Loaded) -> None:
+def test_the_draft(recipe: str, loaded: Mapping[tuple[str, str], Loaded]) -> None:
+    drafts = loaded["0.5.14", "drafts"]
     loads = tuple(drafts[name]["loaded"] is not None for name in (recipe, f"{recipe}-ours"))
     assert loads == TABLE[recipe][:2], drafts
 
@@ -73,9 +80,9 @@ def test_the_draft(recipe: str, drafts: Loaded) -> None:
 @pytest.mark.parametrize("version", ["0.5.14", "0.5.16"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_target_and_what_is_said_of_it_beforehand(
-    recipe: str, version: str, targets: Mapping[tuple[str, str], Loaded], checkpoints: Path
+    recipe: str, version: str, loaded: Mapping[tuple[str, str], Loaded], checkpoints: Path
 ) -> None:
-    fused, apart = (targets[version, kind][recipe] for kind in ("on", "off"))
+    fused, apart = (loaded[version, kind][recipe] for kind in ("on", "off"))
     assert (fused["loaded"] is not None, apart["loaded"] is not None) == TABLE[recipe][2:], (fused, apart)
     fatal = any(is_fatal(each, version) for each in compared(local_outline(checkpoints / recipe), drafts=False))
     assert fatal == (not TABLE[recipe][3]), "what does not load even unfused is refused"
@@ -89,28 +96,20 @@ def glm(version: str) -> Plan:
     return plan_of("mi355x-tp8-july" if version == "0.5.14" else "mi355x-tp8")
 
 
-def test_nothing_of_what_loads_is_left_unwritten(targets: Mapping[tuple[str, str], Loaded], drafts: Loaded) -> None:
-    for loaded in (each for results in (*targets.values(), drafts) for each in results.values()):
-        if loaded["loaded"]:
-            left = [name for name in loaded["untouched"] if not name.endswith((".k_scale", ".v_scale"))]
+def test_nothing_of_what_loads_is_left_unwritten(loaded: Mapping[tuple[str, str], Loaded]) -> None:
+    for each in (results[name] for results in loaded.values() for name in results if name != "ordinary"):
+        if each["loaded"]:
+            left = [name for name in each["untouched"] if not name.endswith((".k_scale", ".v_scale"))]
             given_later = {"model.embed_tokens.weight", "lm_head.weight"}  # to a draft, from its target
             unused = {name for name in left if name.startswith("model.layers.3.self_attn.indexer.")}  # it takes 2's
             assert {*left} <= given_later | unused
 
 
 def test_what_the_ordinary_way_writes_unprepared_is_loaded_without_a_word_and_refused_here(
-    tmp_path: Path, cpu_environment: Environment
+    ordinary: Path, loaded: Mapping[tuple[str, str], Loaded]
 ) -> None:
-    """Quark 0.13 through transformers: one tensor in bf16 for all experts of a layer, and a config that says MXFP4."""
-    config, header = Tiny().quantised("amd52")
-    header = {name: kind for name, kind in header.items() if ".mlp.experts." not in name and ".layers.4." not in name}
-    for layer in (1, 2, 3):
-        at = f"model.layers.{layer}.mlp.experts"
-        header |= {f"{at}.gate_up_proj": ("BF16", (8, 256, 256)), f"{at}.down_proj": ("BF16", (8, 256, 128))}
-    folder = write_tiny(tmp_path / "ordinary", config, header)
-    loaded = run_lines(cpu_environment, "target", "off", str(folder))["ordinary"]
-    assert loaded["loaded"] == "GlmMoeDsaForCausalLM"
-    assert any(each.fatal for each in compared(local_outline(folder), drafts=False))
+    assert loaded["0.5.14", "off"]["ordinary"]["loaded"] == "GlmMoeDsaForCausalLM"
+    assert any(each.fatal for each in compared(local_outline(ordinary), drafts=False))
 
 
 @pytest.mark.parametrize("version", ["0.5.18", "0.5.19", "0.5.23"])
