@@ -8,6 +8,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn, TypeAlias, TypeGuard
@@ -109,8 +110,10 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 def _interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
     """Python drops what is raised in a callback of its own, as importlib's are: an interrupt there comes once more."""
-    if isinstance(lost.exc_value, KeyboardInterrupt):
-        # at once it would be dropped here too
-        start_deaf(threading.Timer(_SOON, os.kill, (os.getpid(), signal.SIGTERM)))
-    else:
+    if not isinstance(lost.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
+        return
+    once_more = threading.Timer(_SOON, os.kill, (os.getpid(), signal.SIGTERM))  # at once it would be dropped here too
+    while once_more.ident is None:
+        with suppress(KeyboardInterrupt):  # a second one: it would be shown as dropped, and this one is under way
+            start_deaf(once_more)

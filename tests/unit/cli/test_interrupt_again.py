@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import threading
 import time
 import weakref
 
@@ -29,3 +30,17 @@ def test_an_interrupt_in_a_callback_is_not_lost(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_second_one_that_comes_meanwhile_is_not_shown_as_dropped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is heard where the signals that were held for the thread are let go."""
+    start_deaf = endings.start_deaf
+
+    def interrupted(thread: threading.Thread) -> None:
+        start_deaf(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(endings, "start_deaf", interrupted)
+    test_an_interrupt_in_a_callback_is_not_lost(monkeypatch, capsys)
