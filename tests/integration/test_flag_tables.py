@@ -1,15 +1,12 @@
 """The flag tables and the rendered commands, against the argument parsers of the very versions they name."""
 
 import json
-import os
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
-from together import together
+from torch_forks import Program, run_forked
 from wheels import unpacked, wheel
 
 from orchestrator.commands import flag_tables
@@ -73,28 +70,23 @@ def command(profile: str, overrides: Sequence[str]) -> tuple[str, tuple[str, ...
 
 
 @pytest.fixture(scope="module")
-def ask(cpu_environment: Environment) -> Iterator[Callable[[str], Answers]]:
-    environ = dict(os.environ)  # none of the test's that happens to run when one is started
+def ask(cpu_environment: Environment) -> Callable[[str], Answers]:
+    found: dict[str, list[tuple[str, ...]]] = {version: [OLD_OPTION] for version in VERSIONS}
+    for version, argv in (command(*each) for each in COMMANDS):
+        found[version].append(argv)
+    programs = {
+        version: Program(program=ASK, argv=(str(FLAGS), str(unpacked(version)), version), stdin=json.dumps(commands))
+        for version, commands in found.items()
+    }
+    ended = run_forked(cpu_environment.python, programs)
 
     def answers(version: str) -> Answers:
-        commands = [
-            OLD_OPTION,
-            *(argv for made_for, argv in (command(*each) for each in COMMANDS) if made_for == version),
-        ]
-        asked = subprocess.run(
-            [str(cpu_environment.python), "-c", ASK, str(FLAGS), str(unpacked(version)), version],
-            input=json.dumps(commands),
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        asked = ended[version]
         assert asked.returncode == 0, asked.stderr
         answer = json.loads(asked.stdout.splitlines()[-1])
-        return Answers(answer["table"], dict(zip(commands, answer["verdicts"], strict=True)))
+        return Answers(answer["table"], dict(zip(found[version], answer["verdicts"], strict=True)))
 
-    with together({version: partial(answers, version) for version in VERSIONS}) as answered:
-        yield answered
+    return answers
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -1,16 +1,14 @@
 """What the hazards say of sglang, on the wheels' own code: a fused all-reduce without communicator, and sampling."""
 
 import json
-import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from packaging.version import Version
-from together import together
+from torch_forks import Program, run_forked
 from wheels import read, unpacked
 
 from orchestrator.environments import Environment
@@ -52,29 +50,18 @@ FUSING = ["0.5.14", "0.5.18", "0.5.23"]
 
 
 @pytest.fixture(scope="module")
-def fused(cpu_environment: Environment) -> Iterator[Callable[[str], "subprocess.CompletedProcess[str]"]]:
+def fused(cpu_environment: Environment) -> Mapping[str, "subprocess.CompletedProcess[str]"]:
     """`FUSED` as each version runs it."""
-    flags, environ = Path(__file__).parents[2] / "profiles/engines/flags", dict(os.environ)
-
-    def run(version: str) -> "subprocess.CompletedProcess[str]":
-        argv = [
-            str(cpu_environment.python),
-            "-c",
-            FUSED,
-            str(flags),
-            str(unpacked(version)),
-        ]
-        return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, timeout=180)
-
-    with together({version: partial(run, version) for version in FUSING}) as ran:
-        yield ran
+    flags = str(Path(__file__).parents[2] / "profiles/engines/flags")
+    programs = {version: Program(program=FUSED, argv=(flags, str(unpacked(version)))) for version in FUSING}
+    return run_forked(cpu_environment.python, programs)
 
 
 @pytest.mark.parametrize("version", FUSING)
 def test_without_custom_all_reduce_the_fusion_does_nothing(
-    version: str, fused: Callable[[str], "subprocess.CompletedProcess[str]"]
+    version: str, fused: Mapping[str, "subprocess.CompletedProcess[str]"]
 ) -> None:
-    asked = fused(version)
+    asked = fused[version]
     assert asked.returncode == 0, asked.stderr[-2000:]
     assert json.loads(asked.stdout.splitlines()[-1]) == {
         "without": {"communicator": None, "answer": None},

@@ -4,15 +4,12 @@ Wrong values are set on `mi355x-tp8`; the engine reads a config of GLM-5.2's sha
 """
 
 import json
-import os
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
 from draft_model_config import glm_config
-from together import together
+from torch_forks import Program, run_forked
 from wheels import unpacked
 
 from orchestrator.commands.planning import load, profile_names, render_artifacts
@@ -145,9 +142,8 @@ RIGHT = (
 
 
 @pytest.fixture(scope="module")
-def ask(cpu_environment: Environment, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+def ask(cpu_environment: Environment, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ask:
     """What each engine says of all that is asked of it here: importing it takes seconds."""
-    environ = dict(os.environ)  # none of the test's that happens to run when one is started
     folders = {"cpu": tiny_model, **{platform: tmp_path_factory.mktemp(platform) for platform in ("rocm", "cuda")}}
     model_in(folders["rocm"])
     model_in(folders["cuda"], quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4"})
@@ -155,22 +151,20 @@ def ask(cpu_environment: Environment, tiny_model: Path, tmp_path_factory: pytest
     for (version, platform), profiles in engines().items():
         shipped = {profile: command(profile, folders[platform]) for profile in profiles}
         asked[version, platform] = {**asked.get((version, platform), {}), **shipped}
+    programs = {
+        (version, platform): Program(
+            program=str(SCRIPT), argv=(str(unpacked(version)), platform), stdin=json.dumps([*commands.values()])
+        )
+        for (version, platform), commands in asked.items()
+    }
+    ended = run_forked(cpu_environment.python, programs)
 
     def said(version: str, platform: str) -> dict[str, str]:
-        root, commands = unpacked(version), asked[version, platform]
-        answered = subprocess.run(
-            [str(cpu_environment.python), str(SCRIPT), str(root), platform],
-            input=json.dumps([*commands.values()]),
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        answered = ended[version, platform]
         assert answered.returncode == 0, answered.stderr[-2000:]
-        return dict(zip(commands, json.loads(answered.stdout.splitlines()[-1]), strict=True))
+        return dict(zip(asked[version, platform], json.loads(answered.stdout.splitlines()[-1]), strict=True))
 
-    with together({engine: partial(said, *engine) for engine in asked}) as verdicts:
-        yield lambda version, platform: verdicts((version, platform))
+    return said
 
 
 def model_in(folder: Path, **parts: object) -> Path:
