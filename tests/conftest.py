@@ -56,8 +56,13 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Who judges times comes last, when one worker after the other has nothing left to do."""
-    items.sort(key=_judges_times)
+    """Files that judge times come last, when one worker after the other has nothing left to do.
+
+    First of them those that begin with something else: they start what they judge while others still run.
+    """
+    judged = {item.path for item in items if _judges_times(item)}
+    beside = {item.path for item in items if not _judges_times(item)}
+    items.sort(key=lambda item: (item.path in judged) + (item.path not in beside))
 
 
 def pytest_collection_finish() -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -23,7 +22,7 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.environments import Environment
 from orchestrator.results import Latency, MarkKind, Point, ServerProvenance
 
-pytestmark = [pytest.mark.engine, pytest.mark.alone]
+pytestmark = pytest.mark.engine
 
 REQUESTS = 30
 WORKLOAD = load_workload("smoke-tiny").model_copy(update={"rates_rps": (4.0,), "requests": REQUESTS})
@@ -68,6 +67,7 @@ def bench(server: CpuServer, directory: Path, *, workload: Workload = WORKLOAD, 
     return result.points[0]
 
 
+@pytest.mark.usefixtures("their_turn")  # it begins here, where other tests may run beside: its imports take long
 def test_prompts_of_text_have_exactly_the_tokens_that_were_asked_for(server: CpuServer, tmp_path: Path) -> None:
     """By the server's own counters; and they are text: the server reads the same tokens from it."""
     changes = {"prompts": "text", "token_ids": None, "requests": 8, "output_tokens": 4, "input_tokens": 700}
@@ -88,6 +88,7 @@ def test_prompts_of_text_have_exactly_the_tokens_that_were_asked_for(server: Cpu
     assert passage.strip() in text
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("api", ["completions", "generate"])
 def test_our_figures_are_the_servers_own(server: CpuServer, tmp_path: Path, api: str) -> None:
     quietness = Quietness()
@@ -122,9 +123,8 @@ def test_our_figures_are_the_servers_own(server: CpuServer, tmp_path: Path, api:
     assert latency.e2e_from_send_s.mean <= counted.e2e_mean_s * (1 + AGREES) + quietness.waited_s
 
 
-def test_sglangs_own_client_finds_the_same(
-    server: CpuServer, cpu_environment: Environment, tiny_model: Path, tmp_path: Path
-) -> None:
+@pytest.mark.alone
+def test_sglangs_own_client_finds_the_same(server: CpuServer, their_turn: Turn, tmp_path: Path) -> None:
     """Same lengths, nothing from cache, same number and rate; theirs sends Poisson arrivals, so ours does.
 
     The clients take turns. Where one and the same client does not find the same again, the machine is too busy to tell
@@ -133,15 +133,14 @@ def test_sglangs_own_client_finds_the_same(
     changes = {"cached_share": 0.0, "prefixes": 1, "arrivals": "poisson", "requests": TURN_REQUESTS}
     workload = WORKLOAD.model_copy(update=changes)
     ours, theirs = list[Medians](), list[Medians]()
-    with their_client(server, cpu_environment, tiny_model, tmp_path) as their_turn:
-        for turn in range(TURNS):
-            own = bench(server, tmp_path / f"ours-{turn}", workload=workload, api="generate")
-            other = their_turn()
-            assert other["completed"] == own.succeeded == TURN_REQUESTS
-            assert other["total_input_tokens"] == own.input_tokens
-            assert other["total_output_tokens"] == own.output_tokens
-            ours.append(our_medians(own.latency))
-            theirs.append({name: other[f"median_{name}_ms"] / 1e3 for name in QUANTITIES})
+    for turn in range(TURNS):
+        own = bench(server, tmp_path / f"ours-{turn}", workload=workload, api="generate")
+        other = their_turn()
+        assert other["completed"] == own.succeeded == TURN_REQUESTS
+        assert other["total_input_tokens"] == own.input_tokens
+        assert other["total_output_tokens"] == own.output_tokens
+        ours.append(our_medians(own.latency))
+        theirs.append({name: other[f"median_{name}_ms"] / 1e3 for name in QUANTITIES})
     apart = [name for name in QUANTITIES if not agree([each[name] for each in ours], [each[name] for each in theirs])]
     noisy = {name: max(scatter([each[name] for each in turns]) for turns in (ours, theirs)) for name in apart}
     if apart and min(noisy.values()) > AGREES:
@@ -167,17 +166,20 @@ def scatter(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / median(values)
 
 
-@contextmanager
-def their_client(server: CpuServer, engine: Environment, model: Path, directory: Path) -> Iterator[Turn]:
+@pytest.fixture(scope="module")
+def their_turn(
+    server: CpuServer, cpu_environment: Environment, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Turn]:
     """sglang.bench_serving with token-id prompts, in one process: what it imports takes longer than a turn."""
+    directory = tmp_path_factory.mktemp("theirs")
     # it imports Hugging Face datasets for data sets that are not used here
     (directory / "datasets.py").write_text("def load_dataset(*_args, **_options):\n    raise RuntimeError\n")
     written = directory / "theirs.jsonl"
     options = [
         "--backend=sglang",
         f"--base-url={server.url}",
-        f"--model={model}",
-        f"--tokenizer={model}",
+        f"--model={tiny_model}",
+        f"--tokenizer={tiny_model}",
         "--dataset-name=random-ids",
         f"--random-input-len={WORKLOAD.input_tokens}",
         f"--random-output-len={WORKLOAD.output_tokens}",
@@ -190,7 +192,7 @@ def their_client(server: CpuServer, engine: Environment, model: Path, directory:
         f"--output-file={written}",
     ]
     environment = {**os.environ, "PYTHONPATH": str(directory), "HF_HUB_OFFLINE": "1"}
-    argv = [str(engine.python), "-c", TURNS_OF_THEIRS, *options]
+    argv = [str(cpu_environment.python), "-c", TURNS_OF_THEIRS, *options]
     log = directory / "theirs.log"
     with (
         log.open("w") as errors,
