@@ -1,6 +1,7 @@
 """One engine environment, one home and one running server for all integration tests; nothing outlives its test."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -74,11 +75,15 @@ def cpu_environment(engine_home: Home) -> environments.Environment:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(engine_home: Home, cpu_environment: environments.Environment) -> Path:
-    """The generated checkpoint that `cpu-tiny` serves."""
-    model = load("cpu-tiny").plan.model
+def tiny_model(
+    engine_home: Home, cpu_environment: environments.Environment, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The generated checkpoint that `cpu-tiny` serves: generated once for all workers, each has a copy."""
+    model, run = load("cpu-tiny").plan.model, tmp_path_factory.getbasetemp()
+    shared = Home((run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "shared-home")
     generator = IMAGES / model.source.location
-    return generate_model(model, generator, python=cpu_environment.python, home=engine_home, progress=Progress())
+    made = generate_model(model, generator, python=cpu_environment.python, home=shared, progress=Progress())
+    return shutil.copytree(made, engine_home.models / model.name)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Real sglang on this machine's CPU: profiles rendered, started through a runtime, asked over HTTP."""
 
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ class CpuServer:
     def wait_until_ready(self) -> None:
         """Return when it generates a token; fail with the end of its log when it has exited or takes too long."""
         deadline = time.monotonic() + PATIENCE
-        while not healthy(self.url):
+        while not (listens(self.url) and healthy(self.url)):
             running = self.runtime.state(self.handle).status is Status.RUNNING
             if not running or time.monotonic() > deadline:
                 lines = list(self.runtime.logs(self.handle, follow=False))
@@ -109,6 +110,13 @@ def wait_by_its_log(server: CpuServer) -> list[str]:
     for line in LogTail(server.log)():
         reader.feed(line)
     return reader.names
+
+
+def listens(url: str) -> bool:
+    """Whether somebody takes a connection there: soon asked, where a client of HTTP reads certificates first."""
+    address = httpx.URL(url)
+    with socket.socket() as probe:
+        return probe.connect_ex((address.host, address.port)) == 0
 
 
 def healthy(url: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from patience import PATIENCE
 from ports import free_port
 
 from orchestrator.commands.monitoring import MonitoringRequest
@@ -59,12 +60,18 @@ def every_second(folder: Path) -> None:
 class Prometheus:
     """A server that scrapes."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+
+    def is_ready(self) -> bool:
+        try:
+            return self._client.get("/-/ready").status_code == 200
+        except httpx.HTTPError:
+            return False
 
     def ask(self, expression: str) -> list[float]:
         """The numbers that an expression has now."""
-        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expression}, trust_env=False)
+        answer = self._client.get("/api/v1/query", params={"query": expression})
         found = json.loads(answer.text)
         assert found["status"] == "success", found
         values = [float(sample["value"][1]) for sample in found["data"]["result"]]
@@ -72,7 +79,7 @@ class Prometheus:
 
     def alerts(self) -> list[dict[str, Any]]:
         """Those that are pending or fire."""
-        answer = httpx.get(f"{self.url}/api/v1/alerts", trust_env=False)
+        answer = self._client.get("/api/v1/alerts")
         return list(json.loads(answer.text)["data"]["alerts"])
 
 
@@ -84,19 +91,13 @@ def scraping(folder: Path) -> Iterator[Prometheus]:
     with (folder / "prometheus.log").open("w") as log:
         process = subprocess.Popen(argv, cwd=folder, stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 20
-        while not _ready(url):
-            assert process.poll() is None, (folder / "prometheus.log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield Prometheus(f"http://{url}")
+        with httpx.Client(base_url=f"http://{url}", timeout=60, trust_env=False) as client:
+            prometheus, deadline = Prometheus(client), time.monotonic() + PATIENCE
+            while not prometheus.is_ready():
+                assert process.poll() is None, (folder / "prometheus.log").read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            yield prometheus
     finally:
         process.terminate()
         process.wait()
-
-
-def _ready(url: str) -> bool:
-    try:
-        return httpx.get(f"http://{url}/-/ready", trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False

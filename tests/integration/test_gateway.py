@@ -13,7 +13,7 @@ import httpx
 import pytest
 from command_line import CommandLine
 from cpu_server import processes_in
-from patience import wait_for
+from patience import PATIENCE, wait_for
 from ports import free_port
 from prometheus import every_second, prometheus_is_here, scraping
 from steady_load import client_of, complete, load
@@ -331,10 +331,10 @@ def is_watched_by_prometheus(pair: Pair, folder: Path) -> None:
         wait_for(lambda: fires() == {"DeployServerDown", "DeployGatewayDown"})
 
 
-def test_two_real_servers_behind_the_gateway(pair: Pair, cpu_engine: object, tmp_path: Path) -> None:
-    assert cpu_engine is not None  # its environment is there, and its model can be made
+def test_two_real_servers_behind_the_gateway(pair: Pair, tiny_model: Path, tmp_path: Path) -> None:
+    pair.deploy.home.models.symlink_to(tiny_model.parent)
     words = ("up", "cpu-tiny", "--name", NAME, "--json", "--set", f"server.port={pair.port}", "--set", "replicas=2")
-    ended = pair.deploy.run(*words, "--set", "waiting.grace=0")
+    ended = pair.deploy.run(*words, "--set", "waiting.grace=0", "--set", f"waiting.silence={PATIENCE}")
     assert ended.returncode == 0, ended.stderr
     smoke = json.loads(ended.stdout)["smoke"]
     failed = [check for check in smoke["checks"] if check["verdict"] == "failed"]
