@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from command_line import CommandLine
-from patience import wait_for
+from patience import PATIENCE, wait_for
 from pip_standin import with_pip
 from ports import free_port
 from standin import AITER, PACKAGE, engine_image, packages_of
@@ -58,6 +58,7 @@ def up(base: str, port: int) -> list[str]:
         "server.port": port,
         "server.api_key_env": "PAIR_KEY",
         "waiting.grace": 0,
+        "waiting.silence": PATIENCE,
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     return ["up", "--profile", "cpu-tiny", "--name", NAME, *words]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import CommandLine, processes_with
 from cpu_server import CpuEngine
+from patience import PATIENCE
 from ports import free_port
 
 from orchestrator.core.paths import Home, data_root
@@ -27,7 +28,8 @@ class Publication:
 @pytest.fixture
 def publication(tmp_path: Path) -> Publication:
     port, profile, workload = free_port(), tmp_path / "tiny-again.yaml", tmp_path / "two-rates.yaml"
-    profile.write_text(changed(SHIPPED / "cpu-tiny.yaml", ("port: 30010", f"port: {port}"), ("grace: 20", "grace: 2")))
+    own = (("port: 30010", f"port: {port}"), ("grace: 20", "grace: 2"), ("silence: 120", f"silence: {PATIENCE}"))
+    profile.write_text(changed(SHIPPED / "cpu-tiny.yaml", *own))
     workload.write_text(
         changed(
             SHIPPED / "workloads" / "smoke-tiny.yaml",
