@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,7 @@ from orchestrator.engine import parts, read_key
 from orchestrator.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render import replica_folder
-from orchestrator.runtimes import REGISTRY, Handle, Runtime, RuntimeKind, Status, UnansweredError
+from orchestrator.runtimes import REGISTRY, Handle, Runtime, RuntimeKind, ServerState, Status, UnansweredError
 
 PARTS_FILE: Final = "parts.json"  # what a server is made of, noted when it is ready
 
@@ -156,7 +157,20 @@ def lost_parts(runtime: Runtime, handle: Handle) -> str:
         return ""
     running = parts(titles)
     lost = [str(part) for part in noted if part not in running]
+    if not running and (again := _started_again(runtime.state(handle), RunDir(Path(handle.run_dir)))):
+        return again
     return f"{', '.join(lost)} {'has' if len(lost) == 1 else 'have'} ended while the server runs" if lost else ""
+
+
+def _started_again(state: ServerState, run: RunDir) -> str:
+    """That a server was started again by its runtime after it was ready, and how long ago; "" for one that was not."""
+    if state.started_at is None:
+        return ""
+    noted = datetime.fromtimestamp((run.path / PARTS_FILE).stat().st_mtime, UTC)
+    if datetime.fromisoformat(state.started_at) <= noted:
+        return ""
+    began = f"it was started again {state.age()} ago, and is not ready yet"
+    return "; ".join(filter(None, [began, state.detail]))
 
 
 def of_other_plans(handle: Handle, plan: Plan) -> str:

@@ -74,8 +74,13 @@ def require_well(servers: Fleet, found: Iterable[ServerStatus], *, named: bool) 
         handle = servers.one(server.name)
         require_running(servers.runtime(handle), handle)
         if server.health == "unhealthy":
-            why = server.detail or "it does not answer"
+            why = server.detail or _unanswered(len(server.replicas))
             raise SmokeError(f"`{server.name}` runs and does not serve: {why}", hint=AGAIN.format(name=server.name))
+
+
+def _unanswered(replicas: int) -> str:
+    """What is known of a server that has lost nothing, and gave no token when it was asked."""
+    return f"its gateway does not count all {replicas} servers as healthy" if replicas else "it does not answer"
 
 
 def status_table(

@@ -149,13 +149,13 @@ class _Wait:
 
     def _refuse_dead(self, state: ServerState) -> None:
         doing = self.reader.text
+        reason = f" ({state.detail})" if state.detail else ""
         if state.restarts:
-            raise self._error(f"the server died while {doing} and was started again")
+            raise self._error(f"the server died while {doing} and was started again{reason}")
         if state.status is Status.ABSENT:
             raise self._error(f"the server is gone: something else removed it while {doing}")
         if state.status not in {Status.RUNNING, Status.PENDING}:
             code = "" if state.exit_code is None else f" with code {state.exit_code}"
-            reason = f" ({state.detail})" if state.detail else ""
             raise self._error(f"the server exited{code} while {doing}, after {self.elapsed:.0f} s{reason}")
 
     def _is_healthy(self) -> bool:

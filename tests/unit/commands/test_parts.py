@@ -1,6 +1,7 @@
 """What has ended of a server is named from the process table; one of which nothing is known has lost nothing."""
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,13 @@ class OneServer(Table):
     def __init__(self, handle: Handle, titles: tuple[str, ...]) -> None:
         super().__init__(titles)
         self.handle = handle
+        self.started: str | None = None
 
     def find(self, _: str | None = None) -> tuple[Handle, ...]:
         return (self.handle,)
 
     def state(self, _: Handle) -> ServerState:
-        return ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
+        return ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=self.started, detail="")
 
 
 @pytest.fixture
@@ -106,6 +108,30 @@ def test_status_and_smoke_name_a_dead_rank_and_ask_the_server_nothing(
         require_well(servers, found, named=True)
     with pytest.raises(SmokeError, match="`two` does not serve as its profile says: rank DP1 has ended"):
         prove_again(servers, "two", strict_kernels=False)
+
+
+def test_a_server_that_its_runtime_has_started_again_has_lost_nothing(handle: Handle, tmp_path: Path) -> None:
+    """A new pod has none of the parts yet that the one before had."""
+    runtime = OneServer(handle, READY[:1])
+    note_parts(Table(READY), handle, 12.34)  # type: ignore[arg-type]
+    noted = datetime.fromtimestamp((tmp_path / "parts.json").stat().st_mtime, UTC)
+    runtime.started = (noted + timedelta(seconds=1)).isoformat()
+    said = lost_parts(runtime, handle)  # type: ignore[arg-type]
+    assert said.startswith("it was started again 0 s ago, and is not ready yet")
+    runtime.started = (noted - timedelta(seconds=1)).isoformat()
+    assert "rank DP0, rank DP1 have ended while the server runs" in lost_parts(runtime, handle)  # type: ignore[arg-type]
+
+
+def test_replicas_of_which_one_does_not_serve_yet_are_not_said_to_be_silent(
+    handle: Handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their gateway answers all the while."""
+    monkeypatch.setattr("orchestrator.commands.proof.answers", lambda _: False)
+    (tmp_path / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
+    behind = tuple(replace(handle, run_dir=str(tmp_path / f"replica-{number}")) for number in (1, 2))
+    servers = Fleet(Home(tmp_path), {"process": OneServer(replace(handle, replicas=behind), READY)})  # type: ignore[dict-item]
+    with pytest.raises(SmokeError, match="its gateway does not count all 2 servers as healthy"):
+        require_well(servers, statuses(servers, "two", ask=True), named=True)
 
 
 def test_a_replica_whose_record_cannot_be_read_is_named_and_smoke_asks_none_of_the_others(

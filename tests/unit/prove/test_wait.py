@@ -57,7 +57,7 @@ class Server:
             exit_code=self.exit_code if gone else None,
             restarts=int(self.second >= self.restarts_at),
             started_at=None,
-            detail="OOMKilled" if gone else "",
+            detail="OOMKilled" if gone or self.second >= self.restarts_at else "",
         )
 
     def answer(self, request: httpx.Request) -> httpx.Response:
@@ -158,7 +158,7 @@ def test_gives_up_at_once_when_the_server_was_restarted(second: int) -> None:
     """Before the first look as well."""
     server = Server(log={0: LOADING})
     server.restarts_at = second
-    with pytest.raises(NotReadyError, match=r"died while .* and was started again"):
+    with pytest.raises(NotReadyError, match=r"died while .* and was started again \(OOMKilled\)$"):
         server.wait(silence=3600)
     assert server.second < second + 0.5
 
