@@ -322,7 +322,7 @@ def against_outcome(outcome: Outcome, before: Outcome, *, where: str) -> Judgeme
 def against_published(outcome: Outcome) -> tuple[tuple[str, Judgement | None], ...]:
     """What the outcome says beside each published score of its suite, with that score's label; None: not to be told."""
     return tuple(
-        (f"{score.label} {score.score} published", beside_published(line, score, outcome))
+        (f"{line.model} {score.label} {score.score} published", beside_published(line, score, outcome))
         for line in published_evals()
         if line.suite == outcome.suite
         for score in (line.baseline, line.candidate)

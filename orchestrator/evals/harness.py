@@ -176,9 +176,16 @@ def _run(command: list[str], request: EvalRequest, say: Callable[[str], None]) -
         raise BenchError(
             f"the harness ended with exit code {code}",
             where=request.url,
-            details="\n".join(tail),
+            details=_last_words(tail),
             hint="" if request.data else "`--data` takes a local copy, where the questions could not be downloaded",
         )
+
+
+def _last_words(tail: list[str]) -> str:
+    """What follows a traceback, for all of it was said as it came; else the last line."""
+    told = [line for line in tail if line.strip()]
+    inside = [place for place, line in enumerate(told) if line.startswith(" ")]
+    return "\n".join(told[inside[-1] + 1 :] if inside else told[-1:]) or "".join(told[-1:])
 
 
 def hub_token() -> Secret | None:

@@ -86,6 +86,7 @@ class PublishedEval(StrictModel):
     """Two published scores of one suite. `items` are questions, `samples` answers (seeds × questions)."""
 
     suite: str
+    model: str  # whose scores they are
     title: str
     items: int | None = None
     samples: int | None = None

@@ -8,7 +8,7 @@ import pytest
 from orchestrator.commands.runs import load_outcome, load_result
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.secret import Secret
-from orchestrator.evals.harness import EvalRequest, argv, local_task, read_items, read_outcome
+from orchestrator.evals.harness import EvalRequest, _last_words, argv, local_task, read_items, read_outcome
 from orchestrator.evals.suites import find_suite
 from orchestrator.results import outcome_file, outcome_to_json
 
@@ -132,3 +132,18 @@ def test_bytes_that_are_no_text_are_refused_in_words(tmp_path: Path) -> None:
     for load in (load_outcome, load_result):
         with pytest.raises(BenchError, match="cannot read the"):
             load(file)
+
+
+@pytest.mark.parametrize(
+    ("printed", "told"),
+    [
+        ("Traceback:\n  File a\n    ask()\nConnectionError: no hub\n", "ConnectionError: no hub"),
+        ("  ask()\nValueError: two\nlines", "ValueError: two\nlines"),
+        ("Requesting\nKilled\n\n", "Killed"),
+        ("  File a\n", "  File a"),
+        ("", ""),
+    ],
+)
+def test_a_harness_that_fails_is_told_by_what_its_traceback_ends_with(printed: str, told: str) -> None:
+    """All of it was said as it came."""
+    assert _last_words(printed.splitlines()) == told
