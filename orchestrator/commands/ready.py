@@ -98,7 +98,11 @@ def ready_preview(request: ReadyRequest, plan: Plan, place: Place, registry: Reg
     """
     pulled_here = runtime_kind(plan.runtime).elsewhere is None
     later = "held against the plan once it is pulled" if pulled_here else "not held against the plan: nodes pull it"
-    image = (None if place.far else _here(request.image)) or _told(request.image, registry, later)
+    image = None if place.far else _here(request.image)
+    if image is None and plan.kubernetes is not None and plan.kubernetes.image_on_node:
+        note(f"`{request.image}` is looked for on the nodes alone; its receipt is not held against the plan")
+    elif image is None:
+        image = _told(request.image, registry, later)
     if image is None:
         return replace(plan, ready_image=request.image)
     plan = request.decide(image, place.home)

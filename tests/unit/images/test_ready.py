@@ -198,6 +198,16 @@ def test_a_registry_that_does_not_tell_is_no_reason_to_refuse_a_dry_run(
     assert "its receipt is held against the plan once it is pulled" in capsys.readouterr().err
 
 
+def test_no_registry_is_asked_for_an_image_that_the_nodes_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = july("runtime=kubernetes", "kubernetes.weights.claim=models", "kubernetes.image_on_node=true")
+    request = ReadyRequest(profile="mi355x-tp8-july", overrides=(), image="on.node/tp8:v1", accept_untuned=False)
+    unasked = Registry(transport=httpx.MockTransport(lambda _: pytest.fail("the registry was asked")))
+    assert ready_preview(request, held, Place(home=Home(tmp_path), far="ssh://node"), unasked).ready_image
+    assert "looked for on the nodes alone" in capsys.readouterr().err
+
+
 def test_an_image_without_the_gateway_is_none_for_several_servers() -> None:
     plan = load("mi355x-tp4x2").plan
     without = ready(plan, version=plan.engine.version)
