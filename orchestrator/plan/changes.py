@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+_SAME_VALUES: Final = "every value is the same; what differs is where they are written, or what is said of them"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +26,15 @@ def differences(sides: Sequence[Mapping[str, str]]) -> tuple[Difference, ...]:
 
 
 def changes(old: Mapping[str, object], new: Mapping[str, object]) -> str:
-    """The differences of two plans as data, one line a value: `- key: old`, `+ key: new`."""
+    """The differences of two plans as data, one line a value: `- key: old`, `+ key: new`; or that no value differs."""
     sides = (flat(old), flat(new))
-    return "\n".join(
+    told = "\n".join(
         f"{sign} {each.key}: {side[each.key]}"
         for each in differences(sides)
         for sign, side in zip("-+", sides, strict=True)
         if each.key in side
     )
+    return told or (_SAME_VALUES if old != new else "")
 
 
 def flat(data: Mapping[str, object]) -> dict[str, str]:

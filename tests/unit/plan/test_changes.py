@@ -31,3 +31,10 @@ def test_each_value_that_differs_stands_as_it_is_written() -> None:
 def test_equal_plans_have_no_difference() -> None:
     plan = load("cpu-tiny").plan
     assert changes(plan.to_dict(), plan.to_dict()) == ""
+
+
+def test_a_value_that_is_only_written_elsewhere_is_said_to_be_the_same() -> None:
+    """Its plan has another digest all the same, as `--set` stands behind the value now."""
+    old, new = load("cpu-tiny").plan, load("cpu-tiny", overrides=["env.OMP_NUM_THREADS=1"]).plan
+    assert old.digest != new.digest
+    assert changes(old.to_dict(), new.to_dict()).startswith("every value is the same; what differs is where")
