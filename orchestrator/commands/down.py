@@ -26,6 +26,8 @@ def down(servers: Fleet, name: str, *, host: str | None, everyones: bool = True,
         for handle in servers.find(name):
             if everyones or _is_ours(servers, handle):
                 within = grace_of(servers, name) if grace is None else grace
+                if grace is None:
+                    say(f"stopping `{name}`: its requests have {within:g} s to end")
                 stop_server(servers.runtime(handle), handle, home=servers.home, grace=within, why="stopped")
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
             wait_until_free(plan, place_of(plan, servers.home, host))

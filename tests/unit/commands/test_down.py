@@ -60,7 +60,8 @@ def test_all_goes_on_past_a_failure_names_each_and_fails(tmp_path: Path, capsys:
     assert caught.value.message == "3 of 5 servers are not known to be down"
     assert [problem.message.partition(":")[0] for problem in caught.value.problems] == ["`b`", "`c`", "`d`"]
     assert caught.value.problems[0].hint == "look"
-    assert capsys.readouterr().err.splitlines() == ["`a` is down", "`e` is down"]
+    said = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["stopping `a`", "`a` is down", *(f"stopping `{name}`" for name in "bcde"), "`e` is down"]
 
 
 def test_what_could_not_be_asked_is_said(tmp_path: Path) -> None:
