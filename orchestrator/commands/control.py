@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from orchestrator.commands.runs import unwritable
 from orchestrator.core.console import warn
@@ -65,7 +66,11 @@ def control_of(gateway: Handle, runtime: Runtime, *, key: Secret | None, grace: 
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """A gateway whose servers are changed. Each call raises HostError where it does not answer as expected."""
+    """A gateway whose servers are changed. Each call raises HostError where it does not answer as expected.
+
+    Each server has a port that no other of them has, and is known by it: one that a cluster has moved, or that is
+    gone, is listed where it was.
+    """
 
     url: str
     control: Secret
@@ -117,7 +122,8 @@ class Control:
         return tuple(server for server in self._of(url) if not server.ready)
 
     def _of(self, url: str) -> tuple[Behind, ...]:
-        return tuple(server for server in self.behind() if server.url == url)
+        port = urlsplit(url).port
+        return tuple(server for server in self.behind() if urlsplit(server.url).port == port)
 
     def _change(self, method: str, path: str, body: dict[str, object] | None = None) -> None:
         try:

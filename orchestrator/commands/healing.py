@@ -20,6 +20,7 @@ from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.plan import Plan
 from orchestrator.plan.replicas import replica_plans
+from orchestrator.render import replica_folder
 from orchestrator.runtimes import Handle, ServerState, Status, runtime_kind
 
 _GONE: Final = ServerState(status=Status.ABSENT, exit_code=None, restarts=0, started_at=None, detail="")
@@ -54,13 +55,20 @@ def standing(servers: Fleet, name: str) -> Standing:
         ready=bool(run.read(PARTS_FILE)),
         by_watch=_is_healing(run),
         ranks=plan.layout.dp * plan.replicas,
-        behind=tuple(each.server.url for each in replica_plans(plan)) if plan.gateway else (),
+        behind=tuple(_behind(plan, handle)) if plan.gateway else (),
         api_key_env=plan.server.api_key_env,
         unhealthy_after=plan.healing.unhealthy_after,
         limit=plan.healing.restarts,
         window=plan.healing.window,
         healed=tuple(_healed(servers.home, name)),
     )
+
+
+def _behind(plan: Plan, handle: Handle | None) -> Iterator[str]:
+    """The URLs of several servers: where they are found, else where the plan has them."""
+    found = {Path(server.run_dir).name: server.url for server in handle.replicas} if handle else {}
+    for number, each in enumerate(replica_plans(plan), start=1):
+        yield found.get(replica_folder(number)) or each.server.url
 
 
 def require_watchable(home: Home, names: Sequence[str]) -> None:

@@ -71,6 +71,9 @@ def _reached(request: MonitoringRequest, plan: Plan, name: str) -> tuple[Pods | 
     """By which labels, or where, the servers and the gateway before them are scraped. Raises UsageError."""
     kind = runtime_kind(plan.runtime)
     pods = None if kind.pods is None else kind.pods(plan, name)
+    if plan.gateway is not None and not kind.here and pods is None:
+        why = f"`{name}` is {plan.replicas} servers, each on the node that it was given"
+        raise UsageError(why, hint=f"`deploy status {name} --json` tells where they are; scrape those addresses")
     if request.target is None and not kind.here and pods is None:
         hint = "`--target HOST:PORT` says where: its node, or its Service"
         raise UsageError(f"where Prometheus reaches `{name}` in its cluster is not known", hint=hint)

@@ -31,7 +31,7 @@ from orchestrator.plan.replicas import why_all_at_once
 from orchestrator.prove import CheckResult, SmokeReport, gateway_checks, target_of
 from orchestrator.render import Artifacts, replica_folder
 from orchestrator.results import ServerProvenance
-from orchestrator.runtimes import Handle, Place, Runtime, Status, start_of
+from orchestrator.runtimes import Handle, Place, Queues, Runtime, Status, start_of
 
 _REPLACED = "replaced"
 
@@ -110,9 +110,11 @@ class _Change:
     def _artifacts(self, number: int) -> Artifacts:
         return self.start.artifacts.replicas[number - 1]
 
-    def _address(self, number: int) -> str:
-        """Where the gateway finds it."""
-        return self._artifacts(number).plan.server.url
+    def _address(self, number: int, server: Handle | None = None) -> str:
+        """Where the gateway finds it: on the node that they share, or where it has its place."""
+        planned = self._artifacts(number).plan.server.url
+        apart = self._plan.gateway is not None and not self._plan.gateway.one_node
+        return server.url if apart and server is not None and server.url else planned
 
     def _folder(self, number: int) -> Path:
         return self.run.path / replica_folder(number)
@@ -153,7 +155,7 @@ class _Change:
                 with heard():
                     self._stop_old(number, step)
                     new = self._start_new(number, step)
-                self.control.put_back(self._address(number), new)
+                self.control.put_back(self._address(number, new), new)
             except BaseException as error:
                 self._clear(number, step, error)
                 raise
@@ -178,6 +180,8 @@ class _Change:
         folder = self._folder(number)
         new = self.runtime.start(replica, name=self.start.name, run_dir=folder, secrets=self.start.secrets)
         step.new = new
+        if isinstance(self.runtime, Queues):
+            step.new = new = self.runtime.placed(new, replica.plan)
         self.control.hold_back(new)
         say(f"started {self._called(number)}; log: {RunDir(folder).log}")
         timeout, about = self.start.request.timeout, starting(replica.plan)
@@ -222,7 +226,7 @@ class _Change:
             take_down(old, self.runtime, RunDir(Path(old.run_dir)), _REPLACED)
         elif step.begun and old is not None:
             try:
-                self.control.put_back(self._address(number), old)
+                self.control.put_back(self._address(number, old), old)
             except DeployError as error:
                 failure.add_note(error.message)
 

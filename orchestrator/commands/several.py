@@ -19,7 +19,7 @@ from orchestrator.engine.gateway import CONTROL_KEY
 from orchestrator.plan import Plan
 from orchestrator.prove import CheckResult, SmokeReport, gateway_checks, target_of, wait_for_gateway
 from orchestrator.render import Artifacts, replica_folder
-from orchestrator.runtimes import Handle, Runtime, ServerState, Status
+from orchestrator.runtimes import Handle, Queues, Runtime, ServerState, Shows, Status
 
 
 @dataclass(kw_only=True)
@@ -55,6 +55,9 @@ class Several:
             started = self.runtime.start(replica, name=self.name, run_dir=folder, secrets=secrets)
             self._servers.append(started)
             say(f"started replica {number} of `{self.name}`; log: {RunDir(folder).log}")
+        if isinstance(self.runtime, Queues):
+            both = zip(self._servers, self.artifacts.replicas, strict=True)
+            self._servers = [self.runtime.placed(server, replica.plan) for server, replica in both]
         for number, (server, replica) in enumerate(zip(self._servers, self.artifacts.replicas, strict=True), start=1):
             seconds = await_ready(
                 server,
@@ -77,7 +80,7 @@ class Several:
         """Start it before servers that serve, wait until it counts them all, and prove it. Raises NotReadyError."""
         gateway = replace(self.artifacts, replicas=())
         given = dict(secrets)
-        if gateway.plan.gateway is None or gateway.plan.gateway.one_node:  # else it finds them itself
+        if not isinstance(self.runtime, Shows):  # else it finds them itself
             given[CONTROL_KEY] = make_control_key(self.run.path, self.home)
         own = self.runtime.start(gateway, name=self.name, run_dir=self.run.path, secrets=given)
         count = len(self._servers)

@@ -205,7 +205,7 @@ class Gateway:
     options: tuple[Flag, ...]  # of `smg launch`
     ports: tuple[int, ...]  # of the replicas, in their order
     metrics_port: int  # of the gateway's own counters
-    one_node: bool  # the replicas share its GPUs; else each has a machine of its own, as pods do
+    one_node: bool  # the replicas share its GPUs and its loopback; else each has a place of its own: a pod, a job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,9 +252,10 @@ class Healing:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
-    """The job that a server runs in. What is None the cluster decides."""
+    """The job that a server, each of several, runs in. What is None the cluster decides."""
 
     partition: str | None
+    gateway_partition: str | None  # None: that of the servers
     account: str | None
     qos: str | None
     time: str | None  # as sbatch takes it

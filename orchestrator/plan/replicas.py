@@ -96,8 +96,10 @@ def why_all_at_once(old: Plan, new: Plan) -> str:
 
 
 def _in_cluster(plan: Plan) -> tuple[object, ...]:
-    """Where a gateway looks for its servers, and the Secret that they share."""
-    found = plan.kubernetes
+    """Where a gateway looks for its servers, and the Secret that they share; or where it runs itself."""
+    found, job = plan.kubernetes, plan.slurm
+    if job is not None:
+        return (job.gateway_partition,)
     return (found.context, found.namespace, found.secret) if found else ()
 
 

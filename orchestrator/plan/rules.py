@@ -132,16 +132,6 @@ def replicas_share_the_node(case: Case) -> Iterator[Problem]:
         )
 
 
-def one_server(case: Case) -> Iterator[Problem]:
-    """One server is started and nothing before it, for a runtime that knows no gateway."""
-    if (count := case.profile.replicas) > 1:
-        yield Problem(
-            f"the {case.profile.runtime} runtime starts one server, not {count} behind a gateway",
-            case.place("replicas"),
-            "`--set runtime=docker` or `process` starts them; or `--set replicas=1` with `layout.dp`: one server",
-        )
-
-
 def gateway_is_known(case: Case) -> Iterator[Problem]:
     """The gateway takes its options, also where one replica has none yet."""
     for name, setting in case.profile.gateway.items():

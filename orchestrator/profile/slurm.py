@@ -25,6 +25,9 @@ class SlurmSection(StrictModel):
     """The job that a server runs in, where its runtime is Slurm."""
 
     partition: Word | None = Field(default=None, description="partition; the cluster's own default where none is named")
+    gateway_partition: Word | None = Field(
+        default=None, description="partition of the gateway's job, where several servers take whole nodes of theirs"
+    )
     account: Word | None = Field(default=None, description="account that the job is charged to")
     qos: Word | None = Field(default=None, description="quality of service")
     time: JobTime | None = Field(
@@ -47,7 +50,7 @@ class SlurmSection(StrictModel):
         description="seconds that the job may wait for its place; any where it is not said",
     )
     options: tuple[Annotated[str, Field(pattern=_JOB_OPTION)], ...] = Field(
-        default=(), description="further options of sbatch, such as --constraint=gfx950"
+        default=(), description="further options of sbatch for the servers, such as --constraint=gfx950"
     )
     container: Literal["none", "pyxis", "apptainer"] = Field(
         default="none", description="none, or what the cluster starts containers with: pyxis or apptainer"

@@ -85,7 +85,7 @@ def gateway_command(
     python: str = "python3",
     launcher: str = LAUNCHER,
     host: str | None = None,
-    metrics_host: str = LOOPBACK,
+    metrics_host: str | None = None,
     pods: PodSearch | None = None,
 ) -> Command:
     """What is executed before several servers, or before the `pods` it finds; for a plan that has a gateway.
@@ -97,7 +97,7 @@ def gateway_command(
     launch = GatewayLaunch(
         host=host or plan.server.host,
         port=plan.server.port,
-        metrics_host=metrics_host,
+        metrics_host=metrics_host or LOOPBACK,
         metrics_port=plan.gateway.metrics_port,
         servers=[replica.server.url for replica in replica_plans(plan)],
         grace=plan.waiting.grace,

@@ -8,6 +8,7 @@ from typing import Final
 
 from orchestrator.core.text import printable
 from orchestrator.plan import EnvVar, Flag, Plan
+from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.artifacts import Artifacts, ContextFile
 
 IMAGE_FOLDER: Final = "image"  # the build context
@@ -69,7 +70,16 @@ def gateway_script(artifacts: Artifacts) -> str:
     lines = ["#!/bin/sh", _comment(about), "#", *_origins([(" ".join(option.argv), option) for option in options])]
     lines += ["set -eu", 'CDPATH= cd -- "$(dirname -- "$0")"']
     lines += [f"export {name}={shlex.quote(value)}" for name, value in artifacts.command.env]
-    return "\n".join([*lines, *_executed(artifacts)])
+    text = "\n".join([*lines, *_executed(artifacts)])
+    return text if plan.gateway is None or plan.gateway.one_node else _addressed(plan, text)
+
+
+def _addressed(plan: Plan, text: str) -> str:
+    """A gateway's command with a variable for the URL of each server, which is known once that has its node."""
+    for number, replica in enumerate(replica_plans(plan), start=1):
+        asked = f"its URL, as http://NODE:{replica.server.port}"
+        text = text.replace(f" {replica.server.url}", f' "${{REPLICA_{number}:?{asked}}}"')
+    return text
 
 
 def _executed(artifacts: Artifacts) -> Iterator[str]:

@@ -166,6 +166,17 @@ class Shows(Protocol):
         """Whether the gateway may find it."""
 
 
+@runtime_checkable
+class Queues(Protocol):
+    """A runtime whose `start` of one of several servers returns while that still waits for its place.
+
+    So all of them wait at once, and each is given its place as one comes free.
+    """
+
+    def placed(self, handle: Handle, plan: Plan) -> Handle:
+        """Wait until it has its place, saying why it waits; with the URL that it has there. Raises StartError."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cache:
     """What a start has made and later ones take; `place` is a volume's name or a folder, `size` in bytes."""

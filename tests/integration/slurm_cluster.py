@@ -54,7 +54,7 @@ SlurmdTimeout=5
 KillWait=2
 MinJobAge=60
 MaxNodeCount=2
-NodeName=DEFAULT CPUs=4 RealMemory=2000 Gres=gpu:mi355x:2 State=UNKNOWN
+NodeName=DEFAULT CPUs=4 RealMemory=4000 Gres=gpu:mi355x:2 State=UNKNOWN
 NodeName=n0 NodeHostname=localhost NodeAddr=127.0.0.1 Port={first}
 NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.2 Port={last}
 PartitionName=main Nodes=ALL Default=YES MaxTime=60 DefaultTime=30 State=UP

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.host import Finding, Subject, fail, info, warn
+from orchestrator.plan.replicas import replica_plans
 from orchestrator.runtimes.slurm.script import job_of
 from orchestrator.runtimes.supervised.interpreter import interpreter
 
@@ -49,6 +50,7 @@ def cluster(subject: Subject) -> Iterator[Finding]:
         yield fail("partition", names or "none", wanted, "`--set slurm.partition=…` names one")
         return
     yield from _partition(ours)
+    yield from _several(subject, groups, ours)
     yield from _gpus(subject, ours)
     yield from _time(job.time, ours)
 
@@ -101,8 +103,29 @@ def _partition(ours: list[NodeGroup]) -> Iterator[Finding]:
         yield info("partition", f"{name}: {total} nodes, {states}", "a node")
 
 
+def _several(subject: Subject, groups: tuple[NodeGroup, ...], ours: list[NodeGroup]) -> Iterator[Finding]:
+    """There are nodes for all servers that take whole ones, and for the gateway before them."""
+    plan, job = subject.plan, job_of(subject.plan)
+    if plan.gateway is None:
+        return
+    own = job.gateway_partition
+    if own is not None and own not in {group.partition for group in groups}:
+        names = ", ".join(dict.fromkeys(group.partition for group in groups))
+        yield fail("gateway", names, own, "`--set slurm.gateway_partition=…` names one")
+    if not job.exclusive:
+        return
+    total, needed = sum(group.nodes for group in ours), plan.replicas + (own is None)
+    what = f"{needed}: one a server" + ("" if own else ", and one for the gateway")
+    if total < needed:
+        hint = "`--set slurm.exclusive=false` takes parts of nodes"
+        more = "; `--set slurm.gateway_partition=…` has the gateway elsewhere" if own is None else ""
+        yield fail("nodes", f"{total} in {ours[0].partition}", what, hint + more)
+    else:
+        yield info("nodes", f"{total} in {ours[0].partition}", what)
+
+
 def _gpus(subject: Subject, ours: list[NodeGroup]) -> Iterator[Finding]:
-    plan = subject.plan
+    plan = replica_plans(subject.plan)[0]
     if not plan.gpus:
         return
     kind, count = job_of(plan).gpu_type, plan.gpus[-1] + 1

@@ -77,7 +77,7 @@ def _wait_for_vram(run_dir: Path) -> None:
 
     try:
         plan = Plan.from_json(read_own(run_dir / "plan.json"))
-        if plan.gpus:
+        if plan.gpus and plan.gateway is None:
             vendor, given = plan.hardware.vendor, os.environ.get("SLURM_JOB_GPUS", "")
             gpus = [int(number) for number in given.split(",") if number.isdecimal()] or list(plan.gpus)
             wait_for_vram(lambda: read_gpus(vendor, local), gpus=gpus)

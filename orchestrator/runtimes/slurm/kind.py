@@ -11,14 +11,22 @@ from orchestrator.core.paths import Home
 from orchestrator.core.redaction import redact
 from orchestrator.host import Runner, Space
 from orchestrator.plan import Plan
-from orchestrator.render import Artifacts, ContextFile, script_file, server_command
+from orchestrator.plan.replicas import replica_plans
+from orchestrator.render import Artifacts, ContextFile, gateway_command, replica_folder, script_file, server_command
 from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind, ServerState, TakenImage
 from orchestrator.runtimes.slurm.checks import cluster, node_interpreter
 from orchestrator.runtimes.slurm.record import FILE, SERVER, START
 from orchestrator.runtimes.slurm.rules import RULES, settle
 from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, container_words, job_of, job_script
 from orchestrator.runtimes.supervised.copies import copies
-from orchestrator.runtimes.supervised.prepare import model_path, own_tables, prepare, rendered
+from orchestrator.runtimes.supervised.prepare import (
+    commanded,
+    launcher_files,
+    model_path,
+    own_tables,
+    prepare,
+    rendered,
+)
 from orchestrator.runtimes.supervised.record import CONFIG
 
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - which of a node's addresses clients reach is known to none before it runs
@@ -26,16 +34,27 @@ _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - which of a node's addresses clien
 
 def _rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
     """As a process, or within the site's container, whose image has the patches."""
-    return _contained(plan, None) if _in_container(plan) else rendered(plan, inputs, _EVERYWHERE)
+    if not _in_container(plan):
+        return rendered(plan, inputs, _EVERYWHERE)
+    servers = tuple(_contained(each, None) for each in replica_plans(plan))
+    if plan.gateway is None:
+        return servers[0]
+    gateway = gateway_command(plan, host=_EVERYWHERE, metrics_host=_EVERYWHERE)
+    return Artifacts(plan=plan, command=gateway, build=None, replicas=servers)
 
 
 def _prepare(artifacts: Artifacts, place: Place) -> Prepared:
-    """Make what the node needs in the home that it shares. Raises BuildError, PatchError."""
+    """Make what the nodes need in the home that they share. Raises BuildError, PatchError.
+
+    A gateway has an environment there, whatever its servers run in.
+    """
     plan = artifacts.plan
     if not _in_container(plan):
         return prepare(artifacts, place, place.home.job_packages, _EVERYWHERE)
     note(f"`{job_of(plan).image}` is taken as it is: the smoke test tells what it lacks")
-    return Prepared(artifacts=_contained(plan, str(place.home.root)), records={})
+    home = str(place.home.root)
+    made = commanded(artifacts, plan, place.home, lambda each: _contained(each, home).command, _EVERYWHERE)
+    return Prepared(artifacts=made, records={})
 
 
 def _in_container(plan: Plan) -> bool:
@@ -63,7 +82,12 @@ def _contained(plan: Plan, home: str | None) -> Artifacts:
 
 
 def _files(artifacts: Artifacts, name: str) -> tuple[ContextFile, ...]:
-    return (script_file(SCRIPT, job_script(artifacts.plan, name)),)
+    """The job of the server, or that of the gateway and one in each server's folder."""
+    own = (script_file(SCRIPT, job_script(artifacts.plan, name)), *launcher_files(artifacts, name))
+    replicas = enumerate(artifacts.replicas, start=1)
+    return own + tuple(
+        script_file(f"{replica_folder(number)}/{SCRIPT}", job_script(each.plan, name)) for number, each in replicas
+    )
 
 
 def _tables(plan: Plan, home: Home) -> tuple[Path, ...]:

@@ -8,12 +8,10 @@ from typing import Final
 from orchestrator.core.errors import Problem
 from orchestrator.core.redaction import looks_secret
 from orchestrator.plan import Plan, SlurmJob
-from orchestrator.plan.rules import Case, one_server
+from orchestrator.plan.rules import Case
 from orchestrator.profile import Profile
 
-_ONE: Final = (
-    "leave it out: a server is one task on one node, which starts its ranks itself; a profile for each starts several"
-)
+_ONE: Final = "leave it out: a server is one task on one node, which starts its ranks itself; `replicas` starts several"
 _OURS: Final = {  # options of sbatch that this tool sets, and what sets them in a profile, or why nothing does
     "job-name": "",
     "nodes": _ONE,
@@ -44,8 +42,9 @@ _OURS: Final = {  # options of sbatch that this tool sets, and what sets them in
 
 
 def settle(plan: Plan, profile: Profile) -> Plan:
-    """The plan with its job."""
-    return replace(plan, slurm=SlurmJob(**profile.slurm.model_dump()))
+    """The plan with its job. Of several servers each has its own; their ports differ, as two may share a node."""
+    gateway = replace(plan.gateway, one_node=False) if plan.gateway else None
+    return replace(plan, slurm=SlurmJob(**profile.slurm.model_dump()), gateway=gateway)
 
 
 def has_engine(case: Case) -> Iterator[Problem]:
@@ -98,6 +97,17 @@ def is_reached(case: Case) -> Iterator[Problem]:
         )
 
 
+def stays_where_it_is(case: Case) -> Iterator[Problem]:
+    """Slurm moves no server of several to another node: their gateway would look for it where it was."""
+    profile = case.profile
+    if profile.replicas > 1 and profile.slurm.requeue:
+        yield Problem(
+            f"`slurm.requeue` is for one server: of {profile.replicas} the gateway would not find one on another node",
+            case.place("slurm", "requeue"),
+            "leave it out: `deploy watch` starts one that has ended as a new job, and tells the gateway",
+        )
+
+
 def _meant(name: str) -> str | None:
     """The option of ours that sbatch takes this one for: it takes a beginning for the whole (getopt_long(3))."""
     return name if name in _OURS else next((ours for ours in _OURS if ours.startswith(name)), None)
@@ -117,4 +127,4 @@ def options_are_free(case: Case) -> Iterator[Problem]:
             )
 
 
-RULES: Final = (has_engine, one_server, is_reached, options_are_free)
+RULES: Final = (has_engine, is_reached, options_are_free, stays_where_it_is)

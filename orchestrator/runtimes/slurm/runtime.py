@@ -8,15 +8,14 @@ log, as Slurm forgets it after minutes. The run directory lies where the nodes s
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
-from math import inf
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core import shell
-from orchestrator.core.console import Progress, note, warn
+from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
 from orchestrator.core.files import write_whole
 from orchestrator.core.log_lines import LogTail
@@ -25,13 +24,15 @@ from orchestrator.core.secret import Secret
 from orchestrator.core.signals import held
 from orchestrator.core.text import parse_json
 from orchestrator.core.waiting import look_until
-from orchestrator.plan import NAME
-from orchestrator.render import Artifacts
+from orchestrator.plan import Plan
+from orchestrator.plan.replicas import replica_plans
+from orchestrator.render import Artifacts, replica_folder
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
+from orchestrator.runtimes.several import NO_GATEWAY, all_logs, all_tails, each_of, goes_beside, part_of
 from orchestrator.runtimes.slurm import jobs
+from orchestrator.runtimes.slurm.found import forgotten, found_servers
 from orchestrator.runtimes.slurm.job import start_file
 from orchestrator.runtimes.slurm.jobs import Job
-from orchestrator.runtimes.slurm.reasons import never_runs, why_it_ended, why_it_waits
 from orchestrator.runtimes.slurm.record import (
     SERVER,
     START,
@@ -42,16 +43,17 @@ from orchestrator.runtimes.slurm.record import (
 )
 from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, job_of, job_options, job_script
 from orchestrator.runtimes.slurm.state import is_stale, server_state
+from orchestrator.runtimes.slurm.waiting import await_node
 from orchestrator.runtimes.supervised.record import CONFIG, read_record
 from orchestrator.runtimes.supervised.start import start_request
 
 _POLL: Final = 0.5  # seconds between two looks at a job
-_STANDS: Final = 5.0  # seconds after which a reason is meant: the first one is often not the scheduler's
 _LOG_POLL: Final = 0.2
 _LAST_WORD: Final = 10.0  # seconds a killed server's record may take to come over a shared file system
 _DRAINS: Final = 960.0  # seconds a job waits for VRAM at most (host/drain.py), and a bit
 _ENDS: Final = 90.0  # seconds Slurm may take to end what was cancelled: KillWait is 30 s by default, then the epilog
 _ASKED: Final = 10.0  # seconds a question to a node may take
+_GIVE_ROOM: Final = "`slurm.gateway_partition` in the profile has the gateway where its servers do not take whole nodes"
 
 
 class SlurmRuntime:
@@ -62,18 +64,23 @@ class SlurmRuntime:
         self._addresses: dict[str, str] = {}
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
-        """See `Runtime.start`. Returns when the job has its node; one that can never have one is a StartError."""
-        if taken := self.find(name):
+        """See `Runtime.start`. Returns when the job has its node; one that can never have one is a StartError.
+
+        One of several servers is only queued: `placed` waits for its node.
+        """
+        found = self.find(name)
+        if taken := [other for other in found if not goes_beside(run_dir.absolute(), other)]:
             raise NameTakenError(f"there is a server `{name}`", where=taken[0].run_dir, hint=f"`deploy down {name}`")
         plan = artifacts.plan
         comment = JobComment(
             name=name, profile=plan.profile, plan=plan.digest, port=plan.server.port, run=str(run_dir.absolute())
         )
         try:
+            artifacts = _addressed(artifacts, Path(comment.run), found)
             with held():
                 submission = self._submit(artifacts, comment, secrets)
-            job = _await_node(submission.job, limit=job_of(plan).pending)
-            return self._handle(comment, job)
+            queued = self._handle(comment, forgotten(submission.job))
+            return queued if part_of(run_dir) else self.placed(queued, plan)
         except BaseException:  # Ctrl-C, above all: nobody would know of this job
             with held():
                 self._take_back(comment)
@@ -81,21 +88,19 @@ class SlurmRuntime:
 
     def find(self, name: str | None = None) -> tuple[Handle, ...]:
         """See `Runtime.find`. Raises HostError where Slurm, or the runs of this home, cannot be asked."""
-        found: list[Handle] = []
-        runs: set[str] = set()
-        for number, text in jobs.queued():
-            comment = JobComment.read(text)
-            if comment is None or name not in {None, comment.name}:
-                continue
-            if (job := jobs.find_job(number)) is not None and not job.is_over:
-                found.append(self._handle(comment, job))
-                runs.add(comment.name)
-        found += [handle for each in self._names(name) - runs if (handle := self._last(each)) is not None]
+        found = found_servers(self._home.runs.absolute(), name, self._handle)
         return tuple(sorted(found, key=lambda handle: (handle.name, handle.run_dir)))
+
+    def placed(self, handle: Handle, plan: Plan) -> Handle:
+        """See `Queues.placed`."""
+        job = await_node(handle.identity, limit=job_of(plan).pending, hint=_GIVE_ROOM if plan.gateway else "")
+        return dataclasses.replace(handle, url=f"http://{self._address(job.node)}:{plan.server.port}")
 
     def state(self, handle: Handle) -> ServerState:
         """See `Runtime.state`. Raises HostError where Slurm does not answer: that is not the same as "gone"."""
-        run_dir = Path(handle.run_dir)
+        if handle.replicas and not handle.identity:  # the start was killed before its gateway
+            return NO_GATEWAY
+        run_dir = Path(handle.own_dir)
         try:
             submission = read_submission(run_dir)
             record = read_record(run_dir, SERVER)
@@ -108,7 +113,7 @@ class SlurmRuntime:
     def titles(self, handle: Handle) -> tuple[str, ...]:
         """See `Runtime.titles`. A step of the job looks on the node; where none can be started they cannot be told."""
         with suppress(HostError):
-            submission = read_submission(Path(handle.run_dir))
+            submission = read_submission(Path(handle.own_dir))
             job = jobs.find_job(handle.identity) if submission is not None and not submission.stopped else None
             if submission is not None and job is not None and job.runs:
                 return _asked_titles(submission, job)
@@ -116,7 +121,10 @@ class SlurmRuntime:
 
     def logs(self, handle: Handle, *, follow: bool, since: datetime | None = None) -> Iterator[str]:
         """See `Runtime.logs`. The supervisor has stored it without the secrets, where the nodes and we see it."""
-        tail = LogTail(Path(handle.run_dir, LOG))
+        if handle.replicas:
+            yield from all_logs(self, handle, follow=follow, since=since)
+            return
+        tail = LogTail(Path(handle.own_dir, LOG))
         if since is not None:
             started = self.state(handle).started_at
             begun = datetime.fromisoformat(started) if started else None
@@ -129,18 +137,40 @@ class SlurmRuntime:
 
     def tail(self, handle: Handle) -> Callable[[], Iterator[str]]:
         """See `Runtime.tail`."""
-        return LogTail(Path(handle.run_dir, LOG))
+        return all_tails([LogTail(Path(part.own_dir, LOG)) for part in each_of(handle)])
 
     def stop(self, handle: Handle, *, grace: float) -> None:
         """See `Runtime.stop`. Waits until the VRAM is given back, which the job itself does on its node.
 
+        A gateway ends first, and then the servers behind it, all at once.
+
         Raises DeployError for a job that Slurm does not end, HostError where Slurm does not answer, or for a record
         that cannot be read where no job in the queue tells that it is its server.
         """
-        if not handle.identity:
-            read_submission(Path(handle.run_dir))  # it says what is wrong with it
-        self._end(handle.identity, Path(handle.run_dir), grace=grace)
-        _note_stopped(Path(handle.run_dir))
+        until = time.monotonic() + grace
+        try:
+            if handle.identity:
+                self._end(handle.identity, Path(handle.own_dir), grace=grace)
+            else:
+                read_submission(Path(handle.own_dir))  # it says what is wrong with it
+            _note_stopped(Path(handle.own_dir))
+        finally:
+            self._stop_together(handle.replicas, grace=max(until - time.monotonic(), 0))
+
+    def _stop_together(self, servers: Sequence[Handle], *, grace: float) -> None:
+        """Have all of them drain at the same time, and then end each, also where another one cannot be ended."""
+        running = [server for server in servers if server.identity and _serves(server.identity, Path(server.run_dir))]
+        for server in running:
+            jobs.signal_server(server.identity)
+        look_until(
+            lambda serving: not serving,
+            lambda: any(_serves(server.identity, Path(server.run_dir)) for server in running),
+            within=grace,
+            pause=_POLL,
+        )
+        with ExitStack() as ends:
+            for server in reversed(servers):
+                ends.callback(self.stop, server, grace=0)
 
     def close(self) -> None:
         """See `Runtime.close`. Nothing is held."""
@@ -148,7 +178,7 @@ class SlurmRuntime:
     def _submit(self, artifacts: Artifacts, comment: JobComment, secrets: Mapping[str, Secret]) -> Submission:
         """Hand the start to the node and the job to Slurm. Raises StartError, HostError."""
         plan, run_dir = artifacts.plan, Path(comment.run)
-        if plan.server.api_key_env is None:
+        if plan.server.api_key_env is None and not part_of(run_dir):
             warn(f"`{comment.name}` asks for no API key: it answers everyone in the cluster's network")
         job, python = job_of(plan), job_of(plan).python or sys.executable
         request = start_request(
@@ -214,34 +244,6 @@ class SlurmRuntime:
             self._addresses[node] = jobs.node_address(node)
         return self._addresses[node]
 
-    def _names(self, name: str | None) -> set[str]:
-        if name is not None:
-            return {name}
-        try:
-            return {path.name for path in self._home.runs.iterdir() if NAME.match(path.name)}
-        except (FileNotFoundError, NotADirectoryError):
-            return set()
-        except OSError as error:
-            why = f"`{self._home.runs}` cannot be looked through: {error.strerror}"
-            raise HostError(why, hint="set DEPLOY_HOME") from error
-
-    def _last(self, name: str) -> Handle | None:
-        """The last job of a name in this home, which has ended, unless somebody stopped it."""
-        folder = self._home.runs / name
-        if folder.is_symlink() or not folder.is_dir():
-            return None
-        for run_dir in sorted((path for path in folder.iterdir() if path.is_dir()), reverse=True):
-            try:
-                submission = read_submission(run_dir)
-            except HostError:
-                return _lost(name, run_dir)
-            if submission is not None and submission.comment.run == str(run_dir.absolute()):
-                if submission.stopped:
-                    return None
-                job = jobs.find_job(submission.job) or _forgotten(submission.job)
-                return self._handle(submission.comment, job)
-        return None
-
 
 def _asked_titles(submission: Submission, job: Job) -> tuple[str, ...]:
     argv = shell.own("orchestrator.runtimes.slurm.titles", submission.comment.run, python=submission.python)
@@ -251,84 +253,29 @@ def _asked_titles(submission: Submission, job: Job) -> tuple[str, ...]:
         return ()
 
 
-def _lost(name: str, run_dir: Path) -> Handle:
-    """A server whose record cannot be read, and of which no job in the queue tells."""
-    place = str(run_dir.absolute())
-    return Handle(runtime="slurm", name=name, profile="", plan_digest="", url="", run_dir=place, identity="")
+def _addressed(artifacts: Artifacts, run_dir: Path, found: Sequence[Handle]) -> Artifacts:
+    """A gateway's command with the addresses that its servers have got. Raises StartError where one has none."""
+    plan, urls = artifacts.plan, {}
+    if plan.gateway is None:
+        return artifacts
+    behind = {Path(server.run_dir): server.url for handle in found for server in handle.replicas}
+    for number, replica in enumerate(replica_plans(plan), start=1):
+        if not (url := behind.get(run_dir / replica_folder(number))):
+            raise StartError(f"replica {number} has no node any more", hint=f"`squeue --me`; its log is in `{run_dir}`")
+        urls[replica.server.url] = url
+    argv = tuple(urls.get(word, word) for word in artifacts.command.argv)
+    return dataclasses.replace(artifacts, command=dataclasses.replace(artifacts.command, argv=argv))
 
 
 def _is_over(job: Job | None) -> bool:
     return job is None or job.is_over
 
 
-def _await_node(number: str, *, limit: float | None) -> Job:
-    """Wait, saying why, until a job runs or has run.
-
-    Raises StartError where it never will, was cancelled meanwhile, or has waited for `limit` seconds.
-    """
-    progress, began = Progress(), time.monotonic()
-    reasons: dict[str, float] = {}  # since when each stands, the last one alone
-
-    def meanwhile(job: Job) -> None:
-        now, word = time.monotonic(), job.reason.partition(",")[0]
-        since = reasons.get(word, now)
-        reasons.clear()
-        reasons[word] = since
-        if now - since >= _STANDS and (hint := never_runs(job)):
-            raise StartError(why_it_waits(job), hint=hint)
-        progress.update(why_it_waits(job), transient=f"{now - began:.0f} s")
-
-    try:
-        job = look_until(
-            lambda job: not job.waits,
-            lambda: _known(number),
-            within=inf if limit is None else limit,
-            pause=_POLL,
-            meanwhile=meanwhile,
-        )
-    finally:
-        progress.done()
-    if job.waits:
-        hint = "a longer `slurm.pending` in the profile waits longer"
-        raise StartError(f"{why_it_waits(job)}; {limit:g} s are over", hint=hint)
-    if not job.node:
-        raise StartError(f"job {number} ended before it ran: {why_it_ended(job) or job.state}", hint=_show(number))
-    note(f"job {number} runs on {job.node}")
-    return job
-
-
-def _known(number: str) -> Job:
-    job = jobs.find_job(number)
-    if job is None:
-        raise StartError(f"job {number} is gone from Slurm before it ran", hint="`sacct` may know more")
-    return job
-
-
-def _show(number: str) -> str:
-    return f"`scontrol show job {number}` says more"
-
-
-def _forgotten(number: str) -> Job:
-    """A job that has ended and that Slurm no longer tells of."""
-    return Job(id=number, state="", reason="", node="", restarts=0, exit_code=0, begins=None, ended_at=None)
-
-
 def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
     """Let the supervisor end its server, then kill it, then wait until the job has given the GPUs back."""
-
-    def serves() -> bool:
-        job = jobs.find_job(number)
-        if job is None or not job.runs:
-            return False
-        try:
-            record = read_record(run_dir, SERVER)
-        except HostError:
-            return True  # until its job has ended
-        return record is None or is_stale(record, job) or record.exit_code is None
-
     for within in (grace, _LAST_WORD):
         jobs.signal_server(number)
-        if not look_until(lambda alive: not alive, serves, within=within, pause=_POLL):
+        if not look_until(lambda alive: not alive, lambda: _serves(number, run_dir), within=within, pause=_POLL):
             break
     else:
         return
@@ -348,6 +295,18 @@ def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
         )
     finally:
         progress.done()
+
+
+def _serves(number: str, run_dir: Path) -> bool:
+    """Whether the server of a job runs; one that has ended may have its job wait for VRAM."""
+    job = jobs.find_job(number)
+    if job is None or not job.runs:
+        return False
+    try:
+        record = read_record(run_dir, SERVER)
+    except HostError:
+        return True  # until its job has ended
+    return record is None or is_stale(record, job) or record.exit_code is None
 
 
 def _note_stopped(run_dir: Path) -> None:

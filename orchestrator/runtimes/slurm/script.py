@@ -10,6 +10,7 @@ from orchestrator.runtimes.base import LOG
 SCRIPT: Final = "job.sh"
 JOB_LOG: Final = "job.log"  # what Slurm and our own program say; the server's output is in `server.log`
 MODULE: Final = "orchestrator.runtimes.slurm.job"
+_OF_GATEWAY: Final = ("--cpus-per-task=2", "--mem=2G")  # it hands on, and keeps a tree of prefixes
 _GPU_OPTION: Final = {"amd": "--rocm", "nvidia": "--nv"}  # of apptainer exec
 
 
@@ -21,7 +22,7 @@ def job_of(plan: Plan) -> SlurmJob:
 
 
 def job_options(plan: Plan, name: str) -> tuple[str, ...]:
-    """What a job of that server asks Slurm for (sbatch(1), 22.05).
+    """What a job of that server, or of a gateway, asks Slurm for (sbatch(1), 22.05).
 
     One node and one task: sglang starts its ranks itself. The signal goes to our supervisor alone (`B:`), which ends
     the server as `deploy down` does; Slurm's own default tells every process at once.
@@ -32,7 +33,7 @@ def job_options(plan: Plan, name: str) -> tuple[str, ...]:
 def _options(plan: Plan, job: SlurmJob, name: str) -> Iterator[str]:
     yield from (f"--job-name=deploy-{name}", "--nodes=1", "--ntasks=1")
     for option, value in (
-        ("partition", job.partition),
+        ("partition", (plan.gateway and job.gateway_partition) or job.partition),
         ("account", job.account),
         ("qos", job.qos),
         ("time", job.time),
@@ -40,16 +41,19 @@ def _options(plan: Plan, job: SlurmJob, name: str) -> Iterator[str]:
     ):
         if value is not None:
             yield f"--{option}={value}"
-    if job.exclusive:
+    if plan.gateway:
+        yield from _OF_GATEWAY
+    elif job.exclusive:
         yield from ("--exclusive", "--mem=0")
     yield f"--signal=B:TERM@{job.signal}"
     yield "--requeue" if job.requeue else "--no-requeue"  # the cluster's default may be either (JobRequeue)
-    yield from job.options
+    if not plan.gateway:
+        yield from job.options
 
 
 def gres(plan: Plan) -> str | None:
-    """The GPUs that the ranks take, up to the last one, as Slurm counts them; None on a CPU."""
-    if not plan.gpus:
+    """The GPUs that the ranks take, up to the last one, as Slurm counts them; None on a CPU, and for a gateway."""
+    if not plan.gpus or plan.gateway:
         return None
     kind = job_of(plan).gpu_type
     return ":".join(filter(None, ("gpu", kind, str(plan.gpus[-1] + 1))))
@@ -60,11 +64,12 @@ def job_script(plan: Plan, name: str) -> str:
 
     Neither it nor its arguments hold a secret: those come by a file in the run directory.
     """
+    command = "gateway.sh" if plan.gateway else "server.sh"
     lines = ["#!/bin/sh", *(f"#SBATCH {option}" for option in job_options(plan, name))]
     lines += [
         "# `deploy up` submits this with its own Python and the directory of its run, where the server's output goes",
-        f"# to {LOG}, secrets removed. By hand, `sbatch {SCRIPT}` in this folder runs server.sh.",
-        "[ $# -gt 0 ] || exec sh ./server.sh",
+        f"# to {LOG}, secrets removed. By hand, `sbatch {SCRIPT}` in this folder runs {command}.",
+        f"[ $# -gt 0 ] || exec sh ./{command}",
         f'exec "$1" -P -m {shlex.quote(MODULE)} "$2"',
     ]
     return "\n".join(lines) + "\n"

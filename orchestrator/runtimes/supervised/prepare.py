@@ -34,8 +34,9 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes], host: str | None = None) -
     Where the patched sources will lie is known once they are made: until then, whoever runs the script says so.
     """
     if plan.gateway is not None:
-        servers = tuple(rendered(each, inputs) for each in replica_plans(plan))
-        return Artifacts(plan=plan, command=gateway_command(plan), build=None, spec=servers[0].spec, replicas=servers)
+        servers = tuple(rendered(each, inputs, host) for each in replica_plans(plan))
+        gateway = gateway_command(plan, host=host, metrics_host=host)
+        return Artifacts(plan=plan, command=gateway, build=None, spec=servers[0].spec, replicas=servers)
     command = _command(plan, host)
     if not plan.patches:
         return Artifacts(plan=plan, command=command, build=None)
@@ -87,7 +88,9 @@ def prepare(artifacts: Artifacts, place: Place, packages: Path, host: str | None
     python = interpreter(plan.engine, place.home)
     if artifacts.spec is None:
         return Prepared(
-            artifacts=_commanded(artifacts, plan, place.home, lambda each: _started_by(python, _command(each, host))),
+            artifacts=commanded(
+                artifacts, plan, place.home, lambda each: _started_by(python, _command(each, host)), host
+            ),
             records={},
         )
     sources = sources_of(artifacts)
@@ -101,11 +104,12 @@ def prepare(artifacts: Artifacts, place: Place, packages: Path, host: str | None
     found = as_found(plan, copy.receipt)
     env = _env(found, sources, copy)
     return Prepared(
-        artifacts=_commanded(
+        artifacts=commanded(
             artifacts,
             found,
             place.home,
             lambda each: replace(_started_by(python, _command(each, host)), env=env, script=script),
+            host,
         ),
         records={"patches.json": asdict(copy.receipt)},
         not_needed=copy.receipt.not_at_start(plan.patches),
@@ -117,8 +121,13 @@ def _started_by(python: str, command: Command) -> Command:
     return replace(command, argv=(python, *command.argv[1:]))
 
 
-def _commanded(artifacts: Artifacts, found: Plan, home: Home, command: Callable[[Plan], Command]) -> Artifacts:
-    """The artifacts with the commands that are carried out: the server's, or those of each replica and the gateway."""
+def commanded(
+    artifacts: Artifacts, found: Plan, home: Home, command: Callable[[Plan], Command], host: str | None = None
+) -> Artifacts:
+    """The artifacts with the commands that are carried out: the server's, or those of each replica and the gateway.
+
+    Raises BuildError for a gateway whose environment is not to be made.
+    """
     plan = artifacts.plan
     if plan.gateway is None:
         return replace(artifacts, command=command(found))
@@ -128,7 +137,7 @@ def _commanded(artifacts: Artifacts, found: Plan, home: Home, command: Callable[
     launcher = str(catalogue.path(Kind.IMAGE_FILE, LAUNCHER))
     return replace(
         artifacts,
-        command=gateway_command(plan, python=str(made.python), launcher=launcher),
+        command=gateway_command(plan, python=str(made.python), launcher=launcher, host=host, metrics_host=host),
         replicas=tuple(Artifacts(plan=each, command=command(as_it_is), build=None) for each, as_it_is in servers),
     )
 

@@ -93,15 +93,19 @@ def test_ports_beyond_the_last_one_are_refused() -> None:
     assert refused("mi355x-tp4x2", "server.port=65530")[message] == "--set server.port"
 
 
-def test_a_runtime_that_starts_one_server_says_which_starts_several() -> None:
-    with pytest.raises(ProfileError) as error:
-        load("mi355x-tp8", overrides=("replicas=2", "layout.tp=4", "runtime=slurm"))
-    found = next(problem for problem in error.value.each() if "slurm runtime" in problem.message)
-    assert (found.message, found.where) == (
-        "the slurm runtime starts one server, not 2 behind a gateway",
-        "--set replicas",
-    )
-    assert "runtime=docker" in found.hint
+def test_slurm_moves_none_of_several_servers() -> None:
+    job = ("runtime=slurm", "engine.python=/python", "server.api_key_env=THE_KEY", "slurm.requeue=true")
+    message = "`slurm.requeue` is for one server: of 2 the gateway would not find one on another node"
+    assert refused("cpu-tiny", "replicas=2", *job) == {message: "--set slurm.requeue"}
+
+
+def test_servers_that_are_jobs_have_their_own_gpus_and_ports_that_they_may_share_a_node_with() -> None:
+    job = ("runtime=slurm", "engine.python=/python", "server.api_key_env=THE_KEY")
+    plan = plan_of("mi355x-tp4x2", *job)
+    assert [replica.server.port for replica in replica_plans(plan)] == [plan.server.port + 8, plan.server.port + 16]
+    assert [replica.flag("base-gpu-id") for replica in replica_plans(plan)] == [None, None]
+    elsewhere = plan_of("mi355x-tp4x2", *job, "slurm.gateway_partition=cpu")
+    assert "their place in the cluster" in why_all_at_once(plan, elsewhere)
 
 
 @pytest.mark.parametrize(

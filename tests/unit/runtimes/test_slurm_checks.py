@@ -55,6 +55,9 @@ def test_a_cluster_that_has_all() -> None:
         (["layout.tp=4"], "gres", Level.FAIL, "2 of mi355x a node"),
         (["slurm.partition=short"], "time", Level.FAIL, "short gives 1:00"),
         (["slurm.time=null"], "time", Level.WARN, "the partition's default"),
+        (["replicas=2"], "nodes", Level.FAIL, "2 in main"),  # and one for their gateway
+        (["replicas=2", "slurm.gateway_partition=short"], "nodes", Level.INFO, "2 in main"),
+        (["replicas=2", "slurm.gateway_partition=nope"], "gateway", Level.FAIL, "main, short"),
     ],
 )
 def test_what_a_cluster_lacks(settings: list[str], check: str, level: Level, text: str) -> None:

@@ -63,6 +63,23 @@ def test_a_job_asks_for_what_the_plan_takes() -> None:
     assert lines[-1] == 'exec "$1" -P -m orchestrator.runtimes.slurm.job "$2"'
 
 
+def test_a_gateway_is_a_job_without_gpus_beside_those_of_its_servers() -> None:
+    settings = (*NODE, "slurm.partition=mi355", "slurm.gateway_partition=cpu", "slurm.options=[--constraint=gfx950]")
+    artifacts = render_artifacts(plan_on_slurm("mi355x-tp4x2", *settings))
+    written = {file.path: file.content.decode() for file in rendered_files(artifacts, "glm")}
+    asked = {
+        path: {line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")}
+        for path, text in written.items()
+        if path.endswith("job.sh")
+    }
+    assert asked.keys() == {"job.sh", "replica-1/job.sh", "replica-2/job.sh"}
+    assert {"--partition=cpu", "--cpus-per-task=2", "--mem=2G"} <= asked["job.sh"]
+    assert not any(option.startswith(("--gres", "--exclusive", "--constraint")) for option in asked["job.sh"])
+    assert {"--partition=mi355", "--gres=gpu:4", "--exclusive", "--constraint=gfx950"} <= asked["replica-2/job.sh"]
+    assert '--worker-urls "${REPLICA_1:?' in written["gateway.sh"]
+    assert "--host 0.0.0.0" in written["gateway.sh"]
+
+
 def test_what_a_profile_does_not_say_the_cluster_decides() -> None:
     text = script("cpu-tiny", *KEYED, "slurm.exclusive=false")
     for option in ("partition", "account", "qos", "time", "gres", "exclusive", "mem"):

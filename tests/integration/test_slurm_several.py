@@ -1,0 +1,160 @@
+"""Several servers as jobs of a real Slurm, and the real gateway as one more; the servers are the scripted engine."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from command_line import CommandLine, processes_with
+from cpu_server import CpuEngine
+from patience import wait_for
+from ports import free_port
+from slurm_cluster import SlurmCluster
+from steady_load import client_of, complete, load
+
+from orchestrator.core.paths import Home
+from orchestrator.prove import count_servers
+from orchestrator.runtimes import Handle
+from orchestrator.runtimes.slurm.runtime import SlurmRuntime
+
+pytestmark = pytest.mark.engine
+
+ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
+KEY = "sk-of-the-clients-of-the-cluster"
+NAME = "pair"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two servers and their gateway in a cluster, and `deploy` to start them."""
+
+    deploy: CommandLine
+    cluster: SlurmCluster
+    port: int
+
+    @property
+    def handle(self) -> Handle:
+        """The gateway, and the servers behind it."""
+        [handle] = SlurmRuntime(self.deploy.home).find(NAME)
+        return handle
+
+    def words(self, *more: str) -> list[str]:
+        own = [f"server.port={self.port}", "replicas=2", f"engine.python={ENGINE}", "waiting.grace=1"]
+        fixed = ["model.questions=null", "server.api_key_env=PAIR_KEY", "slurm.exclusive=false"]
+        settings = (word for each in (*own, *fixed, *more) for word in ("--set", each))
+        return ["up", "cpu-tiny", "--on", "slurm", "--name", NAME, *settings]
+
+    def up(self, *settings: str, replace: bool = False) -> None:
+        ended = self.deploy.run(*self.words(*settings), *(["--replace"] if replace else []))
+        assert ended.returncode == 0, ended.stderr
+
+    def status(self) -> dict[str, Any]:
+        [server] = json.loads(self.deploy.run("status", "--json").stdout)
+        assert isinstance(server, dict)
+        return server
+
+
+@pytest.fixture
+def pair(slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) -> Iterator[Pair]:
+    """All jobs are cancelled after the test."""
+    assert cpu_engine.python.exists()
+    yield Pair(CommandLine(slurm_home, {"PAIR_KEY": KEY}), slurm_cluster, free_port())
+    for number in slurm_cluster.queue():
+        slurm_cluster.run("scancel", number)
+    slurm_cluster.wait_for_nodes()
+    wait_for(lambda: not slurm_cluster.queue())
+
+
+def test_servers_as_jobs_behind_a_gateway_as_one_more_from_up_to_down(pair: Pair) -> None:
+    """The gateway serves all with a key, which stands nowhere; a job that is lost costs no answer, and comes back."""
+    pair.up()
+    jobs = pair.cluster.queue()
+    assert len(jobs) == 3
+    handle = pair.handle
+    assert {server.url.rpartition(":")[2] for server in handle.replicas} == {str(pair.port + each) for each in (8, 16)}
+    with client_of(handle.url, KEY) as client:
+        assert complete(client).status_code == 200
+        client.headers.pop("Authorization")
+        assert complete(client).status_code == 401
+        assert httpx.get(f"{handle.replicas[0].url}/v1/models", trust_env=False).status_code == 401
+    control = Path(handle.run_dir, "gateway.key").read_text()
+    shown = [pair.cluster.run("scontrol", "show", "job", job) for job in jobs]
+    shown += [pair.cluster.run("scontrol", "write", "batch_script", job, "-") for job in jobs]
+    shown += [*processes_with("scripted_engine"), *processes_with("launch_gateway"), *processes_with("slurm.job")]
+    files = [path for path in Path(handle.run_dir).rglob("*") if path.is_file() and path.name != "gateway.key"]
+    state = [path for path in (pair.cluster.folder / "state").rglob("*") if path.is_file()]
+    shown += [path.read_text(errors="replace") for path in (*files, *state)]
+    assert not [text for text in shown if KEY in text or control in text]
+
+    proved = json.loads(pair.deploy.run("smoke", NAME, "--json").stdout)
+    names = {check["name"] for check in proved["checks"]}
+    assert (proved["ok"], {"replica 2: right model", "gateway: all counted"} <= names) == (True, True)
+    log = pair.deploy.run("logs", NAME).stdout
+    assert all(f"==> {name} <==" in log for name in ("server.log", "replica-1/server.log", "replica-2/server.log"))
+    again = pair.deploy.run(*pair.words())
+    assert (again.returncode, "is already up" in again.stderr) == (0, True), again.stderr
+
+    statuses: list[int] = []
+    with load(handle.url, KEY, statuses):
+        wait_for(lambda: len(statuses) > 20)
+        pair.cluster.run("scancel", handle.replicas[1].identity)
+        wait_for(lambda: count_servers(handle.url) == 1)
+        told = pair.deploy.run("status", NAME)
+        assert (told.returncode, "replica 2 of 2 does not run: its job was cancelled" in told.stderr) == (8, True), told
+        with pair.deploy.running("watch", NAME, "--json") as watch:
+            events = [json.loads(watch.line()) for _ in range(3)]
+            assert [event["event"] for event in events] == ["unwell", "died", "serves"]
+            assert watch.end(signal.SIGINT)[0] == 130
+        assert count_servers(handle.url) == 2
+    assert set(statuses) == {200}
+    assert pair.handle.replicas[0] == handle.replicas[0]
+
+    assert pair.deploy.run("down", NAME).returncode == 0
+    assert not pair.cluster.queue()
+    assert pair.deploy.run("status", NAME).returncode == 6
+
+
+def test_jobs_are_replaced_one_after_the_other_and_back_without_a_lost_answer(pair: Pair) -> None:
+    pair.up()
+    first, statuses = pair.handle, []
+    with load(first.url, KEY, statuses):
+        pair.up("env.SCRIPTED_STEP=0.001", replace=True)
+        changed = pair.handle
+        assert {Path(server.run_dir).parent for server in changed.replicas} == {Path(changed.run_dir)}
+        assert (changed.identity, changed.gateway_dir) == (first.identity, first.run_dir)
+        assert set(changed.replicas).isdisjoint(first.replicas)
+
+        broken = pair.deploy.run(*pair.words("env.SCRIPTED_BROKEN=1"), "--replace")
+        assert broken.returncode == 7
+        assert "0 of 2 replicas have this plan, 1 still another, 1 is down" in broken.stderr
+        assert count_servers(first.url) == 1
+        back = pair.deploy.run("rollback", NAME)
+        assert (back.returncode, "replica 2 of 2: its" in back.stderr) == (0, False), back.stderr
+        assert pair.handle.plan_digest == changed.plan_digest
+        assert count_servers(first.url) == 2
+    assert set(statuses) == {200}
+    assert pair.deploy.run("down", NAME).returncode == 0
+    assert not pair.cluster.queue()
+
+
+@pytest.mark.parametrize("stage", ["started replica 2", "replica 1 of 2 serves"])
+def test_ctrl_c_cancels_every_job(pair: Pair, stage: str) -> None:
+    with pair.deploy.running(*pair.words("env.SCRIPTED_PAUSE=0.2")) as command:
+        command.wait_for(stage)
+        os.kill(command.process.pid, signal.SIGINT)
+        assert command.process.wait(90) == 130
+    assert not pair.cluster.queue()
+    assert SlurmRuntime(pair.deploy.home).find(NAME) == ()
+
+
+def test_a_gateway_that_no_node_takes_says_what_gives_it_a_place(pair: Pair) -> None:
+    """Its servers would take both nodes whole: that is said before any of them is queued."""
+    ended = pair.deploy.run(*pair.words("slurm.exclusive=true"))
+    assert ended.returncode == 4, ended.stderr
+    assert "slurm.gateway_partition" in ended.stderr
+    assert not pair.cluster.queue()
