@@ -148,7 +148,7 @@ class Look:
                 self._take(answered[each])
 
     def is_well(self) -> bool:
-        """Whether the server says so, which it does once any rank has answered it."""
+        """Whether the server says so: it asks the ranks in turn, and is well by the answer of any."""
         return self._ask(HEALTH)[0] == http.client.OK
 
     def work(self) -> Work | None:
