@@ -42,13 +42,17 @@ def make_control_key(run_dir: Path, home: Home) -> Secret:
     return Secret(key)
 
 
-def control_of(gateway: Handle, runtime: Runtime, *, key: Secret | None, grace: float) -> "Control | Discovery":
-    """The control of a gateway that runs; `key` is its servers', `grace` the seconds that their requests may take.
+def control_of(
+    gateway: Handle, runtime: Runtime, *, servers: int, key: Secret | None, grace: float
+) -> "Control | Discovery":
+    """The control of a gateway that runs, of so many servers, some of which may be down.
+
+    `key` is the servers', `grace` the seconds that their requests may take.
 
     Raises StartError where that is not to be had.
     """
     if isinstance(runtime, Shows):
-        return Discovery(url=gateway.url, runtime=runtime, servers=len(gateway.replicas))
+        return Discovery(url=gateway.url, runtime=runtime, servers=servers)
     file = Path(gateway.own_dir) / _FILE
     try:
         control = Control(
@@ -151,8 +155,10 @@ class Discovery:
         """Have a server found no more, and wait until it is sent nothing new: its own stop lets requests finish."""
         if old is None or not self.runtime.is_shown(old):
             return
-        before = count_servers(self.url)
+        before, ready = count_servers(self.url), self.runtime.is_ready(old)
         self.runtime.show(old, shown=False)
+        if before < self.servers and not ready:  # it is one of those that are not counted
+            return
         look = partial(count_servers, self.url)
         if look_until(lambda count: count < before, look, within=_MORE, pause=_PAUSE) >= self.servers:
             which = f"`{Path(old.run_dir).name}` after {_MORE:.0f} s"

@@ -57,7 +57,7 @@ def roll(start: Start, servers: Fleet, standing: Handle, place: Place) -> Up:
     interrupted it, with what stands where.
     """
     plan, runtime = start.artifacts.plan, servers.runtime(standing)
-    control = control_of(standing, runtime, key=start.key, grace=plan.waiting.grace)
+    control = control_of(standing, runtime, servers=plan.replicas, key=start.key, grace=plan.waiting.grace)
     if start.request.least_gsm8k is not None:
         from orchestrator.commands.evals import prepare_harness  # noqa: PLC0415 - see `_require_score`
 

@@ -165,6 +165,9 @@ class Shows(Protocol):
     def is_shown(self, handle: Handle) -> bool:
         """Whether the gateway may find it."""
 
+    def is_ready(self, handle: Handle) -> bool:
+        """Whether a gateway that finds it takes it."""
+
 
 @runtime_checkable
 class Queues(Protocol):

@@ -16,8 +16,8 @@ _KINDS: Final = "services,networkpolicies,poddisruptionbudgets,configmaps,secret
 _OF_SEVERAL: Final = f"{_KINDS},serviceaccounts,roles,rolebindings"
 _PAUSE: Final = 0.5
 _ASKED, _BRIEFLY = 10.0, 4.0  # seconds for an answer; of an API server that hangs kubectl takes up to three times that
-_UNSTARTED: Final = 15.0  # seconds beyond its grace after which nothing of a deleted pod starts any more
-_LATE: Final = 60.0  # seconds beyond its grace after which a pod's end is not waited for
+_UNSTARTED: Final = 5.0  # seconds after which a kubelet starts nothing of a deleted pod any more, and ends what does
+LATE: Final = 60.0  # seconds beyond its grace after which a pod's end is not waited for
 
 
 def kinds_of(part: str) -> str:
@@ -40,8 +40,8 @@ class Removal:
         self._told: set[str] = set()  # the pods that were given their grace
         self._grace = 1
 
-    def carry_out(self, grace: float) -> None:
-        """Delete every object, and await the pods' end, which have `grace` seconds. Raises HostError.
+    def carry_out(self, grace: float, *, late: float = LATE) -> None:
+        """Delete every object, and await the pods' end, which have `grace` seconds and `late` more. Raises HostError.
 
         Deployments go last, and of several the one that has the name itself: the name is free from then on. What has
         another's by now is left alone. What several servers share goes with the last of them.
@@ -62,15 +62,16 @@ class Removal:
             pods = [pod for pod in pods if self._is_of(pod) and (not theirs or _named(pod) in self._told)]
             if new := {_named(pod) for pod in pods} - self._told:
                 self._end(*sorted(new))
-            late = time.monotonic() - began > grace + _UNSTARTED
-            return [pod for pod in pods if not (is_over(pod) or (late and not has_started(pod)))]
+            starts_no_more = time.monotonic() - began > _UNSTARTED
+            return [pod for pod in pods if not (is_over(pod) or (starts_no_more and not has_started(pod)))]
 
-        left = look_until(lambda found: not found, running, within=grace + _LATE, pause=_PAUSE)
+        left = look_until(lambda found: not found, running, within=grace + late, pause=_PAUSE)
         if left:
-            pod, node = left[0]["metadata"]["name"], left[0]["spec"].get("nodeName", "no node")
-            force = self._cluster.shown("delete", "pod", pod, "--force", "--grace-period=0")
+            names, node = [pod["metadata"]["name"] for pod in left], left[0]["spec"].get("nodeName", "no node")
+            force = self._cluster.shown("delete", "pod", *names, "--force", "--grace-period=0")
+            which = " and ".join(f"pod `{pod}`" for pod in names)
             raise HostError(
-                f"pod `{pod}` is deleted, and {node} does not say that it has ended",
+                f"{which}: deleted, and {node} does not say that it has ended",
                 hint=f"where that node is gone for good: {force}",
             )
 

@@ -53,7 +53,7 @@ from orchestrator.runtimes.kubernetes.record import (
     object_name,
     selector,
 )
-from orchestrator.runtimes.kubernetes.removal import Removal, kinds_of
+from orchestrator.runtimes.kubernetes.removal import LATE, Removal, kinds_of
 from orchestrator.runtimes.kubernetes.sightings import Sightings, warnings_of
 from orchestrator.runtimes.kubernetes.staging import staging_job
 from orchestrator.runtimes.kubernetes.state import PodView, server_state, trouble
@@ -68,6 +68,7 @@ from orchestrator.runtimes.several import (
 )
 
 _APPEARS: Final = 10.0  # seconds that a new Deployment's pod may take to be there
+_BRIEFLY: Final = 10.0  # seconds beyond its grace for a pod's end, where another's was awaited in vain
 _PAUSE: Final = 0.2
 # The command line of each process that is no zombie: behind the name in /proc/PID/stat stands its state (proc(5)).
 _TITLES: Final = """\
@@ -114,7 +115,7 @@ class KubernetesRuntime:
             raise
         handle = self._handle(cluster, made)
         self._patience[handle.identity] = settings.patience
-        self._forwards[handle.identity] = forward = _forward(seat, plan.server.port)
+        self._forwards[handle.identity] = forward = Forward(cluster, plan.server.port)
         return replace(handle, url=forward.url)
 
     def find(self, name: str | None = None) -> tuple[Handle, ...]:
@@ -139,7 +140,8 @@ class KubernetesRuntime:
         deployment, view = self._look(handle)
         state = server_state(deployment, view)
         seat, forward = self._seats[handle.identity], self._forwards.get(handle.identity)
-        if view is not None and view.runs_since and forward and self._seen.answers(seat.cluster):
+        listens = view is not None and (seat.part != GATEWAY or view.listens)  # kubectl ends where nobody does
+        if view and listens and state.status is Status.RUNNING and forward and self._seen.answers(seat.cluster):
             forward.lead_to(view.name, _run(view))
         if state.status is not Status.PENDING or not trouble(deployment, view):
             self._stuck_since.pop(handle.identity, None)
@@ -184,14 +186,19 @@ class KubernetesRuntime:
         Raises HostError for a pod whose node does not say that it has ended.
         """
         until = time.monotonic() + grace
-        own = [replace(handle, replicas=())] if handle.identity else []
+        own, patience = [replace(handle, replicas=())] if handle.identity else [], LATE
         for each in own:
             self._keep_log(each)
-            self._end(own, part=self._seats[each.identity].part, grace=grace)
+            try:
+                self._end(own, part=self._seats[each.identity].part, grace=grace)
+            except HostError:
+                if not handle.replicas:
+                    raise
+                patience = _BRIEFLY  # for its servers, which may be elsewhere, and for it once more
         for each in handle.replicas:
             self._keep_log(each)
         if handle.replicas:
-            self._end([*handle.replicas, *own], part="", grace=max(until - time.monotonic(), 0))
+            self._end([*handle.replicas, *own], part="", grace=max(until - time.monotonic(), 0), late=patience)
 
     def show(self, handle: Handle, *, shown: bool) -> None:
         """See `Shows.show`. Its pod bears the label by which the gateway looks for it, or not.
@@ -208,12 +215,20 @@ class KubernetesRuntime:
                 raise seat.cluster.refused(done)
             return bool(done.stdout.strip())
 
-        look_until(bool, labelled, within=_APPEARS, pause=_PAUSE)
+        if not look_until(bool, labelled, within=_APPEARS, pause=_PAUSE):
+            self._seen.forget(handle)
+            what, detail = f"deployment/{deployment_name(handle.name, seat.part)}", self.state(handle).detail
+            hint = f"{seat.cluster.shown('describe', what)} shows more"
+            raise HostError(f"`{what}` has no pod after {_APPEARS:.0f} s: {detail}", hint=hint)
 
     def is_shown(self, handle: Handle) -> bool:
         """See `Shows.is_shown`."""
         view = self._look(handle)[1]
         return view is not None and view.pod["metadata"]["labels"].get(ROLE) == REPLICA
+
+    def is_ready(self, handle: Handle) -> bool:
+        """See `Shows.is_ready`."""
+        return (view := self._look(handle)[1]) is not None and view.ready
 
     def close(self) -> None:
         """See `Runtime.close`."""
@@ -294,18 +309,21 @@ class KubernetesRuntime:
             return
         try:
             self._seen.forget(handle)
-            if self._look(handle)[0] is not None:
+            if (state := self.state(handle)).status is Status.UNKNOWN:
+                warn(f"the log is not kept: {state.detail}")
+            elif self._look(handle)[0] is not None:
                 write_whole(run_dir / LOG, "".join(f"{line}\n" for line in self.logs(handle, follow=False)))
         except (DeployError, OSError) as error:
             warn(f"the log is not kept: {error}")
 
-    def _end(self, servers: Sequence[Handle], *, part: str, grace: float) -> None:
+    def _end(self, servers: Sequence[Handle], *, part: str, grace: float, late: float = LATE) -> None:
         """End one server, or with no `part` everything of a name. Raises HostError."""
         seat, meant = self._seats[servers[0].identity], {each.identity for each in servers}
         several = bool(part or seat.part)
         silent = not self._seen.answers(seat.cluster)
         try:
-            Removal(seat.cluster, servers[0].name, meant, part=part, several=several, silent=silent).carry_out(grace)
+            removal = Removal(seat.cluster, servers[0].name, meant, part=part, several=several, silent=silent)
+            removal.carry_out(grace, late=late)
         finally:
             for each in servers:
                 self._forget(each)
@@ -347,7 +365,7 @@ class KubernetesRuntime:
             return replace(own, replicas=behind)
         if handle.identity not in self._forwards:
             port = int(handle.service.rpartition(":")[2])
-            self._forwards[handle.identity] = _forward(self._seats[handle.identity], port)
+            self._forwards[handle.identity] = Forward(self._seats[handle.identity].cluster, port)
             self.state(handle)
         return replace(handle, url=self._forwards[handle.identity].url)
 
@@ -369,11 +387,6 @@ def holder(about: Mapping[str, Any]) -> str:
     host = about.get("annotations", {}).get(STARTER, "").partition("/")[0]
     since = about.get("creationTimestamp")
     return f": started from {printable(host)} at {since}" if host and since else ""
-
-
-def _forward(seat: Seat, port: int) -> Forward:
-    """The way to a server; those behind a gateway all have its port in their pods."""
-    return Forward(seat.cluster, port)
 
 
 def _run(view: PodView) -> str:

@@ -56,6 +56,16 @@ class PodView:
         return str(started) if started else None
 
     @property
+    def ready(self) -> bool:
+        """Whether its readinessProbe has found that it serves."""
+        return bool(self.container.get("ready"))
+
+    @property
+    def listens(self) -> bool:
+        """Whether its startupProbe has found that its port answers."""
+        return bool(self.container.get("started"))
+
+    @property
     def restarts(self) -> int:
         """How often it was started again."""
         return int(self.container.get("restartCount", 0))

@@ -25,6 +25,7 @@ class Shown:
     """A cluster of two servers, of which one may be shown; its gateway counts what is shown, or always as many."""
 
     shown: bool = True
+    ready: bool = True
     always: int | None = None
     calls: list[bool] = field(default_factory=list)
 
@@ -36,6 +37,10 @@ class Shown:
     def is_shown(self, handle: Handle) -> bool:
         assert handle is SERVER
         return self.shown
+
+    def is_ready(self, handle: Handle) -> bool:
+        assert handle is SERVER
+        return self.ready
 
     def count(self, url: str) -> int:
         assert url == "http://127.0.0.1:9"
@@ -66,7 +71,7 @@ def test_one_is_taken_away_and_put_back(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_a_gateway_that_goes_on_counting_one_is_told_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster = Shown(always=2)
+    cluster = Shown(always=2, ready=False)
     discovery(cluster, monkeypatch).take_away("", SERVER)
     assert "the gateway still counts `replica-2` after 0 s" in capsys.readouterr().err
 
@@ -74,10 +79,12 @@ def test_a_gateway_that_goes_on_counting_one_is_told_of(
 def test_one_that_was_not_counted_before_is_not_said_to_be(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is dead, or hangs: no fewer are counted without it."""
-    cluster = Shown(always=1)
-    discovery(cluster, monkeypatch).take_away("", SERVER)
-    assert cluster.calls == [False]
+    """It is dead, or hangs: no fewer are counted without it, and where its cluster knows that, nobody waits."""
+    for cluster in (Shown(always=1), Shown(always=1, ready=False)):
+        found = discovery(cluster, monkeypatch)
+        monkeypatch.setattr(control, "_MORE", 0.0 if cluster.ready else 60.0)
+        found.take_away("", SERVER)
+        assert cluster.calls == [False]
     assert capsys.readouterr().err == ""
 
 
@@ -100,5 +107,6 @@ def test_a_gateway_that_does_not_answer_once_has_not_counted_one_more_afterwards
 
 
 def test_who_shows_servers_to_its_gateways_needs_no_key_of_theirs() -> None:
-    gateway = control_of(SERVER, Shown(), key=None, grace=1)  # type: ignore[arg-type] - a part of a runtime
+    gateway = control_of(SERVER, Shown(), servers=2, key=None, grace=1)  # type: ignore[arg-type] - a part of a runtime
     assert isinstance(gateway, Discovery)
+    assert gateway.servers == 2, "whatever stands behind it now: one that is down is still to come"
