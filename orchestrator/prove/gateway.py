@@ -22,12 +22,13 @@ from orchestrator.engine import (
     read_completion_event,
 )
 from orchestrator.engine.client import EngineClient, TimeLimits
-from orchestrator.engine.gateway import READINESS, read_readiness
+from orchestrator.engine.gateway import LIVENESS, READINESS, read_readiness
 from orchestrator.prove.checks import PROMPT
 from orchestrator.prove.report import CheckResult, Conclusion, failed, not_applicable, passed, warning
 from orchestrator.prove.target import Target
 from orchestrator.runtimes import ServerState, Status
 
+_STARTS: Final = 300.0  # seconds; smg 1.13.0 takes 3, and half a minute where ten programs want each core
 _WITHIN: Final = 60.0  # seconds; smg 1.13.0 counts two servers that serve 0.2 s after its own start
 _POLL: Final = 0.1
 _ASKED: Final = TimeLimits(connect=2, silence=5, whole=5)
@@ -45,28 +46,52 @@ def count_servers(url: str, *, transport: httpx.BaseTransport | None = None) -> 
         return 0
 
 
-def wait_for_gateway(
-    url: str, *, servers: int, state: Callable[[], ServerState], within: float = _WITHIN, pause: float = _POLL
-) -> None:
-    """Wait until it counts so many servers. Raises NotReadyError where it ends, or counts fewer for too long.
+def _answers(url: str) -> bool:
+    try:
+        with EngineClient(url, key=None, limits=_ASKED) as gateway:
+            return gateway.status("GET", LIVENESS) == httpx.codes.OK
+    except (NoAnswerError, OddAnswerError):
+        return False
 
-    One that has no place to run yet is waited for, as long as something that comes by itself may start it.
+
+def wait_for_gateway(
+    url: str,
+    *,
+    servers: int,
+    state: Callable[[], ServerState],
+    starts: float = _STARTS,
+    within: float = _WITHIN,
+    pause: float = _POLL,
+) -> None:
+    """Wait until it counts so many servers. Raises NotReadyError where it ends, or does not for too long.
+
+    It has `starts` seconds until it answers, and `within` more to count them. One that has no place to run yet is
+    waited for, as long as something that comes by itself may start it.
     """
     progress = Progress()
     look_until(lambda now: now.status is not Status.PENDING or now.stuck, state, within=inf, pause=_POLL)
 
-    def look() -> int:
+    def require_alive() -> None:
         now = state()
         if now.stuck:
             raise NotReadyError(f"the gateway cannot start: {now.detail}")
         if now.status not in {Status.RUNNING, Status.PENDING}:
             raise NotReadyError(f"the gateway ended: {now.ending}", hint="its log says why: `deploy logs`")
+
+    def is_there() -> bool:
+        require_alive()
+        return _answers(url)
+
+    def look() -> int:
+        require_alive()
         return count_servers(url)
 
     def shown(counted: int) -> None:
         progress.update("the gateway", transient=f"{counted}/{servers} servers")
 
     try:
+        if not look_until(bool, is_there, within=starts, pause=pause, meanwhile=shown):
+            raise NotReadyError(f"the gateway does not answer within {starts:.0f} s", hint="its log: `deploy logs`")
         counted = look_until(lambda found: found == servers, look, within=within, pause=pause, meanwhile=shown)
     finally:
         progress.done()
