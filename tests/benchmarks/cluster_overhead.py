@@ -97,6 +97,7 @@ def main(rounds: int, pause: float) -> None:
     with own_cluster() as cluster, own_node(cluster) as node, tempfile.TemporaryDirectory() as folder:
         node.load(IMAGE, fill, env=(f"SCRIPTED_PAUSE={pause}",))
         env = {**os.environ, "DEPLOY_HOME": f"{folder}/home", "KUBECONFIG": str(cluster.config)}
+        env |= {"PYTHONPYCACHEPREFIX": f"{folder}/compiled", "PYTHONDONTWRITEBYTECODE": ""}  # as once installed
         subprocess.run(
             [*DEPLOY, "render", *words(folder), "--image", IMAGE, "--output", f"{folder}/out"], env=env, check=True
         )

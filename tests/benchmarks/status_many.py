@@ -64,6 +64,7 @@ def seconds(argv: list[str], rounds: int, env: dict[str, str] | None = None) -> 
 
 def status_seconds(home: str, rounds: int, servers: int) -> float:
     argv, env = [sys.executable, "-m", "orchestrator", "status"], {**os.environ, "DEPLOY_HOME": home}
+    env |= {"PYTHONPYCACHEPREFIX": f"{home}/compiled", "PYTHONDONTWRITEBYTECODE": ""}  # as once installed
     found = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
     assert sum(line.startswith(PREFIX) for line in found.stdout.splitlines()) == servers
     return seconds(argv, rounds, env)
