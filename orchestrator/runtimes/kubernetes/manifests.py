@@ -34,6 +34,9 @@ _SECRETS: Final = "/run/secrets/deploy"
 _RESOURCES: Final = {"amd": "amd.com/gpu", "nvidia": "nvidia.com/gpu"}  # of the device plugins of both
 # Bytes a second of the slowest load that was told: 438 GB of GLM-5.2 took 13 minutes to an hour over NFS.
 _SLOWEST: Final = 438e9 / 3600
+_LEAST: Final = (
+    480  # seconds, however little is loaded: kernels are compiled, graphs captured (420 s: orchestrator/README.md)
+)
 PERIOD: Final = 10  # seconds between two looks
 _ANSWER: Final = (
     25  # seconds a look waits: behind a long prefill health answers after 20 (sglang, SGLANG_HEALTH_CHECK_TIMEOUT)
@@ -69,7 +72,7 @@ def gpus_asked(plan: Plan) -> tuple[str, int]:
 
 def startup_seconds(plan: Plan) -> int:
     """How long a start may take: its weights over the slowest share, and then as long as `up` waits for a sign."""
-    return math.ceil(plan.model.weight_bytes / _SLOWEST) + plan.waiting.silence
+    return max(math.ceil(plan.model.weight_bytes / _SLOWEST), _LEAST) + plan.waiting.silence
 
 
 def metadata(plan: Plan, name: str, part: str = "", *, called: str | None = None) -> Manifest:

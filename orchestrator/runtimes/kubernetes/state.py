@@ -27,6 +27,7 @@ _AGAIN: Final = "CrashLoopBackOff"
 _MOUNTS: Final = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _SANDBOX: Final = ("FailedCreatePodSandBox",)
 _LIVENESS: Final = "Liveness probe failed: "  # before what a probe says (kubelet, prober.go)
+_NOT_STARTED: Final = "failed startup probe, will be restarted"  # of a container (kuberuntime_container.go)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,15 +281,17 @@ def _ended(last: Seen) -> str:
 
 
 def _unwell(view: PodView, last: Seen) -> str:
-    """What the livenessProbe has said of a run of the container before it ended, which is why it was ended."""
+    """What the probes have said of a run of the container before it ended, which is why it was ended."""
     began, ended = str(last.get("startedAt", "")), str(last.get("finishedAt", ""))
-    said = [
-        str(event.get("message", "")).removeprefix(_LIVENESS)
+    messages = [
+        str(event.get("message", ""))
         for event in view.events
-        if str(event.get("message", "")).startswith(_LIVENESS)
-        and began <= str(event.get("lastTimestamp") or "") <= ended
+        if began <= str(event.get("lastTimestamp") or "") <= ended
     ]
-    return f" (its livenessProbe had said: {_one_line(said[-1])})" if said else ""
+    if said := [message for message in messages if message.startswith(_LIVENESS)]:
+        return f" (its livenessProbe had said: {_one_line(said[-1].removeprefix(_LIVENESS))})"
+    late = any(_NOT_STARTED in message for message in messages)
+    return " (it was ended as it did not serve in time; a longer `waiting.silence` gives it more)" if late else ""
 
 
 def _utc(moment: str) -> str:

@@ -74,6 +74,8 @@ def test_gpus_are_counted_up_to_the_last_one_that_the_ranks_take() -> None:
 def test_a_start_may_take_as_long_as_its_weights_over_a_slow_share() -> None:
     plan = cluster_plan(GLM, HOST_PATH)
     assert startup_seconds(plan) == 3601 + plan.waiting.silence  # 438 GB in an hour
+    little = cluster_plan("cpu-tiny", HOST_PATH)
+    assert startup_seconds(little) == 480 + little.waiting.silence
     found = container(GLM)["startupProbe"]
     assert isinstance(found, dict)
     assert found["periodSeconds"] * found["failureThreshold"] >= startup_seconds(plan)
