@@ -66,11 +66,13 @@ def require_well(servers: Fleet, found: Iterable[ServerStatus], *, named: bool) 
 
     StartError is for one that has ended, SmokeError for one that runs and does not serve.
     """
-    from orchestrator.commands.proof import AGAIN, require_running  # noqa: PLC0415 - see `_health`
-
     if servers.silent and not (named and found):  # of one that was found, the others have nothing to say
         raise HostError("; ".join(f"{kind} could not be asked: {why}" for kind, why in servers.silent.items()))
-    for server in found if named else ():
+    if not named:
+        return
+    from orchestrator.commands.proof import AGAIN, require_running  # noqa: PLC0415 - see `_health`
+
+    for server in found:
         handle = servers.one(server.name)
         require_running(servers.runtime(handle), handle)
         if server.health == "unhealthy":
