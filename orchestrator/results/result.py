@@ -6,6 +6,7 @@ Every figure carries its unit in its name: `_s` seconds, `_rps` requests per sec
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Annotated, Final, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -263,7 +264,7 @@ class BenchResult:
 
     def to_json(self) -> str:
         """The result as JSON text; what is None is left out."""
-        return _RESULT.dump_json(self, indent=2, exclude_none=True).decode() + "\n"
+        return _result().dump_json(self, indent=2, exclude_none=True).decode() + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, where: str) -> "BenchResult":
@@ -275,7 +276,7 @@ class BenchResult:
                 where=where,
                 hint="read it with the version of `deploy` that wrote it, or measure again",
             )
-        return read_strictly(_RESULT, text, what="result of `deploy bench`", where=where)
+        return read_strictly(_result(), text, what="result of `deploy bench`", where=where)
 
 
 Kind = TypeVar("Kind")
@@ -291,4 +292,9 @@ def read_strictly(kind: TypeAdapter[Kind], text: str, *, what: str, where: str) 
 
 
 _VERSIONED: Final = TypeAdapter(dict[str, object])
-_RESULT: Final = TypeAdapter(BenchResult)
+
+
+@cache
+def _result() -> TypeAdapter[BenchResult]:
+    """Made when a result is read or written: 40 ms of every command otherwise."""
+    return TypeAdapter(BenchResult)
