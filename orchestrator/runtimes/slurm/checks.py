@@ -114,11 +114,12 @@ def _several(subject: Subject, groups: tuple[NodeGroup, ...], ours: list[NodeGro
         yield fail("gateway", names, own, "`--set slurm.gateway_partition=…` names one")
     if not job.exclusive:
         return
-    total, needed = sum(group.nodes for group in ours), plan.replicas + (own is None)
-    what = f"{needed}: one a server" + ("" if own else ", and one for the gateway")
+    beside = own in {None, ours[0].partition}
+    total, needed = sum(group.nodes for group in ours), plan.replicas + beside
+    what = f"{needed}: one a server" + (", and one for the gateway" if beside else "")
     if total < needed:
         hint = "`--set slurm.exclusive=false` takes parts of nodes"
-        more = "; `--set slurm.gateway_partition=…` has the gateway elsewhere" if own is None else ""
+        more = "; `--set slurm.gateway_partition=…` has the gateway elsewhere" if beside else ""
         yield fail("nodes", f"{total} in {ours[0].partition}", what, hint + more)
     else:
         yield info("nodes", f"{total} in {ours[0].partition}", what)

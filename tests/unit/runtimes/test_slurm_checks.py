@@ -56,6 +56,7 @@ def test_a_cluster_that_has_all() -> None:
         (["slurm.partition=short"], "time", Level.FAIL, "short gives 1:00"),
         (["slurm.time=null"], "time", Level.WARN, "the partition's default"),
         (["replicas=2"], "nodes", Level.FAIL, "2 in main"),  # and one for their gateway
+        (["replicas=2", "slurm.gateway_partition=main"], "nodes", Level.FAIL, "2 in main"),
         (["replicas=2", "slurm.gateway_partition=short"], "nodes", Level.INFO, "2 in main"),
         (["replicas=2", "slurm.gateway_partition=nope"], "gateway", Level.FAIL, "main, short"),
     ],
