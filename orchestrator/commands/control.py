@@ -42,6 +42,18 @@ def make_control_key(run_dir: Path, home: Home) -> Secret:
     return Secret(key)
 
 
+def require_own(url: str, control: Secret) -> None:
+    """Raise NotReadyError where another gateway answers at that URL: it takes another control key.
+
+    It may have been there before, as on a node of a cluster, where nobody asks for free ports.
+    """
+    try:
+        Control(url=url, control=control, key=None, settle=0).behind()
+    except HostError as error:
+        where = f"another gateway than the one that was started answers at {url}"
+        raise NotReadyError(where, hint="`--set server.port=…` takes another port", details=error.message) from error
+
+
 def control_of(
     gateway: Handle, runtime: Runtime, *, servers: int, key: Secret | None, grace: float
 ) -> "Control | Discovery":

@@ -6,7 +6,7 @@ The servers start at once and each is proved by itself; the gateway comes last, 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from orchestrator.commands.control import make_control_key
+from orchestrator.commands.control import make_control_key, require_own
 from orchestrator.commands.proof import await_ready, of_replica, prove
 from orchestrator.commands.runs import RunDir
 from orchestrator.commands.servers import note_gateway
@@ -85,6 +85,8 @@ class Several:
         own = self.runtime.start(gateway, name=self.name, run_dir=self.run.path, secrets=given)
         count = len(self._servers)
         wait_for_gateway(own.url, servers=count, state=lambda: self.runtime.state(own))
+        if CONTROL_KEY in given:
+            require_own(own.url, given[CONTROL_KEY])
         note_gateway(self.run, self._seconds)
         self._checks += gateway_checks(target_of(self._plan, url=own.url, api_key=self.key), count)
         return replace(own, replicas=(*self._servers,))

@@ -18,8 +18,11 @@ from ports import free_port
 from prometheus import every_second, prometheus_is_here, scraping
 from steady_load import client_of, complete, load
 
+from orchestrator.commands.control import require_own
+from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process
+from orchestrator.core.secret import Secret
 from orchestrator.prove import count_servers
 from orchestrator.runtimes import Handle, Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
@@ -117,6 +120,9 @@ def test_the_key_opens_the_gateway_and_changes_none_of_its_servers_and_stands_no
         assert httpx.get(f"{handle.replicas[0].url}/v1/models", trust_env=False).status_code == 401
     kept = Path(handle.run_dir, "gateway.key")
     control = kept.read_bytes()
+    require_own(pair.url, Secret(control.decode()))
+    with pytest.raises(NotReadyError, match="another gateway than the one that was started"):
+        require_own(pair.url, Secret("0" * 64))
     assert kept.stat().st_mode & 0o777 == 0o600
     parts = [Path(handle.run_dir), *(Path(server.run_dir) for server in handle.replicas)]
     for process in (process for part in parts for process in processes_in(part)):
