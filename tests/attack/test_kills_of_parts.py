@@ -143,7 +143,8 @@ def said_of(deployment: Deployment, wanted: str) -> Iterator[str]:
     while time.monotonic() < deadline:
         ended = deployment.run("status", "--json")
         yield from ended.faults(0)
-        said = json.loads(ended.stdout or "[{}]")[0].get("status", "")
+        found = json.loads(ended.stdout or "[]")
+        said = next((server["status"] for server in found if server["name"] == deployment.name), "")
         if said == wanted:
             return
     yield f"status says {said!r}, not {wanted!r}"

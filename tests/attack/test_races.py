@@ -42,7 +42,7 @@ def meet(deployment: Deployment, dice: Random, *commands: tuple[str, ...]) -> tu
 def runs(deployment: Deployment) -> bool:
     """What `status` says at the end."""
     found = json.loads(deployment.run("status", "--json").stdout)
-    return any(server["status"] == "running" for server in found)
+    return any(server["runtime"] == "process" and server["status"] == "running" for server in found)
 
 
 def ups(deployment: Deployment, dice: Random, count: int) -> Iterator[str]:

@@ -4,6 +4,7 @@ import fcntl
 import random
 import socket
 import tempfile
+from collections import deque
 from functools import cache
 from pathlib import Path
 from typing import IO, Final
@@ -11,6 +12,7 @@ from typing import IO, Final
 _RANGE: Final = range(10_000, 32_000)  # below the ephemeral ports, of which sglang opens many
 _SHARE: Final = 1000  # ports that one process has to itself
 _held: list[IO[bytes]] = []  # the lock on them, as long as the process lives
+_given: deque[int] = deque(maxlen=_SHARE // 2)  # not given again so soon: nobody may listen there yet
 
 
 def free_port() -> int:
@@ -21,8 +23,11 @@ def free_port() -> int:
     dice = random.SystemRandom()
     while True:
         port = dice.choice(_share())
+        if port in _given:
+            continue
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) != 0:
+                _given.append(port)
                 return port
 
 

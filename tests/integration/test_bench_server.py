@@ -127,8 +127,8 @@ def test_our_figures_are_the_servers_own(server: CpuServer, tmp_path: Path, api:
 def test_sglangs_own_client_finds_the_same(server: CpuServer, their_turn: Turn, tmp_path: Path) -> None:
     """Same lengths, nothing from cache, same number and rate; theirs sends Poisson arrivals, so ours does.
 
-    The clients take turns. Where one and the same client does not find the same again, the machine is too busy to tell
-    two clients apart by time, and that half of the test is not judged.
+    The clients take turns. Where one and the same client does not find the same again, less is to be seen between two;
+    where it differs by more than clients may, the machine is too busy, and that half of the test is not judged.
     """
     changes = {"cached_share": 0.0, "prefixes": 1, "arrivals": "poisson", "requests": TURN_REQUESTS}
     workload = WORKLOAD.model_copy(update=changes)
@@ -156,9 +156,9 @@ def our_medians(latency: Latency | None) -> Medians:
 
 
 def agree(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    """Whether the median of the differences within a turn is small."""
+    """Whether the median of the differences within a turn is small, beside how far either client is from itself."""
     apart = median(own - other for own, other in zip(ours, theirs, strict=True))
-    return abs(apart) <= AGREES * median(theirs)
+    return abs(apart) <= (AGREES + max(scatter(ours), scatter(theirs))) * median(theirs)
 
 
 def scatter(values: Sequence[float]) -> float:

@@ -77,7 +77,7 @@ def test_what_it_does_now(deploy: CommandLine) -> None:
 def test_when_it_was_killed_and_started_again(deploy: CommandLine, run_dir: Path, port: int) -> None:
     record = json.loads((run_dir / "process.json").read_text())
     os.kill(int(record["server"].split("/")[1]), signal.SIGKILL)
-    wait_for(lambda: json.loads(deploy.run("status", "--json").stdout)[0]["status"] == "exited")
+    wait_for(lambda: deploy.run("status", NAME).returncode == 6)
 
     status, top = deploy.run("status", NAME), deploy.run("top", NAME)
     changed = deploy.run(*up(port, "--set", "flags.max-total-tokens=32768"))

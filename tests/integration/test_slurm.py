@@ -21,6 +21,7 @@ from slurm_cluster import GPU_TYPE, NODES, SlurmCluster, SlurmEngine
 
 from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
+from orchestrator.runtimes.slurm.jobs import cancel, signal_server
 
 pytestmark = pytest.mark.engine
 SCRIPTED = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
@@ -262,6 +263,20 @@ def test_a_job_that_cannot_begin_tells_its_last_word(deploy: CommandLine, slurm_
     assert failed.returncode == 7, failed.stderr
     assert re.search(r"exit code 127: .*/nowhere/python: not found", failed.stderr)
     assert not slurm_cluster.queue()
+
+
+@pytest.mark.usefixtures("deploy")
+def test_to_end_a_job_that_has_just_ended_is_no_fault(slurm_cluster: SlurmCluster) -> None:
+    """Its node may know it no more before its controller does, about once in five times: one attempt proves little."""
+    words = ("sbatch", "--parsable", "--chdir=/tmp", "--output=/dev/null", "--wrap=exec sleep 60")
+    jobs = [slurm_cluster.run(*words).strip() for _ in range(6)]
+    wait_for(lambda: len(slurm_cluster.run("squeue", "--noheader", "--states=running", "--format=%i").split()) == 6)
+
+    for job in jobs:
+        for _ in range(3):
+            signal_server(job)
+        cancel(job)
+    wait_for(lambda: not slurm_cluster.queue())
 
 
 def test_a_controller_that_is_away_is_no_server_that_is_gone(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:

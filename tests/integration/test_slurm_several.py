@@ -54,7 +54,7 @@ class Pair:
         assert ended.returncode == 0, ended.stderr
 
     def status(self) -> dict[str, Any]:
-        [server] = json.loads(self.deploy.run("status", "--json").stdout)
+        [server] = [each for each in json.loads(self.deploy.run("status", "--json").stdout) if each["name"] == NAME]
         assert isinstance(server, dict)
         return server
 

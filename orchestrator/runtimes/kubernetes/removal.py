@@ -37,7 +37,7 @@ class Removal:
         self._cluster, self._name, self._meant, self._part = cluster, name, meant, part
         self._within = _BRIEFLY if silent else _ASKED
         self._kinds = _OF_SEVERAL if several else _KINDS
-        self._told: set[str] = set()  # the pods that were given their grace
+        self._told: dict[str, float] = {}  # when the pods were given their grace, on the monotonic clock
         self._grace = 1
 
     def carry_out(self, grace: float, *, late: float = LATE) -> None:
@@ -47,7 +47,6 @@ class Removal:
         another's by now is left alone. What several servers share goes with the last of them.
         """
         self._grace = max(int(grace), 1)
-        began = time.monotonic()
         deployments, pods = self._seen()
         if not self._is_anothers(deployments):
             alone = all(each["metadata"]["uid"] in self._meant for each in deployments)
@@ -60,10 +59,9 @@ class Removal:
             deployments, pods = self._seen()
             theirs = self._is_anothers(deployments)
             pods = [pod for pod in pods if self._is_of(pod) and (not theirs or _named(pod) in self._told)]
-            if new := {_named(pod) for pod in pods} - self._told:
+            if new := {_named(pod) for pod in pods} - self._told.keys():
                 self._end(*sorted(new))
-            starts_no_more = time.monotonic() - began > _UNSTARTED
-            return [pod for pod in pods if not (is_over(pod) or (starts_no_more and not has_started(pod)))]
+            return [pod for pod in pods if not (is_over(pod) or self._never_starts(pod))]
 
         left = look_until(lambda found: not found, running, within=grace + late, pause=_PAUSE)
         if left:
@@ -89,6 +87,9 @@ class Removal:
     def _is_anothers(self, deployments: Collection[Mapping[str, Any]]) -> bool:
         return any(self._is_of(each) and each["metadata"]["uid"] not in self._meant for each in deployments)
 
+    def _never_starts(self, pod: Mapping[str, Any]) -> bool:
+        return not has_started(pod) and time.monotonic() - self._told[_named(pod)] > _UNSTARTED
+
     def _delete(self, *words: str) -> None:
         if not (done := self._cluster.ask("delete", *words, "--ignore-not-found", "--wait=false")).ok:
             raise self._cluster.refused(done)
@@ -97,7 +98,7 @@ class Removal:
         """With what is to go in its grace: whoever else deletes a pod gives it the time that it asks for."""
         if objects:
             self._delete(*objects, f"--grace-period={self._grace}")
-        self._told.update(objects)
+        self._told.update(dict.fromkeys(objects, time.monotonic()))
 
 
 def _named(pod: Mapping[str, Any]) -> str:

@@ -127,10 +127,11 @@ def _has_failed(pod: Seen) -> bool:
 def server_state(deployment: Seen | None, view: PodView | None) -> ServerState:
     """The state of a server from its Deployment and its pod.
 
-    PENDING is one that has never run in this pod; its detail says what it waits for.
+    PENDING is one that has never run in this pod; its detail says what it waits for. Of one whose Deployment is gone a
+    pod may be left that never started: the cluster makes one more now and then while it ends the others.
     """
     if deployment is None:
-        return ABSENT if view is None else _ending(view)
+        return ABSENT if view is None or not has_started(view.pod) else _ending(view)
     if view is None:
         scaled = deployment["spec"].get("replicas") == 0
         return (

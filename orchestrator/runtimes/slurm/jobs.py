@@ -19,6 +19,9 @@ _WITHIN: Final = 30.0  # seconds that a command may take: a controller that is b
 _QUEUE: Final = "--format=%i|%k"
 _TIMES: Final = {"TZ": "UTC", "SLURM_TIME_FORMAT": "standard"}
 _NO_JOB: Final = "Invalid job id"
+# `scancel` of a job that ends at that moment says nothing, and ends with the last byte of the error (Slurm's
+# src/scancel/scancel.c): ESLURM_ALREADY_DONE, seen with 22.05, or ESLURM_INVALID_JOB_ID.
+_GONE: Final = frozenset({2021 % 256, 2017 % 256})
 _SIGNALLED: Final = 128
 
 WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
@@ -151,7 +154,7 @@ def in_step(number: str, argv: Sequence[str], *, within: float) -> str:
 
 def _cancelled(argv: Sequence[str]) -> None:
     done = _run(argv)
-    if not done.ok and _NO_JOB not in done.stderr and "already completing or completed" not in done.stderr:
+    if done.code not in _GONE and _NO_JOB not in done.stderr and "already completing or completed" not in done.stderr:
         _require(done)
 
 

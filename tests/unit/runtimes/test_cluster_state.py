@@ -182,9 +182,11 @@ def test_a_node_that_does_not_answer_leaves_its_server_unknown() -> None:
 
 
 def test_one_that_is_gone_is_absent_once_its_pod_is() -> None:
-    leaving = pod()
+    leaving = pod(containerStatuses=server(state={"running": {"startedAt": BEGAN}}))
     leaving["metadata"]["deletionTimestamp"] = ENDED
     assert server_state(None, PodView(pod=leaving)).status is Status.EXITED
+    leaving["status"] = {}
+    assert server_state(None, PodView(pod=leaving)).status is Status.ABSENT, "it never started, and will not"
     assert server_state(None, None).status is Status.ABSENT
 
 
