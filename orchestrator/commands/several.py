@@ -5,6 +5,7 @@ The servers start at once and each is proved by itself; the gateway comes last, 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from orchestrator.commands.control import make_control_key, require_own
 from orchestrator.commands.proof import await_ready, of_replica, prove
@@ -56,8 +57,10 @@ class Several:
             self._servers.append(started)
             say(f"started replica {number} of `{self.name}`; log: {RunDir(folder).log}")
         if isinstance(self.runtime, Queues):
-            both = zip(self._servers, self.artifacts.replicas, strict=True)
-            self._servers = [self.runtime.placed(server, replica.plan) for server, replica in both]
+            for number, replica in enumerate(self.artifacts.replicas):
+                server = self._servers[number]
+                others = partial(self._require_others, server)
+                self._servers[number] = self.runtime.placed(server, replica.plan, meanwhile=others)
         for number, (server, replica) in enumerate(zip(self._servers, self.artifacts.replicas, strict=True), start=1):
             seconds = await_ready(
                 server,
@@ -93,8 +96,12 @@ class Several:
 
     def _state(self, server: Handle) -> ServerState:
         """The state of a server that is awaited, while the others run."""
+        self._require_others(server)
+        return self.runtime.state(server)
+
+    def _require_others(self, server: Handle) -> None:
+        """Raise NotReadyError where another one has ended."""
         for number, other in enumerate(self._servers, start=1):
             state = self.runtime.state(other)
             if other is not server and (state.stuck or state.status not in {Status.RUNNING, Status.PENDING}):
                 raise NotReadyError(f"replica {number} ended: {state.ending}", hint="`deploy diagnose` names causes")
-        return self.runtime.state(server)

@@ -176,8 +176,11 @@ class Queues(Protocol):
     So all of them wait at once, and each is given its place as one comes free.
     """
 
-    def placed(self, handle: Handle, plan: Plan) -> Handle:
-        """Wait until it has its place, saying why it waits; with the URL that it has there. Raises StartError."""
+    def placed(self, handle: Handle, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Handle:
+        """Wait until it has its place, saying why it waits; with the URL that it has there. Raises StartError.
+
+        It may wait for hours: `meanwhile` is done every few seconds.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,13 @@
 """Two replicas behind the gateway against two within one server, on a load of many shared prefixes; its own cost.
 
-    python tests/benchmarks/replicas.py [REQUESTS]
+    python tests/benchmarks/replicas.py [REQUESTS] [RESULTS]
 
 Both are real sglang on this machine's CPU, one after the other in one run, measured by `deploy bench` in the same API
 (`--api generate`) with the same workload: 16 prefixes, of which the caches of both replicas together hold all, and that
 of one replica a part. `--dp-size 2` spreads requests round robin, so each replica needs every prefix; the gateway sends
 a prefix where it was before. Then the gateway's own cost: one request after the other to it and, in turns, to a server
-behind it, and its CPU time for each request. Needs the environment of `cpu-tiny` (`make demo` builds it).
+behind it, and its CPU time for each request. Needs the environment of `cpu-tiny` (`make demo` builds it). Where the
+results are kept in a directory RESULTS, `deploy report RESULTS` sets both layouts side by side.
 """
 
 import json
@@ -56,12 +57,12 @@ def up(setting: str) -> dict[str, Any]:
     return started
 
 
-def measure(folder: Path, requests: int) -> tuple[float, float, float]:
+def measure(output: Path, name: str, requests: int) -> tuple[float, float, float]:
     """Share of the prompt tokens that came from a cache, by the servers' counters; median TTFT; output tokens/s."""
-    workload = folder / "shared.yaml"
+    workload = output.parent / "shared.yaml"
     workload.write_text(WORKLOAD.format(requests=requests))
-    output = Path(tempfile.mkdtemp(dir=folder))
-    deploy("bench", "replicas-benchmark", "-w", str(workload), "--api", "generate", "--output", str(output))
+    words = ("--api", "generate", "--label", name, "--output", str(output))
+    deploy("bench", "replicas-benchmark", "-w", str(workload), *words)
     point = json.loads((output / "result.json").read_text())["points"][0]
     served = point["server"]
     share = served["cached_tokens"] / served["prompt_tokens"]
@@ -110,10 +111,11 @@ def pid_of(part: dict[str, Any]) -> int:
 def main() -> None:
     requests = int(sys.argv[1]) if len(sys.argv) > 1 else 120
     with tempfile.TemporaryDirectory() as folder:
+        results = Path(sys.argv[2] if len(sys.argv) > 2 else folder)
         for name, setting in LAYOUTS.items():
             started = up(setting)
             try:
-                share, ttft, rate = measure(Path(folder), requests)
+                share, ttft, rate = measure(results / setting, name, requests)
                 print(
                     f"{name:<12}  from cache {share:5.1%}  TTFT p50 {ttft:.3f} s  {rate:6.1f} output tok/s", flush=True
                 )

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/startup.py [ROUNDS]
 
-All four alternate in one run; medians of wall-clock seconds, and their ratios.
+All alternate in one run; medians of wall-clock seconds, and their ratios.
 """
 
 import statistics
@@ -20,12 +20,16 @@ def main(name: str = "x") -> None:
     Options(name=name)
 app()
 """
+RENDER = [sys.executable, "-m", "orchestrator", "render", "--profile", "mi355x-tp4dp2"]
+TO_PODS = ["--on", "kubernetes", "--set", "kubernetes.weights.claim=weights"]
+TO_PODS += ["--image", f"registry.example/served@sha256:{'0' * 64}"]
 PROGRAMS = {
     "python -c pass": [sys.executable, "-c", "pass"],
     "bare typer + pydantic --help": [sys.executable, "-c", BARE, "--help"],
     "bare typer + pydantic, run": [sys.executable, "-c", BARE],
     "deploy --help": [sys.executable, "-m", "orchestrator", "--help"],
-    "deploy render": [sys.executable, "-m", "orchestrator", "render", "--profile", "mi355x-tp4dp2"],
+    "deploy render": RENDER,
+    "deploy render --on kubernetes": [*RENDER, *TO_PODS],
 }
 
 

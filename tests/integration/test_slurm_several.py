@@ -27,6 +27,7 @@ pytestmark = pytest.mark.engine
 ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
 KEY = "sk-of-the-clients-of-the-cluster"
 NAME = "pair"
+FILL = (("n0", 3), ("n1", 4))  # nodes have four CPUs; a server of these tests takes one
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,19 @@ def test_ctrl_c_cancels_every_job(pair: Pair, stage: str) -> None:
         assert command.process.wait(90) == 130
     assert not pair.cluster.queue()
     assert SlurmRuntime(pair.deploy.home).find(NAME) == ()
+
+
+def test_a_server_that_ends_while_another_waits_for_a_node_ends_the_start(pair: Pair) -> None:
+    """The other one might wait for hours; all CPUs of the nodes but one are somebody else's."""
+    words = ("sbatch", "--parsable", "--chdir=/tmp", "--output=/dev/null", "--wrap=sleep 600")
+    others = [pair.cluster.run(*words, f"--nodelist={node}", f"--ntasks={each}").strip() for node, each in FILL]
+    wait_for(lambda: pair.cluster.run("squeue", "--noheader", "--states=running", "--format=%i").split() >= others)
+    with pair.deploy.running(*pair.words()) as command:
+        command.wait_for("job .* waits: no node has what it asks for free")
+        [first] = set(pair.cluster.run("squeue", "--noheader", "--states=running", "--format=%i").split()) - {*others}
+        pair.cluster.run("scancel", first)
+        assert command.process.wait(90) == 7
+    assert sorted(pair.cluster.queue()) == sorted(others)
 
 
 def test_a_gateway_that_no_node_takes_says_what_gives_it_a_place(pair: Pair) -> None:

@@ -91,9 +91,10 @@ class SlurmRuntime:
         found = found_servers(self._home.runs.absolute(), name, self._handle)
         return tuple(sorted(found, key=lambda handle: (handle.name, handle.run_dir)))
 
-    def placed(self, handle: Handle, plan: Plan) -> Handle:
+    def placed(self, handle: Handle, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Handle:
         """See `Queues.placed`."""
-        job = await_node(handle.identity, limit=job_of(plan).pending, hint=_GIVE_ROOM if plan.gateway else "")
+        hint = _GIVE_ROOM if plan.gateway else ""
+        job = await_node(handle.identity, limit=job_of(plan).pending, hint=hint, beside=meanwhile)
         return dataclasses.replace(handle, url=f"http://{self._address(job.node)}:{plan.server.port}")
 
     def state(self, handle: Handle) -> ServerState:

@@ -1,6 +1,7 @@
 """A job that was submitted, until it has its node."""
 
 import time
+from collections.abc import Callable
 from math import inf
 from typing import Final
 
@@ -12,20 +13,26 @@ from orchestrator.runtimes.slurm.jobs import Job
 from orchestrator.runtimes.slurm.reasons import never_runs, why_it_ended, why_it_waits
 
 _POLL: Final = 0.5  # seconds between two looks at a job
+_BESIDE: Final = 5.0  # seconds between two looks at what else is to be seen to
 _STANDS: Final = 5.0  # seconds after which a reason is meant: the first one is often not the scheduler's
 
 
-def await_node(number: str, *, limit: float | None, hint: str = "") -> Job:
+def await_node(number: str, *, limit: float | None, hint: str = "", beside: Callable[[], object] = lambda: None) -> Job:
     """Wait, saying why, until a job runs or has run.
 
-    `hint` is what else gives it a place. Raises StartError where it never will, was cancelled meanwhile, or has waited
-    for `limit` seconds.
+    `hint` is what else gives it a place, `beside` what is done every few seconds. Raises StartError where it never
+    will, was cancelled meanwhile, or has waited for `limit` seconds.
     """
     progress, began = Progress(), time.monotonic()
+    seen_to = began
     reasons: dict[str, float] = {}  # since when each stands, the last one alone
 
     def meanwhile(job: Job) -> None:
+        nonlocal seen_to
         now, word = time.monotonic(), job.reason.partition(",")[0]
+        if now - seen_to >= _BESIDE:
+            beside()
+            seen_to = now
         since = reasons.get(word, now)
         reasons.clear()
         reasons[word] = since
