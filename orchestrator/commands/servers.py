@@ -28,7 +28,16 @@ from orchestrator.engine import parts, read_key
 from orchestrator.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render import replica_folder
-from orchestrator.runtimes import REGISTRY, Handle, Runtime, RuntimeKind, ServerState, Status, UnansweredError
+from orchestrator.runtimes import (
+    REGISTRY,
+    Handle,
+    Runtime,
+    ServerState,
+    Status,
+    UnansweredError,
+    open_runtime,
+    runtime_kind,
+)
 
 PARTS_FILE: Final = "parts.json"  # what a server is made of, noted when it is ready
 
@@ -94,17 +103,13 @@ class Fleet:
 @contextmanager
 def fleet(home: Home, host: str | None = None) -> Iterator[Fleet]:
     """The runtimes, closed at the end; with `host`, a far machine such as `ssh://user@node`, those that reach it."""
-    kinds = [open_kind() for open_kind in REGISTRY.values()]
-    runtimes = {kind.name: kind.open(home, host) for kind in kinds if host is None or kind.far is not None}
+    names = (name for name in REGISTRY if host is None or runtime_kind(name).far is not None)
+    runtimes = {name: open_runtime(name, home, host) for name in names}
     try:
-        yield Fleet(home, runtimes, frozenset(kind.name for kind in kinds if _is_named(kind, host)))
+        yield Fleet(home, runtimes, frozenset(name for name, runtime in runtimes.items() if runtime.named))
     finally:
         for runtime in runtimes.values():
             runtime.close()
-
-
-def _is_named(kind: RuntimeKind, host: str | None) -> bool:
-    return kind.far is not None and (host is not None or kind.far(None, os.environ) is not None)
 
 
 def _know(handle: Handle) -> None:

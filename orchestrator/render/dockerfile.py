@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from jinja2 import StrictUndefined, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from orchestrator.core.errors import BuildError
 from orchestrator.core.text import hidden_in
 from orchestrator.engine.gateway import IN_IMAGE, IN_IMAGE_PACKAGES
@@ -46,16 +43,6 @@ def comment(text: str) -> str:
     return text
 
 
-_JINJA: Final = ImmutableSandboxedEnvironment(
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-    autoescape=False,
-)
-_JINJA.filters |= {"quoted": quoted, "word": word, "comment": comment}
-
-
 @dataclass(frozen=True, kw_only=True)
 class ImageSources:
     """What a build context is made from, as read from disk."""
@@ -73,9 +60,20 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
 
     Raises BuildError where the engine names no base image, or a file that the plan was decided with is not given.
     """
+    from jinja2 import StrictUndefined, TemplateError  # noqa: PLC0415 - 30 ms, and few commands render an image
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
+
+    jinja = ImmutableSandboxedEnvironment(
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    jinja.filters |= {"quoted": quoted, "word": word, "comment": comment}
     tables = _tables(plan, sources)
     try:
-        dockerfile = _JINJA.from_string(sources.template).render(
+        dockerfile = jinja.from_string(sources.template).render(
             plan=plan,
             base=base_reference(plan.engine),
             tag=plan.engine.image if plan.engine.image_digest else None,

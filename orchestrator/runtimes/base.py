@@ -1,7 +1,7 @@
 """What a runtime is: everything that is particular to one way of running a server.
 
-`RuntimeKind` is what a folder beside this file shows; `Runtime` is what its `open` gives: verbs over the servers it
-starts. The registry stands in `orchestrator.runtimes`.
+`RuntimeKind` is what a folder beside this file shows; `Runtime` is its verbs over the servers it starts. The registry
+of both stands in `orchestrator.runtimes`.
 """
 
 from __future__ import annotations
@@ -120,6 +120,10 @@ class UnansweredError(HostError):
 
 class Runtime(Protocol):
     """A way to run a server."""
+
+    @property
+    def named(self) -> bool:
+        """Whether the user has named the machine that it asks: that this does not answer is then told."""
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
         """Start a server. Raises NameTakenError for a name in use, StartError, and leaves nothing behind then.
@@ -245,7 +249,6 @@ class RuntimeKind:
     prepare: Callable[[Artifacts, Place], Prepared]
     tables: Callable[[Plan, Home], tuple[Path, ...]]  # that the server's aiter reads by itself; an image keeps its own
     caches: Callable[[Home, str | None], tuple[Cache, ...]]  # what its starts have made, here or on a far machine
-    open: Callable[[Home, str | None], Runtime]
     # What preflight asks where others choose the machine and bring image and checkpoint there; None: it is known here.
     elsewhere: Callable[[Plan], Iterator[Finding]] | None = None
     pods: Callable[[Plan, str], Pods] | None = None  # of a server of that name, where others of its cluster watch it

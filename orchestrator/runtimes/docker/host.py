@@ -11,7 +11,7 @@ from docker.errors import DockerException
 
 from orchestrator.core.paths import Home
 from orchestrator.core.shell import ProgramResult, attempt, quote
-from orchestrator.host import FarHost, Tunnel, docker_endpoint
+from orchestrator.host import FarHost, Tunnel, docker_endpoint, far_machine
 from orchestrator.runtimes.docker.container import ContainerSpec
 from orchestrator.runtimes.docker.errors import daemon_errors
 
@@ -23,6 +23,7 @@ class DockerHost:
         self._local_home = home
         self._environ = environ
         self._url = docker_endpoint(url, environ)
+        self.named = url is not None or far_machine(self._url, environ) is not None
 
     @cached_property
     def client(self) -> docker.DockerClient:

@@ -12,7 +12,7 @@ from orchestrator.images import as_found, build_image, differences, find_docker,
 from orchestrator.plan import Plan
 from orchestrator.plan.rules import replicas_share_the_node
 from orchestrator.render import Artifacts, ContextFile
-from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind
+from orchestrator.runtimes.base import Cache, Place, Prepared, RuntimeKind
 from orchestrator.runtimes.docker.checks import daemon, image, image_space
 from orchestrator.runtimes.docker.container import as_planned, docker_run_files, render
 from orchestrator.runtimes.image import has_image, image_of
@@ -63,12 +63,6 @@ def _caches(home: Home, host: str | None) -> tuple[Cache, ...]:
     return caches(home, host)
 
 
-def _open(home: Home, host: str | None) -> Runtime:
-    from orchestrator.runtimes.docker.runtime import DockerRuntime  # noqa: PLC0415 - the SDK takes 0.2 s to import
-
-    return DockerRuntime(home, host)
-
-
 DOCKER: Final = RuntimeKind(
     name="docker",
     contained=True,
@@ -81,6 +75,5 @@ DOCKER: Final = RuntimeKind(
     prepare=prepare,
     tables=_no_tables,
     caches=_caches,
-    open=_open,
     leaves=frozenset({"docker-run.sh"}),
 )

@@ -64,6 +64,7 @@ class DockerRuntime:
     def __init__(self, home: Home, url: str | None = None) -> None:
         self._home = home
         self._host = DockerHost(home, url)
+        self.named = self._host.named
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Handle:
         """See `Runtime.start`. A container that could not be started is removed before the error leaves."""

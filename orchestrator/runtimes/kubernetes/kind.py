@@ -14,7 +14,7 @@ from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.rules import Case
 from orchestrator.profile import Profile
 from orchestrator.render import Artifacts, Command, server_command
-from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind
+from orchestrator.runtimes.base import Cache, Place, Prepared, RuntimeKind
 from orchestrator.runtimes.image import has_image, image_of
 from orchestrator.runtimes.kubernetes.checks import cluster_findings
 from orchestrator.runtimes.kubernetes.files import PodImage, image_of_pods, manifest_files
@@ -113,12 +113,6 @@ def _no_caches(_: Home, __: str | None) -> tuple[Cache, ...]:
     return ()
 
 
-def _open(home: Home, _: str | None) -> Runtime:
-    from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime  # noqa: PLC0415
-
-    return KubernetesRuntime(home)
-
-
 KUBERNETES: Final = RuntimeKind(
     name="kubernetes",
     contained=True,
@@ -131,7 +125,6 @@ KUBERNETES: Final = RuntimeKind(
     prepare=_prepare,
     tables=_no_tables,
     caches=_no_caches,
-    open=_open,
     here=False,
     pods=_pods,
     keeper=_keeper,

@@ -57,15 +57,7 @@ from orchestrator.runtimes.kubernetes.removal import LATE, Removal, kinds_of
 from orchestrator.runtimes.kubernetes.sightings import Sightings, warnings_of
 from orchestrator.runtimes.kubernetes.staging import staging_job
 from orchestrator.runtimes.kubernetes.state import PodView, server_state, trouble
-from orchestrator.runtimes.several import (
-    NO_GATEWAY,
-    all_logs,
-    all_tails,
-    each_of,
-    number_of,
-    part_of,
-    together,
-)
+from orchestrator.runtimes.several import NO_GATEWAY, all_logs, all_tails, each_of, number_of, part_of, together
 
 _APPEARS: Final = 10.0  # seconds that a new Deployment's pod may take to be there
 _BRIEFLY: Final = 10.0  # seconds beyond its grace for a pod's end, where another's was awaited in vain
@@ -82,6 +74,8 @@ done 2>/dev/null
 
 class KubernetesRuntime:
     """The `kubernetes` runtime, in the namespaces that the run directories of this home name."""
+
+    named = False
 
     def __init__(self, home: Home) -> None:
         self._home = home

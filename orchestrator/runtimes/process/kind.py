@@ -10,7 +10,7 @@ from orchestrator.host import Runner, Space
 from orchestrator.plan import Plan
 from orchestrator.plan.rules import Case, replicas_share_the_node
 from orchestrator.render import Artifacts
-from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind, ServerState
+from orchestrator.runtimes.base import Cache, Place, Prepared, RuntimeKind, ServerState
 from orchestrator.runtimes.process.checks import device_access, locked_memory
 from orchestrator.runtimes.supervised.copies import copies
 from orchestrator.runtimes.supervised.interpreter import compiler, interpreter
@@ -38,19 +38,15 @@ def _no_space(_: Plan, __: Runner) -> Iterator[Space]:
 
 
 def _caches(home: Home, _: str | None) -> tuple[Cache, ...]:
-    return copies(home.packages, lambda: _open(home, None))
+    from orchestrator.runtimes.process.runtime import ProcessRuntime  # noqa: PLC0415
+
+    return copies(home.packages, ProcessRuntime(home))
 
 
 def _kept(run_dir: Path) -> ServerState | None:
     from orchestrator.runtimes.process.runtime import kept_state  # noqa: PLC0415
 
     return kept_state(run_dir)
-
-
-def _open(home: Home, _: str | None) -> Runtime:
-    from orchestrator.runtimes.process.runtime import ProcessRuntime  # noqa: PLC0415
-
-    return ProcessRuntime(home)
 
 
 PROCESS: Final = RuntimeKind(
@@ -65,7 +61,6 @@ PROCESS: Final = RuntimeKind(
     prepare=_prepare,
     tables=own_tables,
     caches=_caches,
-    open=_open,
     kept=_kept,
     leaves=frozenset({FILE, UNREADABLE, CONFIG}),
 )

@@ -46,6 +46,8 @@ _POLL: Final = 0.05  # seconds between two looks at /proc
 class ProcessRuntime:
     """Servers as processes; their working directory is the tool's home."""
 
+    named = False
+
     def __init__(self, home: Home) -> None:
         self._home = home
 

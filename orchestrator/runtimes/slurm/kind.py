@@ -13,7 +13,7 @@ from orchestrator.host import Runner, Space
 from orchestrator.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render import Artifacts, ContextFile, gateway_command, replica_folder, script_file, server_command
-from orchestrator.runtimes.base import Cache, Place, Prepared, Runtime, RuntimeKind, ServerState, TakenImage
+from orchestrator.runtimes.base import Cache, Place, Prepared, RuntimeKind, ServerState, TakenImage
 from orchestrator.runtimes.slurm.checks import cluster, node_interpreter
 from orchestrator.runtimes.slurm.record import FILE, SERVER, START
 from orchestrator.runtimes.slurm.rules import RULES, settle
@@ -101,19 +101,15 @@ def _no_space(_: Plan, __: Runner) -> Iterator[Space]:
 
 
 def _caches(home: Home, _: str | None) -> tuple[Cache, ...]:
-    return copies(home.job_packages, lambda: _open(home, None))
+    from orchestrator.runtimes.slurm.runtime import SlurmRuntime  # noqa: PLC0415
+
+    return copies(home.job_packages, SlurmRuntime(home))
 
 
 def _kept(run_dir: Path) -> ServerState | None:
     from orchestrator.runtimes.slurm.state import kept_state  # noqa: PLC0415
 
     return kept_state(run_dir)
-
-
-def _open(home: Home, _: str | None) -> Runtime:
-    from orchestrator.runtimes.slurm.runtime import SlurmRuntime  # noqa: PLC0415
-
-    return SlurmRuntime(home)
 
 
 SLURM: Final = RuntimeKind(
@@ -128,7 +124,6 @@ SLURM: Final = RuntimeKind(
     prepare=_prepare,
     tables=_tables,
     caches=_caches,
-    open=_open,
     kept=_kept,
     leaves=frozenset({FILE, SERVER, START, JOB_LOG, CONFIG, SCRIPT}),
     here=False,

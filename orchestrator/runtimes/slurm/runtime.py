@@ -59,6 +59,8 @@ _GIVE_ROOM: Final = "`slurm.gateway_partition` in the profile has the gateway wh
 class SlurmRuntime:
     """Servers as jobs; their working directory is the tool's home, which the nodes share."""
 
+    named = False
+
     def __init__(self, home: Home) -> None:
         self._home = home
         self._addresses: dict[str, str] = {}

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,14 +14,14 @@ from orchestrator.runtimes.base import Cache, Runtime, Status
 from orchestrator.runtimes.supervised.patched import receipt_of
 
 
-def copies(packages: Path, open_runtime: Callable[[], Runtime]) -> tuple[Cache, ...]:
+def copies(packages: Path, runtime: Runtime) -> tuple[Cache, ...]:
     """The copies below a folder, from which only servers of that runtime run, sorted by name.
 
     Raises HostError where its servers cannot be looked through.
     """
     if not packages.is_dir():
         return ()
-    used = list(_used(open_runtime()))
+    used = list(_used(runtime))
     folders = sorted(path for path in packages.iterdir() if path.is_dir())
     return tuple(_copy(folder, tuple(name for name, at in used if at == str(folder))) for folder in folders)
 
