@@ -101,7 +101,8 @@ class Several:
 
     def _require_others(self, server: Handle) -> None:
         """Raise NotReadyError where another one has ended."""
-        for number, other in enumerate(self._servers, start=1):
+        others = ((number, each) for number, each in enumerate(self._servers, start=1) if each is not server)
+        for number, other in others:
             state = self.runtime.state(other)
-            if other is not server and (state.stuck or state.status not in {Status.RUNNING, Status.PENDING}):
+            if state.stuck or state.status not in {Status.RUNNING, Status.PENDING}:
                 raise NotReadyError(f"replica {number} ended: {state.ending}", hint="`deploy diagnose` names causes")
