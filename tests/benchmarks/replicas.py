@@ -112,6 +112,7 @@ def main() -> None:
     requests = int(sys.argv[1]) if len(sys.argv) > 1 else 120
     with tempfile.TemporaryDirectory() as folder:
         results = Path(sys.argv[2] if len(sys.argv) > 2 else folder)
+        results.mkdir(parents=True, exist_ok=True)
         for name, setting in LAYOUTS.items():
             started = up(setting)
             try:
