@@ -1,37 +1,56 @@
-"""Whole artifacts of every shipped profile: a change of a profile is reviewed as a change of its command line.
+"""The artifacts of every shipped profile, so that a change of a profile is reviewed as a change of its command line.
 
-`UPDATE_GOLDEN=1 pytest tests/golden` writes them anew.
+A profile that stands on its own has a folder with its whole artifacts. A profile that extends another has one file,
+`NAME.diff`: what differs from the artifacts of that profile. `UPDATE_GOLDEN=1 pytest tests/golden` writes all of them.
 """
 
-import os
+import re
 from pathlib import Path
 
 import pytest
+import yaml
+from golden_files import check_file, check_folder, differences
 
 from orchestrator.commands.planning import load, profile_names, render_artifacts, rendered_files
-from orchestrator.core.catalogue import Catalogue
+from orchestrator.core.catalogue import Catalogue, Kind
 
 GOLDEN = Path(__file__).parent
-CASES = profile_names(Catalogue.shipped())
+PROFILES = profile_names(Catalogue.shipped())
 # Copied as they are from images/; a golden copy would only have to be kept in step.
 COPIED = ("image/patches/apply_patches.py", "image/patches/read_sources.py")
+# Profiles that extend nothing and differ little from another one.
+SIMILAR = {"h200x4-tp4": "h200-glm-mtp", "h200x4-tp2dp2": "h200x4-tp4"}
 
 
-def rendered(profile: str) -> dict[str, str]:
+def base_of(profile: str) -> str | None:
+    path = Catalogue.shipped().path(Kind.PROFILE, profile)
+    return yaml.safe_load(path.read_text()).get("extends") or SIMILAR.get(profile)
+
+
+WHOLE = [profile for profile in PROFILES if not base_of(profile)]
+DERIVED = [profile for profile in PROFILES if base_of(profile)]
+
+
+def artifacts(profile: str) -> dict[str, str]:
     files = rendered_files(render_artifacts(load(profile).plan))
     return {file.path: file.content.decode() for file in files if file.path not in COPIED}
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_artifacts(case: str) -> None:
-    folder = GOLDEN / case
-    found = rendered(case)
-    if os.environ.get("UPDATE_GOLDEN"):
-        for path, text in found.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(text)
-    expected = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert found == expected, "UPDATE_GOLDEN=1 pytest tests/golden writes them anew: review the change"
+def in_base(path: str) -> str:
+    """A replica's file is compared with the file of the one server that the base has."""
+    return re.sub(r"^replica-\d+/", "", path)
+
+
+@pytest.mark.parametrize("profile", WHOLE)
+def test_artifacts(profile: str) -> None:
+    check_folder(GOLDEN / profile, artifacts(profile))
+
+
+@pytest.mark.parametrize("profile", DERIVED)
+def test_differences_from_the_base(profile: str) -> None:
+    base = base_of(profile)
+    assert base is not None
+    check_file(GOLDEN / f"{profile}.diff", differences(artifacts(base), artifacts(profile), counterpart=in_base))
 
 
 def test_the_same_plan_gives_the_same_bytes() -> None:
@@ -42,6 +61,7 @@ def test_the_same_plan_gives_the_same_bytes() -> None:
     assert first == second
 
 
-def test_no_golden_is_left_of_a_profile_that_is_gone() -> None:
-    ours = {"__pycache__", "kubernetes"}  # test_kubernetes_manifests.py
-    assert {path.name for path in GOLDEN.iterdir() if path.is_dir()} - ours == set(CASES)
+def test_every_golden_file_belongs_to_a_profile() -> None:
+    others = {"__pycache__", "kubernetes"}  # test_kubernetes_manifests.py
+    assert {path.name for path in GOLDEN.iterdir() if path.is_dir()} - others == set(WHOLE)
+    assert {path.stem for path in GOLDEN.glob("*.diff")} == set(DERIVED)
