@@ -24,8 +24,6 @@ from orchestrator.core.console import note, out, out_json, say, terminal_width
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pydantic import BaseModel
-
     from orchestrator.plan import Plan
     from orchestrator.render import ContextFile
 
@@ -52,20 +50,25 @@ def profiles(*, json: Json = False) -> None:
 
 def schema(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="profile, hardware, model, engine, workload or space")
+        str, typer.Argument(metavar="KIND", help="profile, hardware, model, engine, workload, space or recipe")
     ] = "profile",
+    *,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="DIR", help="write the schemas of all kinds there instead")
+    ] = None,
 ) -> None:
-    """Print the JSON Schema of a profile, for editors. Or of a hardware, model, engine, workload or space file."""
-    from orchestrator.bench import Workload
+    """Print the JSON Schema of a profile, or of another kind of file, for editors."""
+    from orchestrator.commands.schemas import SCHEMAS, write_schemas
     from orchestrator.core.errors import UsageError
     from orchestrator.core.nearest import did_you_mean
-    from orchestrator.profile import KINDS, json_schema
-    from orchestrator.sweep import SpaceFile
+    from orchestrator.profile import json_schema
 
-    known: dict[str, type[BaseModel]] = {**KINDS, "workload": Workload, "space": SpaceFile}
-    if kind not in known:
-        raise UsageError(f"there is no schema of `{kind}`", hint=did_you_mean(kind, known))
-    out(json_schema(kind, known[kind]))
+    if kind not in SCHEMAS:
+        raise UsageError(f"no schema `{kind}` found", hint=did_you_mean(kind, SCHEMAS))
+    if output:
+        out("\n".join(str(path) for path in write_schemas(output)))
+    else:
+        out(json_schema(kind, SCHEMAS[kind]))
 
 
 def flags(

@@ -1,6 +1,6 @@
 """The verbs: each reads as a sentence. Its face is its modules, imported by name when a command runs.
 
-- profiles: `listing`, `planning`, `explain`, `capacity`, `flag_tables`, `environment`, `lock`
+- profiles: `listing`, `planning`, `explain`, `capacity`, `flag_tables`, `environment`, `lock`, `schemas`
 - made from what there is: `onboard_model`, `onboard_engine` (of `engine_sources`), both by `onboard_file`;
   `onboard_profile`, `quantise`
 - before a server: `machine`, `monitoring`, `rental`, `checkpoint`, `staging`, `nodes`, `prepare`, `ready`, `coverage`,

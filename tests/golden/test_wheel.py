@@ -1,5 +1,6 @@
 """The wheel carries its data: installed in an empty folder, away from the repository, it renders the same."""
 
+import json
 import os
 import subprocess
 import sys
@@ -46,11 +47,21 @@ def test_the_wheel_renders_as_the_repository_does(installed: Path, tmp_path: Pat
 
 def test_the_wheel_is_the_one_that_ran(installed: Path) -> None:
     profiles = installed / "orchestrator" / "_data" / "profiles"
-    for name in ("cpu-tiny.yaml", "profile.schema.json", "engines/flags/generate.py"):
+    for name in ("cpu-tiny.yaml", "engines/flags/generate.py"):
         assert (profiles / name).is_file()
     assert not (installed / "tests").exists()
     done = deploy(installed, "show", "no-such-profile")
     assert (done.returncode, "there is no profile" in done.stderr) == (3, True)
+
+
+def test_the_wheel_ships_the_schema_that_each_file_names(installed: Path) -> None:
+    profiles = installed / "orchestrator" / "_data" / "profiles"
+    named = [path for path in profiles.rglob("*.yaml") if "$schema=" in path.read_text().partition("\n")[0]]
+    assert len(named) > 40
+    for path in named:
+        schema = (path.parent / path.read_text().partition("\n")[0].partition("$schema=")[2]).resolve()
+        kind = schema.name.removesuffix(".schema.json")
+        assert json.loads(schema.read_text())["title"] == f"deploy: {kind}"
 
 
 def test_the_wheel_onboards_a_model(installed: Path, tmp_path: Path) -> None:
