@@ -1,8 +1,10 @@
 """Waiting for a server and proving it, with what each part needs to know put together."""
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -11,9 +13,10 @@ import httpx
 from orchestrator.commands.kernels import kernel_gate
 from orchestrator.commands.runs import RunDir, read_plan
 from orchestrator.commands.servers import Fleet, api_key, lost_parts, note_parts
-from orchestrator.core.console import warn
-from orchestrator.core.errors import DeployError, HostError, Problem, SmokeError, StartError
+from orchestrator.core.console import Progress, warn
+from orchestrator.core.errors import DeployError, HostError, NotReadyError, Problem, SmokeError, StartError
 from orchestrator.core.secret import Secret
+from orchestrator.core.waiting import look_until
 from orchestrator.diagnose import diagnose
 from orchestrator.engine import KeyRefusedError, NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient, TimeLimits
@@ -33,6 +36,8 @@ from orchestrator.prove import (
 )
 from orchestrator.runtimes import Handle, Runtime, ServerState, Status, start_of
 
+_PAUSE: Final = 0.5  # seconds between two health checks of a server that is not healthy yet
+_SHORTEST: Final = 1.0  # seconds that a health check has, however little is left of the deadline
 _GATEWAY_LIMITS: Final = TimeLimits(connect=2, silence=5, whole=5)  # it asks no server
 AGAIN: Final = "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` starts it anew"
 
@@ -42,13 +47,48 @@ def answers(handle: Handle) -> bool:
 
     Of several, whether their gateway, which asks each of them, counts all.
     """
+    return _healthy_replicas(handle) == (len(handle.replicas) or 1)
+
+
+def _healthy_replicas(handle: Handle, *, tries: int = 2, within: float = inf) -> int:
+    """Count the healthy replicas, of a server without a gateway 0 or 1; a try ends after `within` seconds."""
     if handle.replicas:
-        return count_servers(handle.url) == len(handle.replicas)
+        return count_servers(handle.url)
     try:
         with EngineClient(handle.url, key=None) as server:
-            return server.health(tries=2) == httpx.codes.OK
+            return int(server.health(tries=tries, within=within) == httpx.codes.OK)
     except (NoAnswerError, OddAnswerError):
-        return False
+        return 0
+
+
+def await_healthy(handle: Handle, runtime: Runtime, *, deadline: float) -> None:
+    """Wait until every replica of a running server is healthy.
+
+    A health check fails behind a long prefill, and a gateway that has just lost one counts a replica as unhealthy until
+    the next. Raises NotReadyError after `deadline` seconds, or at once when a process of the server has ended.
+    """
+    replicas, progress, began = len(handle.replicas) or 1, Progress(), time.monotonic()
+
+    def look() -> tuple[int, str]:
+        state = runtime.state(handle)
+        if ended := state.ending if state.status is not Status.RUNNING else lost_parts(runtime, handle):
+            return 0, ended
+        left = max(began + deadline - time.monotonic(), _SHORTEST)
+        return _healthy_replicas(handle, tries=1, within=left), ""
+
+    def show(seen: tuple[int, str]) -> None:
+        progress.update(f"waiting for `{handle.name}`: {seen[0]} of {replicas} replicas healthy")
+
+    try:
+        healthy, ended = look_until(
+            lambda seen: bool(seen[1]) or seen[0] == replicas, look, within=deadline, pause=_PAUSE, meanwhile=show
+        )
+    finally:
+        progress.done()
+    if ended:
+        raise NotReadyError(ended)
+    if healthy != replicas:
+        raise NotReadyError(f"{healthy} of {replicas} replicas healthy after {deadline:g} s")
 
 
 def gateway_lives(handle: Handle) -> bool:

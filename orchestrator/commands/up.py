@@ -31,17 +31,17 @@ from orchestrator.commands.planning import (
     rendered_files,
 )
 from orchestrator.commands.prepare import bring_checkpoint, far_headers, known_headers, prepare, require_machine
-from orchestrator.commands.proof import answers, gateway_lives
+from orchestrator.commands.proof import await_healthy, gateway_lives
 from orchestrator.commands.ready import ready_plan, ready_preview, require_contained
 from orchestrator.commands.recorded import recorded, recorded_rows
 from orchestrator.commands.rolling import require_one_by_one, roll
 from orchestrator.commands.runs import RunDir, claim, latest_run, open_run, read_plan
-from orchestrator.commands.servers import Fleet, api_key, fleet, lost_parts, of_other_plans
+from orchestrator.commands.servers import Fleet, api_key, fleet, of_other_plans
 from orchestrator.commands.steps import steps_text
 from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.console import note, warn
-from orchestrator.core.errors import DeployError, Interrupted, NameTakenError, StartError, UsageError
+from orchestrator.core.errors import DeployError, Interrupted, NameTakenError, NotReadyError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.signals import unheard
 from orchestrator.kernels import applies_to
@@ -212,7 +212,8 @@ def _with_fusion_told(plan: Plan, request: UpRequest, place: Place) -> Plan:
 def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) -> Up | None:
     """The same plan, running and healthy, is up already; one that has ended is started again.
 
-    Raises NameTakenError for another plan and StartError for one that does not answer, unless it is to be replaced.
+    Raises NameTakenError for another plan and StartError for one that does not become healthy in time, unless it is to
+    be replaced.
     """
     for handle in () if request.replace else servers.find(name):
         state = servers.runtime(handle).state(handle)
@@ -232,15 +233,18 @@ def _already_up(servers: Fleet, name: str, *, plan: Plan, request: UpRequest) ->
             )
         if state.status is not Status.RUNNING:
             continue
-        if lost := lost_parts(servers.runtime(handle), handle):
-            raise StartError(f"`{name}` runs this plan, and {lost}", hint=f"see `deploy diagnose {name}`; {hint}")
         if others := of_other_plans(handle, plan):
             raise StartError(
                 f"`{name}` has this plan in part: {others}",
                 hint=f"`{request.command(name)} --replace` goes on, `deploy rollback {name}` goes back",
             )
-        if not answers(handle):
-            raise StartError(f"`{name}` runs this plan and does not answer", hint=f"see `deploy logs {name}`; {hint}")
+        try:
+            await_healthy(handle, servers.runtime(handle), deadline=plan.waiting.health_deadline)
+        except NotReadyError as error:
+            raise StartError(
+                f"`{name}` runs this plan and is unhealthy: {error.message}",
+                hint=f"see `deploy diagnose {name}` and `deploy logs {name}`; {hint}",
+            ) from error
         return Up(handle=handle, smoke=None, seconds=None)
     return None
 

@@ -239,6 +239,7 @@ class Waiting:
 
     silence: int
     grace: int  # seconds a stop waits for running requests to drain
+    health_deadline: int  # seconds `up` waits for a server that already runs to become healthy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -318,6 +318,9 @@ class WaitingSection(StrictModel):
         default=900, ge=1, le=_WEEK, description="seconds without any progress after which a start has failed"
     )
     grace: int = Field(default=120, ge=0, le=_WEEK, description="seconds a stop waits for running requests")
+    health_deadline: int = Field(
+        default=120, ge=0, le=_WEEK, description="seconds `up` waits for a server that already runs to become healthy"
+    )
 
 
 class HealingSection(StrictModel):

@@ -14,6 +14,9 @@ Told by variables of its environment:
     SCRIPTED_DEAF=1          SIGTERM does not end it
     SCRIPTED_ECHO=base64     it repeats its API key so encoded: in its log, in errors and in streams
     SCRIPTED_REFUSE=1        it generates nothing for others, and says so with 400
+    SCRIPTED_UNHEALTHY=FILE  while that file names its port, a health check gets 503
+    SCRIPTED_MUTE=FILE       while there is such a file, it is healthy and generates nothing: it `hangs`, or answers
+                             with `no token`, as the file says; a new start removes the file
     SCRIPTED_STEP=0.01       seconds for each token of a stream; what is no number ends it while it loads
 """
 
@@ -171,7 +174,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def health(self, _: Json) -> None:
         self.server.scheduler.generate([1], 1)
-        self._answer(200, "")
+        unhealthy = self.server.options["port"] in content_of(os.environ.get("SCRIPTED_UNHEALTHY", "")).split()
+        self._answer(503 if unhealthy else 200, "")
 
     def metrics(self, _: Json) -> None:
         self._answer(200, self.server.scheduler.metrics())
@@ -297,6 +301,13 @@ def stopped(pid: int) -> bool:
     """Whether a process was stopped by a signal."""
     with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
         return file.read().rpartition(")")[2].split()[0] == "T"
+
+
+def content_of(file: str) -> str:
+    """What a file says; "" where there is none."""
+    with contextlib.suppress(FileNotFoundError), open(file) as content:  # noqa: PTH123
+        return content.read()
+    return ""
 
 
 def say(text: str) -> None:

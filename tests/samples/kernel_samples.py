@@ -114,7 +114,7 @@ def glm_plan(
         hazards=(),
         wrong_answers=(),
         inexact=(),
-        waiting=Waiting(silence=60, grace=5),
+        waiting=Waiting(silence=60, grace=5, health_deadline=120),
         healing=Healing(unhealthy_after=60, restarts=3, window=600),
         kubernetes=None,
         slurm=None,
