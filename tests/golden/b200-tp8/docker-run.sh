@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-b200-tp8 \
   --label deploy.name=b200-tp8 \
-  --label deploy.plan=30ce70e264fc966a76bc6b04c2c3cd3f7c72aedd9ddf259c704242f84cc36df4 \
+  --label deploy.plan=cbd8652e5212c5596f5df3fc2c067fb5f06a37fec1c8b6e517a514c7eecffa7d \
   --label deploy.profile=b200-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \

@@ -4,7 +4,7 @@ DEPLOY_HOME="${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"
 RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"
 docker run --detach --init --name deploy-mi325x-tp8 \
   --label deploy.name=mi325x-tp8 \
-  --label deploy.plan=57877d43e48d0c3919b0c39295c4483c70bac763d670f9bbe0b0cad7752f6ae9 \
+  --label deploy.plan=069d53f88f0598a2ce01e4c9f66cd4cc2d9dcdc5248e675b87dd575abb931746 \
   --label deploy.profile=mi325x-tp8 \
   --label deploy.url=http://127.0.0.1:30000 \
   --label deploy.version=0.1.0 \
