@@ -18,10 +18,11 @@ from orchestrator.commands.standing import Healed, Standing, Unseen
 from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTakenError, StartError, UsageError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
+from orchestrator.core.procfs import is_identity
 from orchestrator.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render import replica_folder
-from orchestrator.runtimes import Handle, ServerState, Status, runtime_kind
+from orchestrator.runtimes import Handle, ServerState, Status, each_of, runtime_kind
 
 _GONE: Final = ServerState(status=Status.ABSENT, exit_code=None, restarts=0, started_at=None, detail="")
 
@@ -46,6 +47,8 @@ def standing(servers: Fleet, name: str) -> Standing:
         name=name,
         run=run.path.name,
         url=handle.url if handle else plan.server.url,
+        model=plan.model.served_name,
+        processes=tuple(each.identity for each in each_of(handle) if is_identity(each.identity)) if handle else (),
         status=state.status,
         ending="" if runs or handle is None else state.ending,
         lost=lost_parts(servers.runtime(handle), handle) if runs and handle else "",

@@ -10,6 +10,8 @@ class Standing:
     name: str
     run: str  # the name of its run directory
     url: str
+    model: str  # its served name
+    processes: tuple[str, ...]  # `procfs.identity` of its processes on this machine, as far as they are known
     status: str  # `runtimes.Status`
     ending: str  # how it ended, where it has
     lost: str  # what of it has ended while it runs

@@ -51,7 +51,10 @@ class Means(Protocol):
     """How a server is asked, looked at and healed. Nothing here waits."""
 
     def listens(self, standing: Standing) -> bool:
-        """Whether somebody takes connections on its port."""
+        """Whether its processes run, as far as they are known, and its port takes connections.
+
+        An open port alone says little: another program may listen there once the server has ended.
+        """
 
     def token_of(self, standing: Standing, rank: int) -> Pending[int | str]:
         """Ask a rank for a token, or `GATEWAY` whether it is there: the status of the answer, or why there is none."""

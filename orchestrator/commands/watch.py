@@ -32,6 +32,7 @@ from orchestrator.core.errors import (
 )
 from orchestrator.core.files import open_lock
 from orchestrator.core.paths import Home
+from orchestrator.core.procfs import find_process
 from orchestrator.core.secret import Secret
 from orchestrator.core.shell import DEVNULL, PIPE, Program, own, start
 from orchestrator.core.signals import start_deaf
@@ -102,7 +103,7 @@ class Reality:
 
     def listens(self, standing: Standing) -> bool:
         """See `Means.listens`."""
-        return self._pulse(standing).listens()
+        return all(map(find_process, standing.processes)) and self._pulse(standing).listens()
 
     def token_of(self, standing: Standing, rank: int) -> _Asked[int | str]:
         """See `Means.token_of`."""
@@ -142,7 +143,8 @@ class Reality:
         key = None
         with suppress(UsageError):  # a later start has another key: it refuses to be asked, and the other servers stay
             key = self.key_of(standing.api_key_env)
-        return Pulse(url=standing.url if server is None or not standing.behind else standing.behind[server], key=key)
+        url = standing.url if server is None or not standing.behind else standing.behind[server]
+        return Pulse(url=url, key=key, model=standing.model)
 
 
 def _work_of(pulse: Pulse) -> Work:
@@ -268,7 +270,8 @@ def _interrupt(healings: Sequence[Program]) -> None:
 def _read_look(data: dict[str, Any]) -> Standing | Unseen:
     if "code" in data:
         return _read(Unseen, data)
-    return _read(Standing, {**data, "healed": tuple(data["healed"]), "behind": tuple(data["behind"])})
+    listed = {key: tuple(data[key]) for key in ("processes", "healed", "behind")}
+    return _read(Standing, {**data, **listed})
 
 
 def _read(kind: type[T], data: dict[str, Any]) -> T:

@@ -1,6 +1,7 @@
 """What /proc says about processes: which one is meant, and everything it has started."""
 
 import os
+import re
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import Final
 
 VARIABLE: Final = "DEPLOY_SERVER"  # holds a server's token
 _PROC = Path("/proc")
+_IDENTITY: Final = re.compile(r"[0-9a-z-]+/[0-9]{1,10}/[0-9]{1,20}")
 _GONE = "ZX"  # a zombie has ended and only waits to be collected
 
 
@@ -60,6 +62,11 @@ def identity(pid: int) -> str:
     """This boot, a pid, and when it began: three words that no other process will have together."""
     process = read_process(pid)
     return f"{_boot()}/{pid}/{process.started if process else 0}"
+
+
+def is_identity(text: str) -> bool:
+    """Whether `text` has the form of an `identity`."""
+    return _IDENTITY.fullmatch(text) is not None
 
 
 def find_process(identified: str) -> Process | None:

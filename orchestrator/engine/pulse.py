@@ -11,13 +11,15 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from orchestrator.core.secret import Secret
-from orchestrator.engine.answers import NoAnswerError
-from orchestrator.engine.endpoints import GENERATE, METRICS, authorization
+from orchestrator.core.text import parse_json
+from orchestrator.engine.answers import Json, NoAnswerError, OddAnswerError, inner, number, read_models
+from orchestrator.engine.endpoints import GENERATE, METRICS, MODELS, authorization
 from orchestrator.engine.gateway import LIVENESS
 from orchestrator.engine.life import MOST_METRICS_BYTES, Work, question, read_work
 
 _KNOCK_WITHIN: Final = 0.2  # seconds
 _METRICS_WITHIN: Final = 10.0  # seconds
+_ALIVE: Final = b"OK"  # the body of smg's `LIVENESS` (seen of 1.13.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,7 @@ class Pulse:
 
     url: str
     key: Secret | None
+    model: str  # its served name: an answer for another model comes from another server
 
     def listens(self) -> bool:
         """Whether its port takes a connection, which is closed again; a host that says nothing may yet."""
@@ -39,15 +42,43 @@ class Pulse:
         return True
 
     def token_of(self, rank: int, *, within: float) -> int:
-        """The status with which a rank answers that is to generate one token; `within` seconds of silence.
+        """Ask a rank for one token, and the server for its model; return the status of the answer.
 
-        Only a whole answer counts.
+        An answer without a token, or of a server with another model, raises NoAnswerError: another program may listen
+        on the port of a server that has ended. `within` is in seconds of silence.
         """
-        return self._ask("POST", GENERATE, json.dumps(question(rank)).encode(), within=within)[0]
+        status, content = self._ask("POST", GENERATE, json.dumps(question(rank)).encode(), within=within)
+        if status == http.client.OK:
+            self._require_token(content)
+            self._require_model(within=within)
+        return status
 
     def gateway(self, *, within: float) -> int:
-        """The status with which a gateway answers that it runs."""
-        return self._ask("GET", LIVENESS, None, within=within)[0]
+        """Ask a gateway whether it runs; return the status of the answer.
+
+        An answer that no gateway gives raises NoAnswerError.
+        """
+        status, content = self._ask("GET", LIVENESS, None, within=within)
+        if status == http.client.OK and content != _ALIVE:
+            raise NoAnswerError("the answer is not that of a gateway")
+        return status
+
+    def _require_token(self, content: bytes) -> None:
+        try:
+            tokens = number(inner(_object(content), "meta_info"), "completion_tokens")
+        except OddAnswerError as error:
+            raise NoAnswerError("the answer is not that of an sglang server") from error
+        if not tokens:
+            raise NoAnswerError("the answer has no token")
+
+    def _require_model(self, *, within: float) -> None:
+        status, content = self._ask("GET", MODELS, None, within=within)
+        try:
+            served = read_models(_object(content))
+        except OddAnswerError as error:
+            raise NoAnswerError(f"`{MODELS}` answers {status} and names no model") from error
+        if self.model not in served:
+            raise NoAnswerError(f"another server answers: it does not serve `{self.model}`")
 
     def work(self) -> Work:
         """What each rank has done so far, see `read_work`."""
@@ -69,3 +100,14 @@ class Pulse:
             raise NoAnswerError(getattr(error, "strerror", None) or "no whole HTTP/1.1 answer") from error
         finally:
             connection.close()
+
+
+def _object(content: bytes) -> Json:
+    """Parse a JSON object. Raises OddAnswerError."""
+    try:
+        data = parse_json(content)
+    except ValueError as error:
+        raise OddAnswerError("it is no JSON") from error
+    if not isinstance(data, dict):
+        raise OddAnswerError("it is no JSON object")
+    return data

@@ -25,7 +25,7 @@ from orchestrator.runtimes.base import (
     UnansweredError,
     since_then,
 )
-from orchestrator.runtimes.several import run_dirs, start_of
+from orchestrator.runtimes.several import each_of, run_dirs, start_of
 
 
 def _docker() -> RuntimeKind:
@@ -117,6 +117,7 @@ __all__ = [
     "Status",
     "TakenImage",
     "UnansweredError",
+    "each_of",
     "open_runtime",
     "run_dirs",
     "runtime_kind",

@@ -15,8 +15,8 @@ Told by variables of its environment:
     SCRIPTED_ECHO=base64     it repeats its API key so encoded: in its log, in errors and in streams
     SCRIPTED_REFUSE=1        it generates nothing for others, and says so with 400
     SCRIPTED_UNHEALTHY=FILE  while that file names its port, a health check gets 503
-    SCRIPTED_MUTE=FILE       while there is such a file, it is healthy and generates nothing: it `hangs`, or answers
-                             with `no token`, as the file says; a new start removes the file
+    SCRIPTED_MUTE=FILE       while there is such a file, it is healthy and generates nothing: where the file says
+                             `hangs` it does not answer, else with what the file says; a start removes the file
     SCRIPTED_STEP=0.01       seconds for each token of a stream; what is no number ends it while it loads
 """
 
@@ -197,6 +197,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def generate(self, body: Json) -> None:
         """sglang's own API."""
+        if mute := content_of(os.environ.get("SCRIPTED_MUTE", "")):
+            while mute == "hangs":
+                time.sleep(0.1)
+            self._answer(200, mute)
+            return
         prompt, tokens = ids_of(body.get("text") or body["input_ids"]), body["sampling_params"]["max_new_tokens"]
         ids, cached = self._tokens(prompt, tokens, body["sampling_params"])
 
@@ -353,6 +358,8 @@ def overwrite(title: str) -> None:
 
 def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
     """Start as sglang does: children, weights, port, a request to itself, and the word that it is ready."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(environ.get("SCRIPTED_MUTE", ""))  # noqa: PTH107
     key = ""
     if "config" in options:
         with open(options["config"]) as file:  # noqa: PTH123

@@ -11,14 +11,13 @@ from typing import Any, Final, get_type_hints
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import read_own, write_whole
-from orchestrator.core.procfs import Marks
+from orchestrator.core.procfs import Marks, is_identity
 from orchestrator.core.text import parse_json
 from orchestrator.runtimes.several import is_replica, number_of, top_of
 
 FILE: Final = "process.json"
 UNREADABLE: Final = f"{FILE}.unreadable"  # one that was put out of the way
 CONFIG: Final = "secrets.yaml"  # a FIFO, until the server has read it
-_IDENTITY: Final = re.compile(r"[0-9a-z-]+/[0-9]{1,10}/[0-9]{1,20}")
 _OUTPUT: Final = re.compile(r"pipe:\[[0-9]{1,20}\]")  # nothing that a stranger may write to, as /dev/null
 
 
@@ -111,7 +110,7 @@ def _record(data: dict[str, Any], *, owner: str) -> Record:
             raise TypeError(name)
     if record.name != owner or not all(map(str.isprintable, (record.profile, record.plan_digest, record.url))):
         raise ValueError(record.name)
-    if not all(_IDENTITY.fullmatch(known) for known in (record.supervisor, record.server) if known is not None):
+    if not all(is_identity(known) for known in (record.supervisor, record.server) if known is not None):
         raise ValueError(record.supervisor)
     if not os.fsencode(record.token).startswith(b"/") or "\0" in record.token:
         raise ValueError(record.token)

@@ -1,0 +1,128 @@
+"""What looks like a healthy server and is none: `deploy watch` is not deceived, and the server serves again."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+from deployment import ENGINE, Deployment, Deployments
+from forked import Command
+from patience import wait_for
+from survivors import listens
+from test_kills_of_parts import pids_of
+
+from orchestrator.core import shell
+
+pytestmark = pytest.mark.attack
+
+NOTICED = 120  # seconds; it takes three, and a watch that is deceived looks at the server itself after 300
+NO_TOKEN = {"text": "", "output_ids": [], "meta_info": {"prompt_tokens": 3, "completion_tokens": 0, "cached_tokens": 0}}
+
+
+class Impostor(BaseHTTPRequestHandler):
+    """Answers everything with `200 {}`."""
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing to say."""
+
+
+@contextmanager
+def impostor(port: int, model: str) -> Iterator[None]:
+    """Somebody else on a port: a server of that model, or one that answers everything with `200 {}`."""
+    if not model:
+        with ThreadingHTTPServer(("127.0.0.1", port), Impostor) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield
+            server.shutdown()
+        return
+    options = {"--model-path": "/tiny", "--served-model-name": model, "--host": "127.0.0.1", "--port": str(port)}
+    words = [word for option in options.items() for word in option]
+    argv = [sys.executable, str(ENGINE), "-m", "sglang.launch_server", *words]
+    with shell.start(argv, output=shell.DEVNULL, tied=True):
+        wait_for(lambda: listens(port))
+        yield
+
+
+def events(watch: Command) -> list[str]:
+    return [json.loads(line)["event"] for line in watch.stdout.splitlines()]
+
+
+def wait_for_event(watch: Command, event: str) -> None:
+    deadline = time.monotonic() + NOTICED
+    while event not in events(watch):
+        assert time.monotonic() < deadline, f"no `{event}` among {events(watch)}"
+        time.sleep(0.1)
+
+
+def watched(deployment: Deployment, *settings: str) -> Command:
+    """A server that is watched."""
+    chosen = [word for setting in ("healing.unhealthy_after=3", "healing.restarts=1000") for word in ("--set", setting)]
+    assert not list(deployment.run(*deployment.up(*settings, *chosen)).faults(0))
+    watch = deployment.start("watch", deployment.name, "--json")
+    wait_for_event(watch, "watching")
+    return watch
+
+
+def end(deployment: Deployment, watch: Command) -> None:
+    assert not list(deployment.run("down", deployment.name).faults(0))
+    watch.send(signal.SIGINT)
+    assert not list(watch.wait().faults(130))
+    assert deployment.survivors(killed=True) == []
+
+
+@pytest.mark.parametrize("model", ["", "another", "tiny"], ids=["an-empty-object", "another-model", "the-same-model"])
+def test_whoever_answers_on_the_port_of_a_dead_server_does_not_hide_its_death(
+    deployments: Deployments, model: str
+) -> None:
+    deployment = deployments(0)
+    watch = watched(deployment)
+    watch.send(signal.SIGSTOP)  # it must not see the port closed
+    for pid in pids_of(deployment, "server"):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: _is_free(deployment.port))
+    with impostor(deployment.port, model):
+        watch.send(signal.SIGCONT)
+        wait_for_event(watch, "died")
+    wait_for_event(watch, "serves")
+    end(deployment, watch)
+
+
+@pytest.mark.parametrize("says", ["hangs", "{}", json.dumps(NO_TOKEN)], ids=["hangs", "an-empty-object", "no-token"])
+def test_a_server_that_is_healthy_and_generates_nothing_is_started_again(deployments: Deployments, says: str) -> None:
+    deployment = deployments(0)
+    mute = deployment.folder / "mute"
+    watch = watched(deployment, f"SCRIPTED_MUTE={mute}")
+    (deployment.folder / "said").write_text(says)
+    (deployment.folder / "said").rename(mute)
+    assert httpx.get(f"http://127.0.0.1:{deployment.port}/health", trust_env=False).status_code == 200
+    wait_for_event(watch, "died")
+    wait_for_event(watch, "serves")
+    assert not mute.exists()
+    end(deployment, watch)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, suppress(OSError):
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
