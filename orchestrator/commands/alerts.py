@@ -1,7 +1,7 @@
 """Alerts of `deploy watch`: a command that reads an event, or a webhook that is sent one.
 
-Each is a program with an end in time, so that no receiver can hold up the watch. It gets the event alone: no secret of
-this process is in its environment or its input.
+Each is a program with an end in time, so that no receiver can hold up the watch, and ends with the watch. It gets the
+event alone: no secret of this process is in its environment or its input.
 """
 
 import http.client
@@ -21,6 +21,7 @@ from orchestrator.core.secret import Secret
 from orchestrator.core.shell import DEVNULL, PIPE, Program, own, start
 
 WITHIN: Final = 30.0  # seconds that a receiver has
+_LAST: Final = 2.0  # seconds that all receivers have once the watch ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +64,21 @@ class Receiver:
         """Let it read the event. Raises DeployError or OSError where it cannot be started."""
         text = json.dumps(redact_data(event)) + "\n"
         if self.url is None:
-            return start(self.argv, stdin=text.encode(), output=DEVNULL)
-        program = start(self.argv, stdin=PIPE, output=DEVNULL)  # a URL that may be a secret goes through no file
+            return start(self.argv, stdin=text.encode(), output=DEVNULL, tied=True)
+        program = start(self.argv, stdin=PIPE, output=DEVNULL, tied=True)
         program.feed(json.dumps({"url": self.url.reveal(), "event": json.loads(text)}) + "\n")
         return program
+
+
+@dataclass(frozen=True)
+class _Delivery:
+    """An event of a server that a receiver is being told."""
+
+    name: str
+    event: str
+    receiver: Receiver
+    program: Program
+    began: float  # by the clock
 
 
 @dataclass
@@ -75,30 +87,47 @@ class Alerts:
 
     receivers: tuple[Receiver, ...]
     clock: Callable[[], float]
-    _running: list[tuple[str, Receiver, Program, float]] = field(default_factory=list)  # of a server by its name
+    _running: list["_Delivery"] = field(default_factory=list)
 
     def send(self, event: Mapping[str, object]) -> Iterator[str]:
         """Tell every receiver, without waiting; which of them cannot be told, and why."""
         for receiver in self.receivers:
             try:
-                self._running.append((str(event.get("name")), receiver, receiver.tell(event), self.clock()))
+                program = receiver.tell(event)
+                told = _Delivery(str(event.get("name")), str(event.get("event")), receiver, program, self.clock())
+                self._running.append(told)
             except (DeployError, OSError) as error:
                 yield f"{receiver.shown}: {error}"
 
     def failed(self) -> Iterator[tuple[str, str]]:
         """Of which server an alert has failed since the last call, and how; one that takes too long is ended."""
         running, self._running = self._running, []
-        for name, receiver, program, began in running:
-            late = self.clock() - began >= WITHIN
-            if program.code is None and not late:
-                self._running.append((name, receiver, program, began))
-            elif program.code is None:
-                program.end(signal.SIGKILL)
-                yield name, f"{receiver.shown}: it took longer than {WITHIN:g} s"
+        for each in running:
+            late = self.clock() - each.began >= WITHIN
+            if each.program.code is None and not late:
+                self._running.append(each)
+            elif each.program.code is None:
+                each.program.end(signal.SIGKILL)
+                yield each.name, f"{each.receiver.shown}: it took longer than {WITHIN:g} s"
             else:
-                if program.code:
-                    yield name, f"{receiver.shown}: it ended with {program.code}"
-                program.end(signal.SIGKILL)  # what it has left behind
+                if each.program.code:
+                    yield each.name, f"{each.receiver.shown}: it ended with {each.program.code}"
+                each.program.end(signal.SIGKILL)  # what it has left behind
+
+    def close(self) -> list[tuple[str, str]]:
+        """End every delivery, after a short wait; return of which servers an alert was not delivered, and why."""
+        end = self.clock() + _LAST
+        left, failures = list(self._running), list[tuple[str, str]]()
+        try:
+            for each in left:
+                each.program.wait_for(max(end - self.clock(), 0))
+            failures = list(self.failed())
+        finally:
+            for each in self._running:
+                each.program.end(signal.SIGKILL)
+        failures += [(each.name, f"{each.receiver.shown}: `{each.event}` not delivered") for each in self._running]
+        self._running = []
+        return failures
 
     @property
     def under_way(self) -> bool:

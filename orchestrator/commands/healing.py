@@ -5,8 +5,10 @@ who asked for one (`up.json`), and when a server was healed (`healing.json`, in 
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 from orchestrator.commands.ending import ENDING_FILE, HEALING, HEALING_FILE, UP_FAILED
@@ -24,6 +26,7 @@ from orchestrator.plan.replicas import replica_plans
 from orchestrator.render import replica_folder
 from orchestrator.runtimes import Handle, ServerState, Status, each_of, runtime_kind
 
+_ROOM: Final = 1 << 20  # bytes that a start writes into its run directory before the server runs, and a bit
 _GONE: Final = ServerState(status=Status.ABSENT, exit_code=None, restarts=0, started_at=None, detail="")
 
 
@@ -97,7 +100,7 @@ def require_ours(plan: Plan, name: str) -> None:
 
 
 def heal(home: Home, name: str, dead: str, why: str) -> Healed:
-    """Start a server again whose run `dead` is the newest, and still nobody else's business."""
+    """Restart `name`, unless another command has acted since run `dead` exited."""
     begun = False
 
     def claimed(servers: Fleet) -> None:
@@ -108,6 +111,8 @@ def heal(home: Home, name: str, dead: str, why: str) -> Healed:
         run.save(HEALING_FILE, {"healed": [*_kept(run), {"at": datetime.now(UTC).isoformat(), "why": why}]})
         begun = True
 
+    if full := _disk_full(home, name):
+        return Healed(code=HostError.exit_code, message=full, attempted=False, others=False, postponed=True)
     try:
         done = restart(name, home, healing=claimed)
     except KeyboardInterrupt as error:  # before anything was touched
@@ -116,10 +121,39 @@ def heal(home: Home, name: str, dead: str, why: str) -> Healed:
         if isinstance(error, Interrupted):
             raise
         code, others = getattr(error, "exit_code", HostError.exit_code), isinstance(error, NameTakenError)
-        return Healed(code=code, message=str(error), attempted=begun, others=others and not begun)
+        no_room = _disk_full(home, name)
+        if no_room and begun:
+            _forget_attempt(home, name, dead)
+        return Healed(
+            code=code,
+            message=no_room or str(error),
+            attempted=begun,
+            others=others and not begun,
+            postponed=no_room != "" or (code == HostError.exit_code and not begun),
+        )
     seconds = "" if done.seconds is None else f", ready after {done.seconds:.1f} s"
     message, run = f"proven at {done.handle.url}{seconds}", Path(done.handle.run_dir).name
     return Healed(code=0, message=message, attempted=True, others=False, run=run)
+
+
+def _disk_full(home: Home, name: str) -> str:
+    """Why a start of `name` has no room for its files; "" where it has.
+
+    The free space that a file system reports leaves out quotas and inodes, so the room is tried.
+    """
+    try:
+        with TemporaryFile(dir=home.make_runs(name)) as file:
+            file.write(bytes(_ROOM))
+    except OSError as error:
+        return f"cannot write below `{home.runs / name}`: {error.strerror}"
+    return ""
+
+
+def _forget_attempt(home: Home, name: str, dead: str) -> None:
+    """Take back the record of a restart that a full disk has prevented, where the disk takes as much as that."""
+    run = RunDir(home.runs / name / dead)
+    with suppress(HostError):
+        run.save(HEALING_FILE, {"healed": _kept(run)[:-1]})
 
 
 def _newest(servers: Fleet, name: str) -> tuple[RunDir | None, Handle | None]:

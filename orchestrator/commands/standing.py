@@ -46,4 +46,5 @@ class Healed:
     message: str
     attempted: bool
     others: bool  # somebody else worked on the server: nothing was done
+    postponed: bool = False  # this machine cannot start anything now, as where its disk is full
     run: str = ""

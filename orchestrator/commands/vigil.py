@@ -109,6 +109,7 @@ class Vigil:
     _held_up: bool = False  # what the ranks decode does not come out
     _work_asked: float = -inf
     _healing: Pending[Healed] | None = None
+    _retry_at: float = -inf  # when a restart that this machine has prevented is tried again; -inf: none was prevented
 
     def begin(self, now: float, wall: float) -> Iterator[Told]:
         """Take the standing that it was made with as the first look."""
@@ -131,7 +132,7 @@ class Vigil:
             for rank in self._ranks:
                 self._ask(rank, now)
             self._read_work(now)
-        if self._look is None and now >= self._next_look and self._healing is None:
+        if self._look is None and now >= max(self._next_look, self._retry_at) and self._healing is None:
             self._look = self.means.look(self.name)
 
     @property
@@ -155,7 +156,13 @@ class Vigil:
     def _mind_healing(self, healing: Pending[Healed], now: float) -> Iterator[Told]:
         if (healed := healing.outcome()) is None:
             return
-        self._healing, self._next_look, self._pause = None, now, _FIRST
+        self._healing, self._next_look = None, now
+        if healed.postponed:
+            self._wait(now)
+            self._retry_at = self._next_look
+            yield from self._says.once(EventKind.WAITING, f"cannot restart yet, will retry: {healed.message}", now)
+            return
+        self._pause, self._retry_at = _FIRST, -inf
         self._forget(now)
         if healed.others:
             return
@@ -194,14 +201,15 @@ class Vigil:
     def _judge(self, now: float, wall: float) -> Iterator[Told]:
         seen, self._looked = self.standing, now
         if (rest := _left_alone(seen)) is not None:
+            self._retry_at = -inf
             self._forget(now)
             self._wait(now)
             yield from self._unwell(rest[1], now) if rest[0] is EventKind.UNWELL else self._says.once(*rest, now)
             return
-        self._pause = _FIRST
         if why := self._death(now):
             yield from self._heal(why, now, wall)
             return
+        self._pause, self._retry_at = _FIRST, -inf
         self._lost = seen.lost
         if trouble := seen.lost or self._silence(now) or next(filter(None, (rank.refusal for rank in self._ranks)), ""):
             hung = min((rank.silent_since for rank in self._ranks if rank.trouble), default=inf) + seen.unhealthy_after
@@ -267,10 +275,11 @@ class Vigil:
             if len(seen.healed) <= self._counted:  # it would be tried for ever
                 yield self._give_up(f"{why}; its restart left no record", now)
                 return
-        else:
+        elif self._retry_at == -inf:
             self._died = now
         self._counted = len(seen.healed)
-        yield self._says.tell(EventKind.DIED, f"{why}; restart {len(recent) + 1} of {seen.limit}")
+        if self._retry_at == -inf:
+            yield self._says.tell(EventKind.DIED, f"{why}; restart {len(recent) + 1} of {seen.limit}")
         self._healing = self.means.heal(seen, why)
 
     def _wait(self, now: float) -> None:

@@ -196,23 +196,34 @@ def watch(
         except KeyboardInterrupt:
             _interrupt(means.healings)
             raise
+        finally:
+            for name, failed in alerts.close():
+                show(_event(_named(vigils, name), Told(EventKind.ALERT_FAILED, failed)))
     problems = [Problem(f"`{vigil.name}`: {vigil.ended}", hint=f"`deploy diagnose {vigil.name}`") for vigil in vigils]
     first = names[0]
     hint = f"`deploy diagnose {first}` says why; `deploy restart {first}`, then `deploy watch {first}`, begins anew"
     raise HealingError("what was watched does not serve, and is left as it is", problems=problems, hint=hint)
 
 
+def _named(vigils: Sequence[Vigil], name: str) -> Vigil:
+    return next(vigil for vigil in vigils if vigil.name == name)
+
+
+def _event(vigil: Vigil, told: Told) -> WatchEvent:
+    return WatchEvent(
+        time=datetime.now().astimezone().isoformat(timespec="seconds"),
+        name=vigil.name,
+        event=told.kind,
+        detail=told.detail,
+        run=vigil.standing.run,
+        alert=told.alert,
+        seconds=None if told.seconds is None else round(told.seconds, 1),
+    )
+
+
 def _go_on(vigils: Sequence[Vigil], show: Callable[[WatchEvent], None], alerts: Alerts) -> None:
     def tell(vigil: Vigil, told: Told) -> None:
-        event = WatchEvent(
-            time=datetime.now().astimezone().isoformat(timespec="seconds"),
-            name=vigil.name,
-            event=told.kind,
-            detail=told.detail,
-            run=vigil.standing.run,
-            alert=told.alert,
-            seconds=None if told.seconds is None else round(told.seconds, 1),
-        )
+        event = _event(vigil, told)
         show(event)
         for failed in alerts.send(event.to_dict()) if told.alert else ():
             tell(vigil, Told(EventKind.ALERT_FAILED, failed))
@@ -223,7 +234,7 @@ def _go_on(vigils: Sequence[Vigil], show: Callable[[WatchEvent], None], alerts: 
     while alerts.under_way or not all(vigil.ended for vigil in vigils):
         time.sleep(_TICK)
         for name, failed in alerts.failed():
-            tell(next(vigil for vigil in vigils if vigil.name == name), Told(EventKind.ALERT_FAILED, failed))
+            tell(_named(vigils, name), Told(EventKind.ALERT_FAILED, failed))
         for vigil in vigils:
             for told in vigil.step(time.monotonic(), time.time()):
                 tell(vigil, told)

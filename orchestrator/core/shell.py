@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -277,7 +276,7 @@ def _readable(stdin: bytes | int) -> Iterator[IO[bytes] | int]:
     elif not stdin:
         yield subprocess.DEVNULL
     else:
-        with tempfile.TemporaryFile() as file:
+        with os.fdopen(os.memfd_create("stdin"), "w+b") as file:  # no disk, which may be full
             file.write(stdin)
             file.seek(0)
             yield file

@@ -5,11 +5,15 @@ import json
 import os
 import pwd
 import shutil
+import socket
 import stat
 import subprocess
+import sys
 import threading
 import time
 from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -183,6 +187,71 @@ def test_a_receiver_that_hangs_is_ended_with_all_it_has_started_and_told() -> No
     now[0] = 31.0
     assert list(alerts.failed()) == [("owl", "`sh`: it took longer than 30 s")]
     assert not alerts.under_way
+
+
+@contextmanager
+def endless_webhook() -> Iterator[str]:
+    """The URL of a webhook whose answer does not end: no receiver's own limit of time ends the sender."""
+
+    def answer(server: socket.socket) -> None:
+        with suppress(OSError), server.accept()[0] as connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+            while True:
+                connection.sendall(b"x")
+                time.sleep(0.2)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answering = threading.Thread(target=answer, args=(server,))
+        answering.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/hook"
+        server.shutdown(socket.SHUT_RDWR)  # a sender that was ended early has not connected
+        answering.join()
+
+
+def senders() -> list[int]:
+    """The processes that post an event."""
+    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _posts(folder)]
+
+
+def _posts(process: Path) -> bool:
+    with suppress(OSError):
+        return b"\0orchestrator.commands.healer\0post\0" in (process / "cmdline").read_bytes()
+    return False
+
+
+def test_what_is_not_delivered_when_the_watch_ends_is_ended_and_told() -> None:
+    with endless_webhook() as url:
+        alerts = Alerts((Receiver.webhook(url), Receiver.command("sleep 600")), time.monotonic)
+        assert list(alerts.send(EVENT)) == []
+        assert sorted(alerts.close()) == [
+            ("owl", "`sleep`: `died` not delivered"),
+            ("owl", "the webhook at 127.0.0.1: `died` not delivered"),
+        ]
+    assert not alerts.under_way
+    assert not senders()
+
+
+SENDS = """
+import sys, time
+from orchestrator.commands.alerts import Alerts, Receiver
+alerts = Alerts((Receiver.webhook(sys.argv[1]),), time.monotonic)
+assert not list(alerts.send({"name": "owl", "event": "died"}))
+print("sent", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_sender_ends_with_a_watch_that_is_killed() -> None:
+    with (
+        endless_webhook() as url,
+        subprocess.Popen([sys.executable, "-c", SENDS, url], stdout=subprocess.PIPE) as watch,
+    ):
+        assert watch.stdout is not None
+        assert watch.stdout.readline() == b"sent\n"
+        wait_for(lambda: len(senders()) == 1)
+        watch.kill()
+        watch.wait()
+        wait_for(lambda: not senders())
 
 
 def test_a_webhook_is_posted_the_event_and_its_url_stands_in_no_command_line() -> None:

@@ -331,6 +331,28 @@ def test_starts_that_fail_count_and_one_that_leaves_no_record_is_not_repeated() 
     assert lost.kinds == ["watching", "died", "failed", "gave up"]
 
 
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_restart_that_a_full_disk_prevents_is_tried_again_ever_more_rarely_and_never_given_up(hangs: bool) -> None:
+    full = Healed(code=4, message="No space left on device", attempted=False, others=False, postponed=True)
+    world = World(outcome=full)
+    vigil = world.vigil()
+    if hangs:
+        world.answers_after = [None, None]
+        world.pass_by(vigil, UNHEALTHY + 20)
+    else:
+        world.die()
+    world.pass_by(vigil, 36_000)
+    assert (world.kinds[-2:], world.kinds.count("died"), vigil.ended) == (["died", "waiting"], 1, "")
+    assert "No space left on device" in world.told[-1][2]
+    pauses = [after - before - BOOT for before, after in zip(world.healed_at, world.healed_at[1:], strict=False)]
+    assert 5 <= pauses[0] < 10
+    assert pauses[-1] >= 60
+    assert max(pauses) < 70
+    world.outcome = PROVEN
+    world.pass_by(vigil, 200)
+    assert world.kinds[-2:] == ["waiting", "serves"]
+
+
 def test_what_a_person_ends_stays_down_and_what_a_person_starts_is_watched() -> None:
     world = World()
     vigil = world.vigil()
