@@ -10,7 +10,7 @@ from orchestrator.commands.runs import claim, latest_run, read_plan
 from orchestrator.commands.servers import Fleet
 from orchestrator.core.console import note, say
 from orchestrator.core.errors import DeployError, HostError, Problem
-from orchestrator.runtimes import Handle
+from orchestrator.runtimes import Handle, runtime_kind
 
 _GRACE: Final = 120.0  # seconds for running requests, for a server whose plan is not on this machine
 
@@ -66,8 +66,13 @@ def down_all(
 
 
 def _is_ours(servers: Fleet, handle: Handle) -> bool:
-    """Whether it was started from this home: several homes may share a Docker daemon."""
-    return servers.home.holds(Path(handle.run_dir))
+    """Whether it was started from this home: several homes may share a Docker daemon.
+
+    A process whose run directory was deleted is told by the path of that; the labels of a container may name any.
+    """
+    run_dir, kind = Path(handle.run_dir), runtime_kind(handle.runtime)
+    deleted = not run_dir.exists() and run_dir.is_relative_to(servers.home.runs.resolve())
+    return servers.home.holds(run_dir) or (deleted and kind.here and not kind.contained)
 
 
 def grace_of(servers: Fleet, name: str) -> float:

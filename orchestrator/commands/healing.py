@@ -41,6 +41,8 @@ def standing(servers: Fleet, name: str) -> Standing:
         raise HostError("; ".join(f"{kind} could not be asked: {why}" for kind, why in servers.silent.items()))
     plan = read_plan(run)
     if run is None or plan is None:
+        if handle and (state := servers.runtime(handle).state(handle)).status is Status.UNKNOWN:
+            raise StartError(f"`{name}`: {state.detail}", hint=f"`deploy down {name}` stops it")
         near = did_you_mean(name, {*known_names(servers.home)} - {name})
         what = f"the plan of `{name}` is not on this machine" if handle or run else f"nothing was started as `{name}`"
         raise StartError(what, hint=near or "`deploy up PROFILE` starts what can be watched from here")

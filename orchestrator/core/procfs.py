@@ -104,6 +104,19 @@ def family(marks: Marks) -> tuple[Process, ...]:
     return tuple(processes[pid] for pid in sorted(members & processes.keys()))
 
 
+def tokens(program: str) -> frozenset[str]:
+    """The tokens of this user's processes whose command line has the word `program`."""
+    found = set()
+    for process in _all():
+        folder = _PROC / str(process.pid)
+        with suppress(OSError):
+            if folder.stat().st_uid == os.geteuid() and program in (folder / "cmdline").read_text("utf-8", "replace"):
+                environ = (folder / "environ").read_bytes().split(b"\0")
+                name = f"{VARIABLE}=".encode()
+                found |= {os.fsdecode(each.removeprefix(name)) for each in environ if each.startswith(name)}
+    return frozenset(found)
+
+
 def _bears(pid: int, marks: Marks) -> bool:
     """Whether it has the token or the output; a process that may not be looked at is somebody else's."""
     folder = _PROC / str(pid)

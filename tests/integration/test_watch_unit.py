@@ -208,18 +208,22 @@ def endless_webhook() -> Iterator[str]:
         answering.join()
 
 
-def senders() -> list[int]:
-    """The processes that post an event."""
-    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _posts(folder)]
+def senders(mark: str) -> list[int]:
+    """The processes that post an event and have inherited `MARK=mark`."""
+    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _posts(folder, mark.encode())]
 
 
-def _posts(process: Path) -> bool:
+def _posts(process: Path, mark: bytes) -> bool:
     with suppress(OSError):
-        return b"\0orchestrator.commands.healer\0post\0" in (process / "cmdline").read_bytes()
+        posts = b"\0orchestrator.commands.healer\0post\0" in (process / "cmdline").read_bytes()
+        return posts and b"\0MARK=%s\0" % mark in b"\0" + (process / "environ").read_bytes()
     return False
 
 
-def test_what_is_not_delivered_when_the_watch_ends_is_ended_and_told() -> None:
+def test_what_is_not_delivered_when_the_watch_ends_is_ended_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARK", str(tmp_path))
     with endless_webhook() as url:
         alerts = Alerts((Receiver.webhook(url), Receiver.command("sleep 600")), time.monotonic)
         assert list(alerts.send(EVENT)) == []
@@ -228,7 +232,7 @@ def test_what_is_not_delivered_when_the_watch_ends_is_ended_and_told() -> None:
             ("owl", "the webhook at 127.0.0.1: `died` not delivered"),
         ]
     assert not alerts.under_way
-    assert not senders()
+    assert not senders(str(tmp_path))
 
 
 SENDS = """
@@ -241,17 +245,18 @@ time.sleep(600)
 """
 
 
-def test_a_sender_ends_with_a_watch_that_is_killed() -> None:
-    with (
-        endless_webhook() as url,
-        subprocess.Popen([sys.executable, "-c", SENDS, url], stdout=subprocess.PIPE) as watch,
-    ):
-        assert watch.stdout is not None
-        assert watch.stdout.readline() == b"sent\n"
-        wait_for(lambda: len(senders()) == 1)
-        watch.kill()
-        watch.wait()
-        wait_for(lambda: not senders())
+def test_a_sender_ends_with_a_watch_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARK", str(tmp_path))
+    with endless_webhook() as url:
+        watch = subprocess.Popen([sys.executable, "-c", SENDS, url], stdout=subprocess.PIPE)
+        try:
+            assert watch.stdout is not None
+            assert watch.stdout.readline() == b"sent\n"
+            wait_for(lambda: len(senders(str(tmp_path))) == 1)
+        finally:
+            watch.kill()
+            watch.communicate()
+        wait_for(lambda: not senders(str(tmp_path)))
 
 
 def test_a_webhook_is_posted_the_event_and_its_url_stands_in_no_command_line() -> None:

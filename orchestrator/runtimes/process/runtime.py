@@ -19,7 +19,7 @@ from orchestrator.core import shell
 from orchestrator.core.errors import HostError, NameTakenError, StartError
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
-from orchestrator.core.procfs import VARIABLE, Marks, family, read_title
+from orchestrator.core.procfs import VARIABLE, Marks, family, read_title, tokens
 from orchestrator.core.secret import Secret, names_secret
 from orchestrator.core.signals import held
 from orchestrator.plan import NAME
@@ -27,7 +27,16 @@ from orchestrator.render import Artifacts
 from orchestrator.runtimes.base import LOG, Handle, ServerState, Status, since_then
 from orchestrator.runtimes.process.ending import end, end_together, put_away, record_end, runs, serves
 from orchestrator.runtimes.process.handover import await_handover, handing_over
-from orchestrator.runtimes.several import NO_GATEWAY, all_logs, all_tails, each_of, goes_beside, joined, together
+from orchestrator.runtimes.several import (
+    NO_GATEWAY,
+    all_logs,
+    all_tails,
+    each_of,
+    goes_beside,
+    joined,
+    together,
+    top_of,
+)
 from orchestrator.runtimes.supervised.record import (
     FILE,
     Record,
@@ -40,6 +49,7 @@ from orchestrator.runtimes.supervised.record import (
 from orchestrator.runtimes.supervised.start import start_request
 from orchestrator.runtimes.supervised.supervisor import StartRequest
 
+SUPERVISOR: Final = "orchestrator.runtimes.supervised.supervisor"  # a program, of which each server here has one
 _POLL: Final = 0.05  # seconds between two looks at /proc
 
 
@@ -78,7 +88,9 @@ class ProcessRuntime:
         folders = [folder for folder in folders if not folder.is_symlink()]
         for folder in folders:
             await_handover(folder)
-        return tuple(server for folder in folders for server in _servers(folder))
+        recorded = [server for folder in folders for server in _servers(folder)]
+        deleted = [server for server in _deleted(self._home.runs) if name in {None, server.name}]
+        return tuple(sorted((*recorded, *deleted), key=lambda server: server.name))
 
     def state(self, handle: Handle) -> ServerState:
         """See `Runtime.state`."""
@@ -88,6 +100,8 @@ class ProcessRuntime:
             return _no_record(Status.UNKNOWN, error.message)
         if handle.replicas and not handle.identity:  # the start was killed before its gateway
             return NO_GATEWAY
+        if not Path(handle.own_dir).exists() and family(Marks(token=token_of(Path(handle.own_dir)))):
+            return _no_record(Status.UNKNOWN, f"it runs, and its run directory `{handle.own_dir}` was deleted")
         if record is None or record.stopped or record.supervisor != handle.identity:
             return _no_record(Status.ABSENT, "")
         return _state(record)
@@ -140,6 +154,8 @@ class ProcessRuntime:
             put_away(handle.name, run_dir)
             return
         try:
+            if record is None and not run_dir.exists():
+                end(handle.name, Marks(token=token_of(run_dir)), grace=grace)
             if record is not None and record.supervisor == handle.identity and not record.stopped:
                 end(handle.name, record.marks, grace=grace)
                 record_end(record, run_dir)
@@ -188,7 +204,7 @@ def _state(record: Record) -> ServerState:
 
 def _launch(request: StartRequest, environ: Mapping[str, str | None], *, lock: int) -> Record:
     """Hand a start to a supervisor, with the lock on it; its record. Raises StartError."""
-    supervisor = shell.own("orchestrator.runtimes.supervised.supervisor", str(lock))
+    supervisor = shell.own(SUPERVISOR, str(lock))
     result = shell.run(supervisor, stdin=json.dumps(dataclasses.asdict(request)), env=environ, inherits=(lock,))
     record = read_record(Path(request.run_dir))
     if not result.ok or record is None:
@@ -241,6 +257,19 @@ def _servers(folder: Path) -> list[Handle]:
     if not found:
         found = [run.handle for run in _newest(known) if not run.stopped]
     return [*joined(found), *lost]
+
+
+def _deleted(runs: Path) -> list[Handle]:
+    """The servers that run and whose directories below `runs` were deleted, each by the token of its supervisor."""
+    top, found = runs.resolve(), []
+    for token in sorted(tokens(SUPERVISOR)):
+        run_dir = Path(token)
+        if not token.isprintable() or run_dir.exists() or not run_dir.is_relative_to(top):
+            continue
+        folder = top_of(run_dir).parent
+        if folder.parent == top and NAME.match(folder.name):
+            found.append(_lost(folder.name, run_dir))
+    return found
 
 
 def _newest(runs: Sequence["_RecordedRun"]) -> list["_RecordedRun"]:
