@@ -186,6 +186,7 @@ def test_a_replica_killed_under_load_costs_no_answer_is_told_and_comes_back(pair
     assert set(pair.handle.replicas).isdisjoint({first, healed})
 
 
+@pytest.mark.slow
 def test_a_gateway_that_hangs_is_seen_by_its_watch_which_starts_all_of_them_again(pair: Pair) -> None:
     pair.up("healing.unhealthy_after=2")
     with pair.deploy.running("watch", NAME, "--json") as watch:
@@ -273,6 +274,7 @@ def test_replicas_are_replaced_one_after_the_other_and_back_without_a_lost_answe
     pair.nothing_left()
 
 
+@pytest.mark.slow
 def test_a_change_that_is_interrupted_or_stopped_after_one_leaves_all_that_was_not_touched(pair: Pair) -> None:
     pair.up()
     for stage, left in (("its requests end", 2), ("started replica 1", 1), ("ready after", 1)):
@@ -337,6 +339,7 @@ def is_watched_by_prometheus(pair: Pair, folder: Path) -> None:
         wait_for(lambda: fires() == {"DeployServerDown", "DeployGatewayDown"})
 
 
+@pytest.mark.slow
 def test_two_real_servers_behind_the_gateway(pair: Pair, tiny_model: Path, tmp_path: Path) -> None:
     pair.deploy.home.models.symlink_to(tiny_model.parent)
     words = ("up", "cpu-tiny", "--name", NAME, "--json", "--set", f"server.port={pair.port}", "--set", "replicas=2")
