@@ -30,7 +30,7 @@ SCRIPTED = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
 def deploy(engine_home: Home, cpu_engine: CpuEngine) -> Iterator[CommandLine]:
     """`deploy`, whose servers are all taken down after the test."""
     assert cpu_engine.python.exists()
-    command = CommandLine(engine_home)
+    command = CommandLine(engine_home, fresh=True)
     yield command
     for server in json.loads(command.run("status", "--json").stdout):  # a container may be that of another worker
         if server["name"] != "shared" and engine_home.holds(Path(server["run_dir"])):
