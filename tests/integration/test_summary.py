@@ -1,16 +1,21 @@
 """The last lines of a run of the tests, and the order in which it runs them."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import summary
-from schedule import LONGEST, group_of
+from schedule import LONGEST, SHARES_SERVER, group_of
 from summary import excuse_for
 
 ROOT = Path(__file__).parents[2]
+# A test or a fixture of the file takes `server`, which is the session's unless the file has a fixture of that name.
+SERVER_FIXTURE = re.compile(
+    r"^(?:def test_\w+|@pytest\.fixture[^\n]*\ndef \w+)\([^)]*\bserver: CpuServer", re.MULTILINE
+)
 RUN = """
 import pytest
 
@@ -87,3 +92,9 @@ def test_files_that_share_the_real_server_go_to_one_worker() -> None:
     groups = {group_of(f"tests/integration/{name}::test") for name in ("test_real_smoke.py", "test_replicas.py")}
     assert groups == {"real server"}
     assert group_of("tests/unit/test_one.py::test[a::b]") == "tests/unit/test_one.py"
+
+
+def test_every_file_that_asks_the_real_server_shares_it_or_judges_times() -> None:
+    folder = ROOT / "tests/integration"
+    asks = {path.name for path in folder.glob("test_*.py") if SERVER_FIXTURE.search(path.read_text())}
+    assert asks <= {*SHARES_SERVER, "test_bench_server.py"}
