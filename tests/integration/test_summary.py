@@ -98,3 +98,20 @@ def test_every_file_that_asks_the_real_server_shares_it_or_judges_times() -> Non
     folder = ROOT / "tests/integration"
     asks = {path.name for path in folder.glob("test_*.py") if SERVER_FIXTURE.search(path.read_text())}
     assert asks <= {*SHARES_SERVER, "test_bench_server.py"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("a real Kubernetes needs etcd: `make kubernetes` builds them", "no Kubernetes built"),
+        ("tp2-fp8 needs 2 NVIDIA GPUs, this machine has 0", "no NVIDIA GPU"),
+        ("real Quark, 1.5 GB and some minutes: `make quark` runs this", "not asked for"),
+        ("not judged: this machine kept a program from its core for 12 ms", "the machine was busy"),
+        ("hadolint cannot be had from the package index", "not in the package index"),
+        ("a pod of a Deployment is always started again: another test follows one", "does not apply"),
+    ],
+)
+def test_what_this_machine_lacks_is_an_excuse(reason: str, kind: str) -> None:
+    excuse = excuse_for(reason)
+    assert excuse is not None
+    assert excuse.kind == kind
