@@ -1,19 +1,23 @@
-# Two commands do all the set-up: `make demo` and `make test`. Everything else is what they are made of.
+# `make demo`, `make test` and `make test-all` install everything they need.
 PYTHON ?= python3
 VENV := .venv
 DEPLOY := $(VENV)/bin/deploy
-WORKERS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
+WORKERS ?= 2# processes that share the tests; 0: none but pytest itself
+PYTEST = $(VENV)/bin/python -m pytest --numprocesses $(WORKERS)
 unexport PYTHONDONTWRITEBYTECODE # container images set it: each `deploy` would compile all of the tool anew, 0.3 s
 
-.PHONY: demo test check unit integration golden attack gpu kubernetes quark down clean
+.PHONY: demo test test-all check unit integration golden attack gpu kubernetes quark down clean
 
 demo: $(VENV)/ready ## a real sglang server on this machine's CPU: up, proven, one streamed answer, down
 	$(DEPLOY) up --profile cpu-tiny
 	$(DEPLOY) ask cpu-tiny "Once upon a time" --tokens 48
 	$(DEPLOY) down cpu-tiny
 
-test: check ## format, lint, types, unit, golden, integration; installs what the tests need where it can
-	.ci/services $(VENV)/bin/python -m pytest tests $(WORKERS) --durations=10 --durations-min=5
+test: check ## format, lint, types, unit, golden and the main line on real parts; as root, installs what they need
+	ATTACK=0.25 .ci/services $(PYTEST) tests -m "not slow" --fail-on-needless-skips
+
+test-all: check ## the same, and every test marked `slow`
+	.ci/services $(PYTEST) tests --fail-on-needless-skips
 
 check: $(VENV)/ready ## format, lint, types: seconds
 	$(VENV)/bin/ruff format --check .
@@ -21,12 +25,12 @@ check: $(VENV)/ready ## format, lint, types: seconds
 	$(VENV)/bin/mypy
 
 unit golden integration: $(VENV)/ready ## one kind of tests
-	$(VENV)/bin/python -m pytest tests/$@ $(WORKERS)
+	$(PYTEST) tests/$@
 
 gpu: $(VENV)/ready ## the whole line on this machine's NVIDIA GPUs; skipped, with the reason, where there are none
 	$(VENV)/bin/python -m pytest tests/gpu -v -s
 
-attack: $(VENV)/ready ## ten times the rounds of random faults that the tests hold; ATTACK_SEED=… repeats them
+attack: $(VENV)/ready ## ten times the random faults of test-all; ATTACK_SEED=… repeats them
 	ATTACK=$${ATTACK:-10} $(VENV)/bin/python -m pytest tests/attack --timeout 0
 
 kubernetes: ## a real Kubernetes for the tests, built once from Debian's sources: as root, ten minutes and more

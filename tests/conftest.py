@@ -1,24 +1,32 @@
-"""For every test: signals reach what it starts, hypothesis measures no times, and who judges times runs alone."""
+"""For every test: signals, random seeds, the order and the last lines of a run; who judges times runs alone."""
 
 import fcntl
 import gc
 import os
 import random
 import signal
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import settings
+from real_servers import RealServers
+from schedule import GroupScheduling, judges_times, sort_longest_first
+from summary import last_lines, needless
 
 from orchestrator.core.known_secrets import know
 
-# `make attack` throws new dice each time, `make test` always the same: it judges the code, not the luck of a run.
-settings.register_profile("ours", deadline=None, derandomize="ATTACK" not in os.environ)  # others share the machine
+# `make attack` draws new random faults each time; the other targets repeat the same ones.
+MORE_ATTACKS = float(os.environ.get("ATTACK", "1")) > 1
+settings.register_profile("ours", deadline=None, derandomize=not MORE_ATTACKS)
 settings.load_profile("ours")
-os.environ.setdefault("ATTACK_SEED", str(random.SystemRandom().randrange(1_000_000)) if "ATTACK" in os.environ else "1")
+os.environ.setdefault("ATTACK_SEED", str(random.SystemRandom().randrange(1_000_000)) if MORE_ATTACKS else "1")
+
+STARTED = pytest.StashKey[float]()
+SERVERS = pytest.StashKey[RealServers]()
 
 
 def hand_on_no_deafness() -> None:
@@ -51,18 +59,40 @@ def pytest_configure() -> None:
     hand_on_no_deafness()
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        session.config.stash[STARTED] = time.monotonic()
+        session.config.stash[SERVERS] = RealServers(session.config._tmp_path_factory.getbasetemp())
+        session.config.stash[SERVERS].start()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run where a test was skipped that could have run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not session.config.getoption("--fail-on-needless-skips"):
+        return
+    if session.exitstatus == pytest.ExitCode.OK and needless(reporter.stats.get("skipped", [])):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_report_header() -> str:
     return f"attack: ATTACK_SEED={os.environ['ATTACK_SEED']} ATTACK={os.environ.get('ATTACK', '1')}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that judge times come last, when one worker after the other has nothing left to do.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fail-on-needless-skips", action="store_true", help="fail where a test was skipped that could have run here"
+    )
 
-    First of them those that begin with something else: they start what they judge while others still run.
-    """
-    judged = {item.path for item in items if _judges_times(item)}
-    beside = {item.path for item in items if not _judges_times(item)}
-    items.sort(key=lambda item: (item.path in judged) + (item.path not in beside))
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    sort_longest_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:  # noqa: ANN401 - xdist's own
+    return GroupScheduling(config, log)
 
 
 def pytest_collection_finish() -> None:
@@ -78,12 +108,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
         if hasattr(item.config, "workerinput"):
             shared = item.config._tmp_path_factory.getbasetemp().parent
             with _flocked(shared / "turn", fcntl.LOCK_EX):  # who waits to be alone is not overtaken
-                held.enter_context(_flocked(shared / "runs", fcntl.LOCK_EX if _judges_times(item) else fcntl.LOCK_SH))
+                held.enter_context(_flocked(shared / "runs", fcntl.LOCK_EX if judges_times(item) else fcntl.LOCK_SH))
         return (yield)
-
-
-def _judges_times(item: pytest.Item) -> bool:
-    return item.get_closest_marker("alone") is not None
 
 
 @contextmanager
@@ -99,13 +125,21 @@ def attack_table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How the attacks ended, in whichever process they were carried out, as the table of tests/README.md has it."""
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The outcome of the attacks, as a table, and the last lines; the tests of all workers count."""
     reports = [each for kind in terminalreporter.stats.values() for each in kind if isinstance(each, pytest.TestReport)]
     rows = {value[0]: value for each in reports for name, value in each.user_properties if name == "attack"}
     if rows:
         terminalreporter.section(f"attack, ATTACK_SEED={os.environ['ATTACK_SEED']}")
         terminalreporter.write_line("\n".join(attack_table(rows.values())))
+    terminalreporter.section("this run")
+    seconds, servers = time.monotonic() - config.stash[STARTED], config.stash[SERVERS].stop()
+    for line in last_lines(terminalreporter, seconds=seconds, real_servers=servers):
+        terminalreporter.write_line(line)
+    if config.getoption("--fail-on-needless-skips"):
+        for test in needless(terminalreporter.stats.get("skipped", [])):
+            terminalreporter.write_line(f"FAILED: skipped, and could have run on this machine: {test}")
 
 
 @pytest.fixture(autouse=True)

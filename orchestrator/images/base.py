@@ -14,7 +14,9 @@ from orchestrator.plan import Engine
 from orchestrator.render import base_reference, repository
 
 _GONE: Final = re.compile(r"manifest unknown|not found|does not exist|repository name not known", re.IGNORECASE)
-IMAGE_BYTES: Final = 64 << 30  # our estimate for an unpacked ROCm or CUDA image with the layers of a build
+# An unpacked ROCm image has 75.3 GB (70.1 GiB, sgl-project/sglang#22037). The rest is our estimate of what compressed
+# layers take while they are unpacked, and of the layers of a build.
+IMAGE_BYTES: Final = 96 << 30
 _MIRROR: Final = Registry(within=10.0)  # seconds that a further name may take to answer
 _PIN: Final = "name another with `--base-image`, and pin it in the engine's file under profiles/engines/"
 

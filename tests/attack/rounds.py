@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
 
-TIMES = int(os.environ.get("ATTACK", "1"))  # as many rounds as a quick attack has
+TIMES = float(os.environ.get("ATTACK", "1"))  # this many times the rounds that a group names
 SEED = int(os.environ["ATTACK_SEED"])  # as tests/conftest.py sets it where nobody has
 _AT_ONCE = 4  # rounds: most of the time of one it waits
 
@@ -34,8 +34,8 @@ outcomes: list[Outcome] = []  # of the test that runs
 
 
 def attack(group: str, rounds: int, one: Round, *, at_once: int = _AT_ONCE) -> None:
-    """Carry out the rounds, ten times as many under `make attack`, and fail with all that was wrong in any."""
-    count = rounds * TIMES
+    """Carry out `rounds` times `ATTACK` rounds, at least one, and fail with the faults of all of them."""
+    count = max(1, round(rounds * TIMES))
     begun = time.monotonic()
     with ThreadPoolExecutor(at_once) as pool:
         faults = dict(enumerate(pool.map(lambda number: _faults(group, number, one), range(count))))

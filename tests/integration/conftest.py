@@ -12,8 +12,10 @@ import own_cluster
 import own_node
 import pytest
 from cluster_server import ClusterEngine
+from command_line import commands_forked
 from cpu_server import CpuEngine, CpuServer
 from docker_server import DockerEngine
+from forked import forking
 from left_running import MARK, end_containers, end_marked
 from loopback_registry import serving
 from slurm_cluster import MISSING, PACKAGES, SlurmCluster, SlurmEngine, slurm_running
@@ -29,6 +31,13 @@ from orchestrator.images import Docker, find_docker
 from orchestrator.weights import generate_model
 
 IMAGES = data_root() / "images"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fork the commands of `CommandLine.run` from one process: begun by no test, it outlives each of them."""
+    with forking(tmp_path_factory.mktemp("forks")) as forks, commands_forked(forks):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from true_times import TrueTimes, assert_found, from_arrival, from_plan
 from orchestrator.bench import Workload, load_workload
 from orchestrator.results import BenchResult, MarkKind, Point, Spread
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 FOLLOWED = 0.2  # how far from its script the server may be
 

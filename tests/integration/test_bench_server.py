@@ -22,7 +22,7 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.environments import Environment
 from orchestrator.results import Latency, MarkKind, Point, ServerProvenance
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 REQUESTS = 30
 WORKLOAD = load_workload("smoke-tiny").model_copy(update={"rates_rps": (4.0,), "requests": REQUESTS})

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 from orchestrator.cli.main import app
 from orchestrator.commands.planning import load, profile_names
 
+pytestmark = pytest.mark.slow
+
 KEPT = Path.home() / ".cache/deploy-tests/brokers"
 SKYPILOT = """
 import sys, sky

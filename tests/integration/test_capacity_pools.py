@@ -16,7 +16,7 @@ from orchestrator.commands.planning import load
 from orchestrator.environments import Environment
 from orchestrator.plan.capacity import KvCache
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 SCRIPT = Path(__file__).with_name("cache_pools.py")
 ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}

@@ -11,7 +11,7 @@ from wheels import wheel
 
 from orchestrator.engine import memory
 
-pytestmark = pytest.mark.wheels
+pytestmark = [pytest.mark.wheels, pytest.mark.slow]
 
 VERSIONS = ("0.5.14", "0.5.16", "0.5.17", "0.5.19", "0.5.23")
 

@@ -15,6 +15,7 @@ from orchestrator.runtimes import Status
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.engine,
     pytest.mark.docker,
     pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "available"),

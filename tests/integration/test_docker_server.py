@@ -18,7 +18,7 @@ from orchestrator.core.secret import Secret
 from orchestrator.runtimes import Status
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 
-pytestmark = [pytest.mark.engine, pytest.mark.docker]
+pytestmark = [pytest.mark.engine, pytest.mark.docker, pytest.mark.slow]
 
 KEY = "sk-live-0123456789abcdef"
 TOKEN = "plain-token-of-the-test"

@@ -164,6 +164,7 @@ def test_build_that_fails_shows_what_pip_said_and_leaves_nothing(images: Path, h
     assert folders(home) == []
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_model_is_made_again_only_when_its_generator_changed(
     cpu_environment: Environment, tmp_path: Path, home: Home

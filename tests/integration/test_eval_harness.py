@@ -133,6 +133,7 @@ def choices(tmp_path: Path) -> Path:
     return tmp_path / "gpqa_diamond.csv"
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.usefixtures("quick_harness")
 def test_a_real_server_is_set_beside_its_baseline_question_by_question_and_asked_with_seeds(

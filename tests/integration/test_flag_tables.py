@@ -94,6 +94,7 @@ def test_table_is_what_the_parser_says(version: str, ask: Callable[[str], Answer
     assert ask(version).table == (FLAGS / f"{version}.json").read_text()
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_table_that_ships(
     cpu_environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

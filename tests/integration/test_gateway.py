@@ -210,6 +210,7 @@ def test_up_refuses_a_running_server_that_does_not_become_healthy_in_time(pair: 
     assert "`pair` runs this plan and is unhealthy: 1 of 2 replicas healthy after 1 s" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_gateway_that_hangs_is_seen_by_its_watch_which_starts_all_of_them_again(pair: Pair) -> None:
     pair.up("healing.unhealthy_after=2")
     with pair.deploy.running("watch", NAME, "--json") as watch:
@@ -297,6 +298,7 @@ def test_replicas_are_replaced_one_after_the_other_and_back_without_a_lost_answe
     pair.nothing_left()
 
 
+@pytest.mark.slow
 def test_a_change_that_is_interrupted_or_stopped_after_one_leaves_all_that_was_not_touched(pair: Pair) -> None:
     pair.up()
     for stage, left in (("its requests end", 2), ("started replica 1", 1), ("ready after", 1)):
@@ -361,6 +363,7 @@ def is_watched_by_prometheus(pair: Pair, folder: Path) -> None:
         wait_for(lambda: fires() == {"DeployServerDown", "DeployGatewayDown"})
 
 
+@pytest.mark.slow
 def test_two_real_servers_behind_the_gateway(pair: Pair, tiny_model: Path, tmp_path: Path) -> None:
     pair.deploy.home.models.symlink_to(tiny_model.parent)
     words = ("up", "cpu-tiny", "--name", NAME, "--json", "--set", f"server.port={pair.port}", "--set", "replicas=2")

@@ -21,7 +21,7 @@ from orchestrator.environments import Environment
 from orchestrator.images import Docker
 from orchestrator.prove import count_servers
 
-pytestmark = [pytest.mark.engine, pytest.mark.docker]
+pytestmark = [pytest.mark.engine, pytest.mark.docker, pytest.mark.slow]
 
 NAME = f"several-{os.getpid()}"
 KEY = "sk-of-several-containers"

@@ -27,7 +27,7 @@ from orchestrator.core.paths import Home, data_root
 from orchestrator.engine.gateway import IN_IMAGE, IN_IMAGE_PACKAGES, LAUNCHER, REQUIREMENTS
 from orchestrator.environments import ensure
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 NAME = "pair"
 KEY = "sk-0f-several-p0ds"
 IMAGE = "deploy.test/gateway:1"

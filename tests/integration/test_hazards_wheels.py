@@ -13,7 +13,7 @@ from wheels import read, unpacked
 
 from orchestrator.environments import Environment
 
-pytestmark = [pytest.mark.engine, pytest.mark.wheels]
+pytestmark = [pytest.mark.engine, pytest.mark.wheels, pytest.mark.slow]
 
 # A real group of one rank, made as `--disable-custom-all-reduce` makes it; and one with a communicator that answers.
 FUSED = """

@@ -13,6 +13,7 @@ from orchestrator.core.errors import BuildError
 from orchestrator.images import BuildOptions, ensure_image, find_docker
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.docker,
     pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "available"),
 ]

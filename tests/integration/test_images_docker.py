@@ -147,6 +147,7 @@ def test_the_classic_builder_makes_the_same_image(docker: Docker, base: str, ima
     assert not docker.run("image", "inspect", replaced).ok, "the image it replaced lies about without a name"
 
 
+@pytest.mark.slow
 def test_newer_sources_under_the_old_version_hold_the_fix(docker: Docker) -> None:
     """A dated image: the version says 0.5.14, the file is that of 0.5.15.post1."""
     dated = base_image(wheel("0.5.14"), replaced={CUH: read("0.5.15.post1", CUH).encode()}, docker=docker.program)
@@ -158,6 +159,7 @@ def test_newer_sources_under_the_old_version_hold_the_fix(docker: Docker) -> Non
     assert guard.evidence == (f"{CUH}:41: #include <hip/hip_runtime.h>",)
 
 
+@pytest.mark.slow
 def test_sources_of_july_under_the_old_version_get_what_the_next_release_needs(docker: Docker) -> None:
     """A dated image labelled 0.5.14, with the top-k kernel that 0.5.15 has on by default."""
     newer = {name: read("0.5.15.post1", name).encode() for name in TOPK}
@@ -193,6 +195,7 @@ def test_a_base_that_is_ours_already_holds_our_patch_and_not_upstreams(docker: D
     assert checked[GUARD] == "applied"
 
 
+@pytest.mark.slow
 def test_two_builds_of_one_tag_at_once_do_not_meet(docker: Docker, base: str) -> None:
     """The quick one ends, and clears up, while the slow one is between its two builds."""
     engine = load("mi355x-tp8-july", overrides=base_overrides(base)).plan.engine
@@ -262,6 +265,7 @@ def test_a_secret_is_in_no_layer_and_not_in_the_history(docker: Docker, base: st
     assert secret.encode() not in saved
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_middle_leaves_nothing(docker: Docker, base: str) -> None:
     """Another process builds a step of ten minutes; it is interrupted as a terminal does it, and ends long before."""
     argv = [sys.executable, slow_build.__file__, base]

@@ -23,7 +23,7 @@ from orchestrator.runtimes import ServerState, Status
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 from orchestrator.weights.receipt import read_receipt
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 NAME = "podded"
 
 

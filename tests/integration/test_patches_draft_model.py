@@ -17,7 +17,7 @@ from wheels import unpacked
 from orchestrator.environments import Environment
 from orchestrator.weights import write_overlay
 
-pytestmark = [pytest.mark.engine, pytest.mark.wheels]
+pytestmark = [pytest.mark.engine, pytest.mark.wheels, pytest.mark.slow]
 
 SCRIPT = Path(__file__).with_name("draft_model.py")
 KINDS = ("bf16", "mxfp4")  # the dtype of the MTP layer's routed experts; the rest of that layer is bf16 in both

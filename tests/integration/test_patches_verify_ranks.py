@@ -16,7 +16,7 @@ from orchestrator import environments
 from orchestrator.images import SourceChecker
 from orchestrator.images.sources import program_paths
 
-pytestmark = [pytest.mark.wheels, pytest.mark.engine]
+pytestmark = [pytest.mark.wheels, pytest.mark.engine, pytest.mark.slow]
 
 PATCH = "eagle-verify-broadcast"
 DIFF = SourceChecker.of_ledger().diffs[PATCH]

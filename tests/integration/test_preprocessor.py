@@ -12,7 +12,7 @@ from read_sources import Refusal, preprocessed
 
 from tests.unit.patches.test_guard_forms import FORMS
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+pytestmark = [pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"), pytest.mark.slow]
 
 
 def real(text: str, *options: str) -> list[str] | None:

@@ -20,7 +20,7 @@ from orchestrator.kernels.disk import Store
 from orchestrator.runtimes.supervised.patched import patched_copy
 from orchestrator.runtimes.supervised.prepare import source_patches
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 GUARD = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
 VERIFY = "srt/speculative/eagle_utils.py"

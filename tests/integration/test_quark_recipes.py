@@ -20,7 +20,7 @@ from orchestrator.kernels.disk import read_checkpoint
 from orchestrator.plan import Plan
 from orchestrator.weights import compared, is_fatal, local_outline, write_overlay
 
-pytestmark = [pytest.mark.engine, pytest.mark.wheels]
+pytestmark = [pytest.mark.engine, pytest.mark.wheels, pytest.mark.slow]
 
 # Whether it loads: the draft as it is, the draft with our overlay, the target by sglang's own decision, the target
 # without fusion. By sglang 0.5.14.

@@ -18,6 +18,7 @@ from orchestrator.environments import Environment
 from orchestrator.weights import write_overlay
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.engine,
     pytest.mark.skipif("QUARK" not in os.environ, reason="real Quark, 1.5 GB and some minutes: `make quark` runs this"),
 ]

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cpu_server import CpuEngine, CpuServer, wait_by_its_log
+from cpu_server import CpuEngine, CpuServer, processes_of, wait_by_its_log
 from patience import wait_for
 from ports import free_port
 from prometheus import every_second, missing, monitoring_request, scraping
+from real_servers import real_servers
 
 from orchestrator import prove as smoke
 from orchestrator.commands.monitoring import monitored
@@ -86,6 +87,15 @@ def test_a_real_server_passes(server: CpuServer) -> None:
     assert set(verdicts.values()) == {Verdict.PASSED, Verdict.NOT_APPLICABLE}
 
 
+def test_the_summary_of_the_tests_counts_a_real_server(
+    server: CpuServer, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    run = tmp_path_factory.getbasetemp()
+    found = {int(pid) for pid, _ in real_servers(run)}
+    assert len(found & {process.pid for process in processes_of(server.handle)}) == 1
+    assert not real_servers(tmp_path)
+
+
 def test_a_real_server_is_what_it_says_it_is(server: CpuServer) -> None:
     verdicts = {check.name: check.verdict for check in prove_url(server.url, plan=None, key=None).checks}
     assert Verdict.FAILED not in verdicts.values()
@@ -113,6 +123,7 @@ def test_a_model_of_random_weights_fails_what_the_trained_one_is_asked(server: C
     assert any("#40084" in cause for cause in found.causes)
 
 
+@pytest.mark.slow
 def test_the_probe_sees_no_fault_in_the_same_server_and_each_of_two_that_answer_as_well(
     server: CpuServer, cpu_engine: CpuEngine, tmp_path: Path
 ) -> None:
@@ -156,6 +167,7 @@ def test_every_panel_of_the_dashboard_shows_what_a_real_server_does(server: CpuS
         assert prometheus.ask('ALERTS{alertstate="firing"}') == []
 
 
+@pytest.mark.slow
 def test_a_port_that_another_process_holds(cpu_engine: CpuEngine) -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", port)), started(cpu_engine, "unlucky", f"server.port={port}") as server:

@@ -25,7 +25,7 @@ from orchestrator.kernels.disk.store import Store
 from orchestrator.prove import smoke_test, target_of
 from orchestrator.runtimes import Status
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 VARIABLE = "AITER_CONFIG_FMOE"
 IN_THE_IMAGE = "/opt/deploy/tables/tuned_fmoe.csv"
 

@@ -15,7 +15,7 @@ from orchestrator.commands.report import find_requests, find_results, make_repor
 from orchestrator.report import Details
 from orchestrator.results import BenchResult, FailureCount, MarkKind
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 PHONE, DESKTOP = 390, 1280
 

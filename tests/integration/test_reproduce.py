@@ -13,7 +13,7 @@ from ports import free_port
 
 from orchestrator.core.paths import Home, data_root
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 SHIPPED = data_root() / "profiles"
 
 

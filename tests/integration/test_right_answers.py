@@ -20,7 +20,7 @@ from orchestrator.environments import Environment
 from orchestrator.plan import Question
 from orchestrator.prove.questions import prompt_of
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PROGRAM = data_root() / "images" / "greedy_answers.py"
 MODEL = data_root() / "profiles" / "models" / "tiny.yaml"
 CLEAR = 0.015  # logits: of float32 and bf16, in transformers, no answer with a margin above 0.003 differed

@@ -32,7 +32,7 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.runtimes import Status
 from orchestrator.runtimes.supervised import interpreter
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
 KEY = Secret("sk-of-the-comparison")

@@ -23,7 +23,7 @@ TOKEN: Final = "hf_" + "q7Wn2" * 6
 @pytest.fixture
 def deploy(tmp_path: Path) -> Iterator[CommandLine]:
     """`deploy`, with a key in its shell."""
-    command = CommandLine(Home(tmp_path / "home"), {"TELLTALE": KEY, "HF_TOKEN": TOKEN, "COPY_OF_IT": KEY})
+    command = CommandLine(Home(tmp_path / "home"), {"TELLTALE": KEY, "HF_TOKEN": TOKEN, "COPY_OF_IT": KEY}, fresh=True)
     yield command
     command.run("down", "telltale")
 

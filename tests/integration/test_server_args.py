@@ -17,7 +17,7 @@ from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.errors import ProfileError
 from orchestrator.environments import Environment
 
-pytestmark = [pytest.mark.engine, pytest.mark.wheels]
+pytestmark = [pytest.mark.engine, pytest.mark.wheels, pytest.mark.slow]
 
 VERSIONS: Mapping[str, tuple[str, ...]] = {
     "0.5.14": ("engine=sglang-0.5.14-rocm",),

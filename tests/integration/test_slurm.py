@@ -136,6 +136,7 @@ def test_what_waits_says_why_and_is_cancelled_by_ctrl_c(
         assert len(slurm_cluster.queue()) == len(NODES)
 
 
+@pytest.mark.slow
 def test_a_place_that_comes_free_is_taken_and_a_killed_up_leaves_its_job_to_be_found(
     deploy: CommandLine, slurm_cluster: SlurmCluster, gpu_python: Path
 ) -> None:
@@ -206,6 +207,7 @@ def test_what_can_never_run_is_refused_with_words(
     assert slurm_engine.runtime.find("never") == ()
 
 
+@pytest.mark.slow
 def test_a_node_that_dies_is_told_and_its_server_starts_elsewhere_where_that_is_asked_for(
     deploy: CommandLine, slurm_cluster: SlurmCluster
 ) -> None:
@@ -246,6 +248,7 @@ def test_ctrl_c_while_it_loads_leaves_no_job(deploy: CommandLine, slurm_cluster:
     assert not slurm_cluster.queue()
 
 
+@pytest.mark.slow
 def test_an_end_from_outside_is_told(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     up = scripted("ended")
     assert deploy.run(*up).returncode == 0
@@ -325,6 +328,7 @@ def healed(watch: Running) -> str:
     return str(died["detail"])
 
 
+@pytest.mark.slow
 def test_a_watch_starts_again_what_dies_as_a_job_however_it_died(
     deploy: CommandLine, slurm_cluster: SlurmCluster
 ) -> None:

@@ -22,7 +22,7 @@ from orchestrator.prove import count_servers
 from orchestrator.runtimes import Handle
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
 KEY = "sk-of-the-clients-of-the-cluster"

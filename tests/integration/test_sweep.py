@@ -12,6 +12,8 @@ from ports import free_port
 from orchestrator.core import shell
 from orchestrator.core.paths import Home
 
+pytestmark = pytest.mark.slow
+
 ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
 # A token takes a fiftieth or a five-hundredth of a second, or the server ends while it loads; half cannot be planned.
 SPACE = """

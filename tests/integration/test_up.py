@@ -30,7 +30,7 @@ SCRIPTED = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
 def deploy(engine_home: Home, cpu_engine: CpuEngine) -> Iterator[CommandLine]:
     """`deploy`, whose servers are all taken down after the test."""
     assert cpu_engine.python.exists()
-    command = CommandLine(engine_home)
+    command = CommandLine(engine_home, fresh=True)
     yield command
     for server in json.loads(command.run("status", "--json").stdout):  # a container may be that of another worker
         if server["name"] != "shared" and engine_home.holds(Path(server["run_dir"])):
@@ -155,6 +155,7 @@ def its_death_is_told(deploy: CommandLine, name: str, run: Path) -> None:
     assert f"`{name}` does not run: killed by SIGKILL" in smoke.stderr
 
 
+@pytest.mark.slow
 def test_a_replacement_that_dies_while_loading_says_how_to_bring_the_old_one_back(deploy: CommandLine) -> None:
     port = free_port()
     assert deploy.run(*up_scripted("old", port, "SCRIPTED_PAUSE=0,0")).returncode == 0
@@ -169,6 +170,7 @@ def test_a_replacement_that_dies_while_loading_says_how_to_bring_the_old_one_bac
     is_clean(deploy, "old", port)
 
 
+@pytest.mark.slow
 def test_keep_leaves_a_failed_server_to_be_looked_at(deploy: CommandLine) -> None:
     port = free_port()
     failed = deploy.run(*up_scripted("kept", port, "SCRIPTED_BROKEN=1", "--keep"))
@@ -207,6 +209,7 @@ def test_ctrl_c_while_it_loads_and_another_up_is_refused(deploy: CommandLine) ->
         ctrl_c(first, deploy, "twin", port)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_smoke_test_and_a_closed_terminal_that_ends_nothing_under_nohup(deploy: CommandLine) -> None:
     port = free_port()
     with deploy.running(*up("nohup", port, "--set", "waiting.grace=2"), ignores=["HUP"]) as command:

@@ -168,6 +168,7 @@ def test_the_whole_line(deploy: CommandLine, up: list[str], port: int) -> None:
     is_clean(deploy, port)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_while_loading_is_not_waited_for(deploy: CommandLine, up: list[str], port: int) -> None:
     """Docker would start it three times more."""
     failed = deploy.run(*up, "--set", "env.SGLANG_USE_CPU_ENGINE=0")
@@ -186,6 +187,7 @@ def test_ctrl_c_during_the_wait(deploy: CommandLine, up: list[str], port: int) -
     is_clean(deploy, port)
 
 
+@pytest.mark.slow
 def test_a_container_is_removed_during_the_wait(deploy: CommandLine, up: list[str], port: int) -> None:
     with deploy.running(*up) as command:
         command.wait_for("started `")
@@ -206,6 +208,7 @@ def test_a_server_outlives_the_command_that_started_it(deploy: CommandLine, up: 
     is_clean(deploy, port)
 
 
+@pytest.mark.slow
 def test_a_daemon_that_does_not_answer(deploy: CommandLine, up: list[str]) -> None:
     nowhere = "unix:///no/such.sock"
     refused = deploy.run(*up, "--host", nowhere)
@@ -217,6 +220,7 @@ def test_a_daemon_that_does_not_answer(deploy: CommandLine, up: list[str]) -> No
         assert f"docker could not be asked: the Docker daemon at `{nowhere}` does not answer" in asked.stderr
 
 
+@pytest.mark.slow
 @needs_sshd
 def test_the_same_over_ssh(
     deploy: CommandLine,

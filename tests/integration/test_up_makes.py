@@ -96,6 +96,7 @@ def test_a_checkpoint_and_a_table_that_are_missing_are_made_and_made_once(deploy
     assert (hub.sent, table.stat().st_mtime_ns) == (sent, built)
 
 
+@pytest.mark.slow
 def test_a_download_that_was_cut_goes_on_with_the_next_up(deploy: CommandLine, hub: Hub) -> None:
     hub.cuts["model-00002-of-00003.safetensors"] = 50_000
     code, said = up(deploy)

@@ -59,7 +59,7 @@ def test_the_gpus_that_the_layout_takes_and_the_disk_that_the_checkpoint_takes(h
     sky = told("skypilot", "mi355x-tp4dp2", home)[0]["resources"]
     assert isinstance(sky, dict)
     assert sky["accelerators"] == {"MI355X": 8}
-    assert sky["disk_size"] == 472  # 438.0 GB are 407.9 GiB, and 64 for image and caches
+    assert sky["disk_size"] == 504  # 438.0 GB are 407.9 GiB, and 96 for image and caches
     half = told("dstack", "mi355x-tp4dp2", home, "layout.dp=1")[0]["resources"]
     assert isinstance(half, dict)
     assert half["gpu"] == {"vendor": "amd", "name": "MI355X", "count": 4}

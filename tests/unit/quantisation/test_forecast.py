@@ -63,6 +63,7 @@ def test_what_no_sglang_loads_is_refused_before_hours_are_spent(tmp_path: Path) 
     assert "all routed experts together" in caught.value.problems[0].message
 
 
+@pytest.mark.slow
 def test_glm_52_by_amds_card_has_the_bytes_that_were_reckoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """437,987,305,472: 78 layers and one that drafts, 256 experts, an indexer in 21 of them; amd/GLM-5.2-MXFP4 has
     438,033,728,823 with headers and other files."""

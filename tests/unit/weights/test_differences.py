@@ -330,6 +330,7 @@ def test_inspect_shows_how_a_checkpoint_is_stored_and_what_is_wrong_with_it(
     assert "says MXFP4" in caught.value.problems[0].message
 
 
+@pytest.mark.slow
 def test_438_gb_in_282_files_take_seconds_and_little_memory(tmp_path: Path) -> None:
     """GLM-5.2's own numbers: 78 layers of 256 experts and the MTP layer, at a dimension that files can be sparse of."""
     config, header = Tiny(layers=78, dense=3, experts=256).quantised("amd52")

@@ -161,6 +161,7 @@ def test_a_receipt_is_for_one_checkpoint_and_stands_beside_it(tmp_path: Path) ->
     assert not verify_checkpoint(directory, model(str(directory)), speculative=True).from_receipt
 
 
+@pytest.mark.slow
 def test_a_sparse_50_gb_set_and_10000_small_files_in_bounded_memory(tmp_path: Path) -> None:
     big = write_checkpoint(tmp_path / "big", shards=10, size=5 * 10**9, layers=20)
     small = write_checkpoint(tmp_path / "many", shards=10_000, size=100)

@@ -1,9 +1,10 @@
 """`deploy`, started often: forked from a process that has imported it already, or as a user starts it.
 
-The commands of an attack are started by the hundred, and most of what one costs is its imports. Run as a program, this
-file forks a child for each request on its socket, and says how that ended.
+The tests start commands by the hundred, and most of what one costs is its imports. Run as a program, this file forks a
+child for each request on its socket, and says how that ended.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -13,6 +14,7 @@ import signal
 import socket
 import socketserver
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -118,13 +120,21 @@ class Forks:
 
     address: Path
 
-    def start(self, words: tuple[str, ...], *, env: dict[str, str], output: Path, fresh: bool = False) -> Command:
-        """Start `deploy` with these words; `fresh` as a user does, with an interpreter of its own."""
+    def start(
+        self,
+        words: tuple[str, ...],
+        *,
+        env: dict[str, str],
+        output: Path,
+        cwd: Path | None = None,
+        fresh: bool = False,
+    ) -> Command:
+        """Start `deploy` with these words, in `cwd` or beside its output; `fresh`: with an interpreter of its own."""
         folder = output / str(time.monotonic_ns())
         folder.mkdir(parents=True)
         stream = socket.socket(socket.AF_UNIX)
         stream.connect(str(self.address))
-        request = {"words": words, "env": env, "output": str(folder), "fresh": fresh}
+        request = {"words": words, "env": env, "output": str(folder), "cwd": str(cwd or folder), "fresh": fresh}
         stream.sendall(json.dumps(request).encode() + b"\n")
         return Command(words, stream, folder)
 
@@ -169,11 +179,12 @@ class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
 
 
 def _become(request: dict[str, Any], begins: int) -> NoReturn:
-    """Be the command: with its environment, its output, and signals as a terminal gives them."""
+    """Be the command: with its environment, directory and output, and signals as a terminal gives them."""
     os.setsid()
     os.chdir(request["output"])
     for number, name in ((0, os.devnull), (1, "stdout"), (2, "stderr")):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), number)
+    os.chdir(request["cwd"])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
@@ -199,6 +210,8 @@ def _run(begins: int) -> int:
         traceback.print_exc()
         return 1
     finally:
+        threading._shutdown()  # type: ignore[attr-defined] # as the interpreter ends: threads first
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
     return 0

@@ -1,0 +1,117 @@
+"""The last lines of a run of the tests, and the order in which it runs them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import summary
+from schedule import LONGEST, SHARES_SERVER, group_of
+from summary import excuse_for
+
+ROOT = Path(__file__).parents[2]
+# A test or a fixture of the file takes `server`, which is the session's unless the file has a fixture of that name.
+SERVER_FIXTURE = re.compile(
+    r"^(?:def test_\w+|@pytest\.fixture[^\n]*\ndef \w+)\([^)]*\bserver: CpuServer", re.MULTILINE
+)
+RUN = """
+import pytest
+
+def test_runs():
+    pass
+
+@pytest.mark.skip(reason="this machine has no NVIDIA GPU")
+@pytest.mark.parametrize("number", range(3))
+def test_excused(number):
+    pass
+"""
+NEEDLESS = """
+@pytest.mark.skip(reason="I did not feel like it")
+def test_skipped_without_an_excuse():
+    pass
+"""
+
+
+def run(folder: Path, text: str, *options: str) -> tuple[int, str]:
+    """The exit code of a run of these tests with this project's own conftest, and what it printed."""
+    (folder / "test_it.py").write_text(text)
+    (folder / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests/support")}
+    argv = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-q", *options]
+    argv += [
+        f"--rootdir={folder}",
+        f"--basetemp={folder / 'base'}",
+        "-p",
+        "no:cacheprovider",
+        str(folder / "test_it.py"),
+    ]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_excused_skips_are_one_line_a_reason(tmp_path: Path, workers: str) -> None:
+    code, said = run(tmp_path, RUN, "--numprocesses", workers, "--fail-on-needless-skips")
+    assert code == 0, said
+    assert "1 tests run, 0 failed, 3 skipped" in said
+    assert said.count("this machine has no NVIDIA GPU") == 1
+    assert "skipped 3 (no NVIDIA GPU): this machine has no NVIDIA GPU" in said
+    assert "0 real servers started" in said
+    assert "test_it.py" in next(line for line in said.splitlines() if line.startswith("slowest"))
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_skip_without_an_excuse_fails_the_run(tmp_path: Path, workers: str) -> None:
+    code, said = run(tmp_path, RUN + NEEDLESS, "--numprocesses", workers, "--fail-on-needless-skips")
+    assert code == 1, said
+    assert "skipped 1 (COULD HAVE RUN): I did not feel like it" in said
+    assert "FAILED: skipped, and could have run on this machine: " in said
+    assert run(tmp_path, RUN + NEEDLESS, "--numprocesses", workers)[0] == 0, "only where that is asked for"
+
+
+def test_a_missing_package_is_an_excuse_only_where_the_tests_do_not_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for installs, excused in ((False, True), (True, False)):
+        monkeypatch.setattr(summary, "_installs_packages", lambda installs=installs: installs)
+        for reason in (
+            "docker-registry is not installed",
+            "only root can give a file away",
+            "no Docker daemon answers",
+        ):
+            assert (excuse_for(reason) is not None) == excused, reason
+        assert excuse_for("no wheel of sglang 0.5.14: the index does not answer") is not None
+
+
+def test_every_file_that_is_scheduled_by_its_name_exists() -> None:
+    names = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(LONGEST) <= names
+
+
+def test_files_that_share_the_real_server_go_to_one_worker() -> None:
+    groups = {group_of(f"tests/integration/{name}::test") for name in ("test_real_smoke.py", "test_replicas.py")}
+    assert groups == {"real server"}
+    assert group_of("tests/unit/test_one.py::test[a::b]") == "tests/unit/test_one.py"
+
+
+def test_every_file_that_asks_the_real_server_shares_it_or_judges_times() -> None:
+    folder = ROOT / "tests/integration"
+    asks = {path.name for path in folder.glob("test_*.py") if SERVER_FIXTURE.search(path.read_text())}
+    assert asks <= {*SHARES_SERVER, "test_bench_server.py"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("a real Kubernetes needs etcd: `make kubernetes` builds them", "no Kubernetes built"),
+        ("tp2-fp8 needs 2 NVIDIA GPUs, this machine has 0", "no NVIDIA GPU"),
+        ("real Quark, 1.5 GB and some minutes: `make quark` runs this", "not asked for"),
+        ("not judged: this machine kept a program from its core for 12 ms", "the machine was busy"),
+        ("hadolint cannot be had from the package index", "not in the package index"),
+        ("a pod of a Deployment is always started again: another test follows one", "does not apply"),
+    ],
+)
+def test_what_this_machine_lacks_is_an_excuse(reason: str, kind: str) -> None:
+    excuse = excuse_for(reason)
+    assert excuse is not None
+    assert excuse.kind == kind

@@ -1,0 +1,77 @@
+"""Share the tests among workers: a file at a time, or several files that use one real server; the longest first."""
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Final
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+# These files ask the session's real server, so that one worker starts it, and not each.
+SHARES_SERVER: Final = ("test_real_smoke.py", "test_replicas.py", "test_eval_harness.py", "test_right_answers.py")
+# By their measured time. A long file that begins last would keep one worker busy while the others have ended.
+LONGEST: Final = (
+    "test_up_docker.py",
+    *SHARES_SERVER,
+    "test_gateway.py",
+    "test_slurm.py",
+    "test_kubernetes.py",
+    "test_up.py",
+    "test_gateway_node.py",
+    "test_gateway_docker.py",
+    "test_images_docker.py",
+    "test_kubernetes_node.py",
+    "test_reproduce.py",
+    "test_slurm_several.py",
+    "test_docker_daemon_restart.py",
+    "test_scripted_engine.py",
+    "test_capacity_pools.py",
+    "test_stage_from_hub.py",
+    "test_hostile_endpoint.py",
+    "test_kills.py",
+    "test_process_patched_server.py",
+    "test_watched_deaths.py",
+    "test_quark_recipes.py",
+    "test_patches_compile.py",
+    "test_bench_server.py",  # last with all that judge times, but first of them: its server starts while others run
+)
+
+
+def group_of(nodeid: str) -> str:
+    """The tests that one worker runs together: those of a file, or of all files that share the real server."""
+    path = nodeid.split("::", 1)[0]
+    return "real server" if PurePosixPath(path).name in SHARES_SERVER else path
+
+
+def judges_times(item: pytest.Item) -> bool:
+    """Whether a test compares times, so that no other test may run beside it."""
+    return item.get_closest_marker("alone") is not None
+
+
+def sort_longest_first(items: list[pytest.Item]) -> None:
+    """Put the longest files first, and files with tests that judge times last."""
+    judged = {item.path for item in items if judges_times(item)}
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (item.path in judged, order.get(item.path.name, len(order))))
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Give a worker that has nothing left to do the next group, in the order of collection."""
+
+    def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
+        """Keep the order: by default xdist sorts groups by their number of tests."""
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def seconds_by_group(reports: Sequence[pytest.TestReport]) -> dict[str, float]:
+    """How long each group took, set-up and clean-up included."""
+    seconds: dict[str, float] = {}
+    for report in reports:
+        group = group_of(report.nodeid)
+        seconds[group] = seconds.get(group, 0.0) + report.duration
+    return seconds

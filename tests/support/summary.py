@@ -1,0 +1,84 @@
+"""The last lines of a run, and the rule that a test which could have run on this machine must not be skipped."""
+
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pytest
+from schedule import seconds_by_group
+
+_SLOWEST: Final = 5
+
+
+def _installs_packages() -> bool:
+    """Whether the tests install the Debian packages they need, as `.ci/packages` decides it."""
+    return os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excuse:
+    """A kind of reason for which a test may be skipped; the test itself has looked whether it applies."""
+
+    kind: str
+    pattern: str
+    only_without_packages: bool = False  # no excuse where the tests install Debian packages themselves
+
+
+EXCUSES: Final = (
+    Excuse(kind="no NVIDIA GPU", pattern=r"NVIDIA GPU"),
+    Excuse(kind="the machine has GPUs", pattern=r"this machine has (GPUs|the real tools)"),
+    Excuse(kind="no Kubernetes built", pattern=r"a real Kubernetes "),
+    Excuse(kind="does not apply", pattern=r"a pod of a Deployment is always started again"),
+    Excuse(kind="not asked for", pattern=r"`make quark` runs this"),
+    Excuse(kind="the machine was busy", pattern=r"^not judged: "),
+    Excuse(kind="not root", pattern=r"only root |takes .*root|as root", only_without_packages=True),
+    Excuse(kind="no mounts", pattern=r"no file system may be mounted|right to mount"),
+    Excuse(kind="not in the package index", pattern=r"(cannot|not) (be|to be) had|^no wheel of|^no (skypilot|dstack)"),
+    Excuse(kind="not in Debian", pattern=r"no longer has|no apt here|knows no mirror"),
+    Excuse(kind="another Python", pattern=r"is not this machine's own"),
+    Excuse(kind="no systemd", pattern=r"systemd-analyze"),
+    Excuse(
+        kind="package missing",
+        pattern=r"not installed|needs openssh|apt-get install|Docker|BuildKit|needs |has no ",
+        only_without_packages=True,
+    ),
+)
+
+
+def excuse_for(reason: str) -> Excuse | None:
+    """The excuse for a reason to skip; None where the test could have run on this machine."""
+    for excuse in EXCUSES:
+        if re.search(excuse.pattern, reason):
+            return None if excuse.only_without_packages and _installs_packages() else excuse
+    return None
+
+
+def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Why a test was skipped."""
+    told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return told.removeprefix("Skipped: ")
+
+
+def needless(skipped: Sequence[pytest.TestReport | pytest.CollectReport]) -> list[str]:
+    """The skipped tests without an excuse, with their reasons."""
+    return [f"{each.nodeid}: {reason_of(each)}" for each in skipped if excuse_for(reason_of(each)) is None]
+
+
+def last_lines(reporter: pytest.TerminalReporter, *, seconds: float, real_servers: int) -> Iterator[str]:
+    """What ran, what was skipped and why, the slowest groups, and the time."""
+    skipped = reporter.stats.get("skipped", [])
+    failed = len(reporter.stats.get("failed", [])) + len(reporter.stats.get("error", []))
+    ran = len(reporter.stats.get("passed", [])) + failed
+    reports = [each for kind in reporter.stats.values() for each in kind if isinstance(each, pytest.TestReport)]
+    yield f"{ran} tests run, {failed} failed, {len(skipped)} skipped"
+    for reason, times in Counter(map(reason_of, skipped)).most_common():
+        excuse = excuse_for(reason)
+        yield f"skipped {times} ({excuse.kind if excuse else 'COULD HAVE RUN'}): {reason}"
+    slowest = sorted(seconds_by_group(reports).items(), key=lambda each: -each[1])[:_SLOWEST]
+    yield from (f"slowest {taken:6.1f} s  {group}" for group, taken in slowest)
+    yield f"{real_servers} real servers started"
+    yield f"{int(seconds) // 60}:{int(seconds) % 60:02} minutes in all"
