@@ -12,7 +12,7 @@ from orchestrator.images.build import (
     tag_image,
     write_metadata,
 )
-from orchestrator.images.check import CONFLICT, PatchState, SourceChecker, fetch_wheel, wheel_version
+from orchestrator.images.check import CONFLICT, PatchState, SourceChecker, fetch_wheel, python_in, wheel_version
 from orchestrator.images.client import Docker, find_docker
 from orchestrator.images.config import ImageConfig, docker_config, local_config
 from orchestrator.images.facts import ImageFacts, copy_package, read_facts
@@ -55,6 +55,7 @@ __all__ = [
     "parse_receipt",
     "program_paths",
     "push_image",
+    "python_in",
     "read_facts",
     "read_inputs",
     "read_ready",

@@ -161,6 +161,20 @@ def find_sources(python: str) -> dict[str, Any]:
         raise BuildError(message, details=done.stderr.strip()[-2000:]) from error
 
 
+def sources_identity(python: str) -> str | None:
+    """A digest of where this Python finds sglang and of each file's size and time; None without sglang.
+
+    Raises BuildError, HostError.
+    """
+    found = find_sources(python)
+    if "sglang" not in found:
+        return None
+    total = hashlib.sha256(f"{python}\0{json.dumps(found, sort_keys=True)}".encode())
+    for stamp in sorted(_stamps(found["sglang"]["root"])):
+        total.update(stamp.encode("utf-8", "surrogateescape"))
+    return total.hexdigest()
+
+
 def _run(python: str, *arguments: str, stdin: str | None = None, path: str | None = None) -> ProgramResult:
     env = {} if path is None else {"PYTHONPATH": path}
     return run([python, "-B", str(program_paths()[0]), *arguments], env=env, stdin=stdin)
