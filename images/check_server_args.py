@@ -16,6 +16,9 @@ A verdict is one of
   the options without which it does not raise it;
 - `{"unchecked": REASON}`: sglang raised something that says nothing about the arguments.
 
+`check_server_args.py QUESTION VERDICT` reads and writes files instead, and exits with 3 where sglang refuses: the first
+step of a pod. What keeps it from judging is no failure there.
+
 No GPU is needed: `pretend` makes torch tell of the plan's GPUs, and packages that load a GPU driver are replaced by
 empty modules. Parser, defaults, model config and checks are sglang's own.
 """
@@ -49,6 +52,8 @@ _DRIVEN = {
 # Compiled packages that an installation may lack: replaced where they are missing.
 _OPTIONAL = {"flashinfer", "triton", "tvm_ffi", "xgrammar"}
 _LINE = 300  # characters of a source line that are worth showing
+_MESSAGE = 600  # characters of a message in the file of a verdict: Kubernetes keeps 4096 bytes
+REFUSED = 3  # exit code
 
 
 class _Empty(ModuleType):
@@ -208,9 +213,12 @@ class Judge:
 
     def _refusal(self, argv: Sequence[str], error: BaseException, *, parse_only: bool = False) -> dict[str, object]:
         place, line = _place(error.__traceback__)
-        options = [] if isinstance(error, ParserError) else self._culprits(argv, error, parse_only=parse_only)
-        kind = "argparse" if isinstance(error, ParserError) else type(error).__name__
-        refusal = {"kind": kind, "message": self._text(error), "place": place, "line": line, "options": options}
+        message = self._text(error)
+        if isinstance(error, ParserError):
+            kind, options = "argparse", [option for option, _ in _each_left_out(argv) if _names(message, option)]
+        else:
+            kind, options = type(error).__name__, self._culprits(argv, error, parse_only=parse_only)
+        refusal = {"kind": kind, "message": message, "place": place, "line": line, "options": options}
         return {"refused": refusal}
 
     def _culprits(self, argv: Sequence[str], error: BaseException, *, parse_only: bool) -> list[str]:
@@ -241,6 +249,10 @@ def _each_left_out(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     for start, end in zip(starts, [*starts[1:], len(argv)], strict=True):
         if argv[start] != MODEL_PATH:
             yield argv[start].removeprefix("--"), [*argv[:start], *argv[end:]]
+
+
+def _names(message: str, option: str) -> bool:
+    return re.search(rf"--{re.escape(option)}(?![\w-])", message) is not None
 
 
 def _signature(error: BaseException) -> tuple[str, str]:
@@ -276,7 +288,7 @@ def placed(request: Mapping[str, Any], folder: Path) -> tuple[list[list[str]], d
     return commands, replaced
 
 
-def answer(request: Mapping[str, Any]) -> dict[str, object]:
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """The verdict on each command line of a request."""
     os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
     with tempfile.TemporaryDirectory(prefix="deploy-arguments-") as folder:
@@ -286,7 +298,27 @@ def answer(request: Mapping[str, Any]) -> dict[str, object]:
     return {"sglang": str(importlib.import_module("sglang.version").__version__), "verdicts": verdicts}
 
 
+def first_step(question: Path, verdict: Path) -> int:
+    """Judge before a server starts: REFUSED where sglang refuses, told on stderr and in the file `verdict`."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            said = answer(json.loads(question.read_text(encoding="utf-8")))
+    except Exception as error:  # noqa: BLE001 - the server's own start tells what is wrong
+        print(f"arguments not checked by sglang: {error!r}", file=sys.stderr)
+        return 0
+    print(json.dumps(said), file=sys.stderr)
+    if not any("refused" in each for each in said["verdicts"]):
+        return 0
+    for each in said["verdicts"]:
+        if "refused" in each:
+            each["refused"]["message"] = each["refused"]["message"][:_MESSAGE]
+    verdict.write_text(json.dumps(said), encoding="utf-8")
+    return REFUSED
+
+
 if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        sys.exit(first_step(Path(sys.argv[1]), Path(sys.argv[2])))
     asked = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):  # what modules print while they are imported
         said = answer(asked)

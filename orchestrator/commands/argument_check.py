@@ -15,24 +15,20 @@ from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.console import Progress, note
 from orchestrator.core.errors import HostError, Problem, ProfileError
 from orchestrator.core.files import write_whole
-from orchestrator.core.paths import Home, data_root
+from orchestrator.core.paths import Home
 from orchestrator.engine import (
-    PROFILE_KEYS,
-    ArgumentQuestion,
     ArgumentRefusal,
     ArgumentVerdict,
     read_verdicts,
-    server_arguments,
 )
-from orchestrator.images import Docker
+from orchestrator.images import Docker, argument_checker
 from orchestrator.plan import Plan
-from orchestrator.render import Artifacts
+from orchestrator.render import Artifacts, argument_question
 from orchestrator.runtimes import EnginePython, Place
 from orchestrator.runtimes.image import engine_in
 from orchestrator.weights import checkpoint_directory, hub_engine_files, local_engine_files
 
 Locate = Callable[[tuple[str, ...]], str]  # a key path of the profile to `file:line`
-_PROGRAM: Final = data_root() / "images" / "check_server_args.py"
 _SHOWN: Final = 300  # characters of why a program failed
 
 
@@ -49,22 +45,6 @@ def engine_files(plan: Plan, place: Place, *, fetch: bool) -> dict[str, str] | N
         if fetch and model.source.kind == "hub":
             return hub_engine_files(model, hub_of(os.environ))
     return None
-
-
-def argument_question(artifacts: Artifacts, files: Mapping[str, str] | None) -> ArgumentQuestion:
-    """What the engine is asked of a start: the arguments of each server, the plan's GPUs, the model's files."""
-    plan, hardware = artifacts.plan, artifacts.plan.hardware
-    servers = artifacts.replicas or (artifacts,)
-    return ArgumentQuestion(
-        argv=tuple(server_arguments(server.command.argv) for server in servers),
-        platform=plan.engine.platform,
-        arch=hardware.arch,
-        gpus=hardware.gpus,
-        vram_bytes=hardware.vram_bytes,
-        compute_units=hardware.compute_units,
-        model=plan.model.name,
-        files=files,
-    )
 
 
 def require_accepted(
@@ -114,10 +94,8 @@ def require_accepted_by_image(
 
 def _problem(refusal: ArgumentRefusal, argv: Sequence[str], plan: Plan, locate: Locate) -> Problem:
     """A refusal at the settings it is about, those of the profile's `flags` first."""
-    flags = {flag.name for flag in plan.flags}
     given = [word.removeprefix("--") for word in argv if word.startswith("--")]
-    named = refusal.named_options([name for name in given if name in flags]) or refusal.named_options(given)
-    keys = [PROFILE_KEYS.get(name, ("flags", name)) for name in named]
+    keys = refusal.keys(given)
     hint = "" if keys else f"`deploy show {plan.profile}` shows every option with its place"
     return Problem(refusal.text, ", ".join(dict.fromkeys(filter(None, map(locate, keys)))), hint)
 
@@ -129,7 +107,7 @@ def _verdicts(
 
     Raises HostError or ValueError where there are none.
     """
-    program = _PROGRAM.read_text(encoding="utf-8")
+    program = argument_checker()
     kept = None
     if engine.identity is not None:
         digest = hashlib.sha256("\0".join((engine.identity, program, repr(env), question)).encode()).hexdigest()

@@ -59,6 +59,7 @@ from orchestrator.engine.server_args import (
     ArgumentQuestion,
     ArgumentRefusal,
     ArgumentVerdict,
+    is_server,
     read_verdicts,
     server_arguments,
 )
@@ -123,6 +124,7 @@ __all__ = [
     "has_usage",
     "is_error",
     "is_held_up",
+    "is_server",
     "launch_argv",
     "load_body",
     "name_problem",

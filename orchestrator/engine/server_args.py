@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from orchestrator.core.text import parse_json
-from orchestrator.engine.launch import MODULE
+from orchestrator.engine.launch import MODULE, PROFILE_KEYS
 
 _OPTION: Final = re.compile(r"--([a-z0-9][a-z0-9-]*)")
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(?:[_-][a-z0-9]+)*")
@@ -69,6 +69,11 @@ class ArgumentRefusal:
                 return found
         return ()
 
+    def keys(self, given: Collection[str]) -> tuple[tuple[str, str], ...]:
+        """The keys of a profile that say those options; of several those below `flags`, where there are any."""
+        named = self.named_options([name for name in given if name not in PROFILE_KEYS]) or self.named_options(given)
+        return tuple(PROFILE_KEYS.get(name, ("flags", name)) for name in named)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ArgumentVerdict:
@@ -77,6 +82,11 @@ class ArgumentVerdict:
     refusal: ArgumentRefusal | None = None
     unchecked: str = ""
     parsed_only: bool = False  # there was no config.json: only the parser was asked
+
+
+def is_server(argv: Sequence[str]) -> bool:
+    """Whether a command line starts a server of sglang."""
+    return MODULE in argv
 
 
 def server_arguments(argv: Sequence[str]) -> tuple[str, ...]:

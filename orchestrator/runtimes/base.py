@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this 
     from orchestrator.core.paths import Home
     from orchestrator.core.secret import Secret
     from orchestrator.core.shell import ProgramResult
+    from orchestrator.engine import ArgumentRefusal
     from orchestrator.host import Check, Finding, Runner, Space
     from orchestrator.images import ImageConfig
     from orchestrator.monitoring import Pods
@@ -75,6 +76,7 @@ class ServerState:
     detail: str  # what else the runtime knows: a reason, a signal
     ended_at: str | None = None  # ISO 8601, UTC
     stuck: bool = False  # it is pending, and nothing that comes by itself would start it
+    refusal: ArgumentRefusal | None = None  # by its engine, of the arguments that it would be started with
 
     @property
     def how_ended(self) -> str:

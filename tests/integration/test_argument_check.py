@@ -15,12 +15,12 @@ from test_server_args import command, model_in, with_setting
 from torch_forks import Program, run_forked
 from wheels import unpacked
 
-from orchestrator.commands.argument_check import argument_question
 from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.core.paths import Home, data_root
 from orchestrator.engine import ArgumentVerdict, read_verdicts
 from orchestrator.environments import Environment
 from orchestrator.images import Docker
+from orchestrator.render import argument_question
 from orchestrator.weights import local_engine_files
 
 pytestmark = pytest.mark.engine
@@ -101,6 +101,29 @@ def test_what_says_nothing_about_the_arguments_is_no_refusal(cpu_environment: En
     assert said["none", "choice"].refusal is not None
     assert said["none", "choice"].refusal.named_options(["tool-call-parser"]) == ("tool-call-parser",)
     assert said["none", "eplb"] == ArgumentVerdict(parsed_only=True)
+
+
+def test_as_the_first_step_of_a_pod_it_says_why_it_refuses(
+    cpu_environment: Environment, tiny_model: Path, tmp_path: Path
+) -> None:
+    """By files and an exit code; what keeps it from judging keeps no server from its start."""
+    artifacts = render_artifacts(load("cpu-tiny").plan)
+    base = list(argument_question(artifacts, None).argv[0])
+    base[base.index("--model-path") + 1] = str(tiny_model)
+    for name, argv in (("right", base), ("wrong", [*base, "--enable-eplb"])):
+        (tmp_path / name).write_text(question(artifacts, argv, None))
+    (tmp_path / "odd").write_text('{"platform": "abacus"}')
+    programs = {
+        name: Program(program=str(PROGRAM), argv=(str(tmp_path / name), str(tmp_path / f"{name}.said")))
+        for name in ("right", "wrong", "odd")
+    }
+    ended = run_forked(cpu_environment.python, programs, {"SGLANG_USE_CPU_ENGINE": "1", "PATH": "/usr/bin:/bin"})
+    assert {name: done.returncode for name, done in ended.items()} == {"right": 0, "wrong": 3, "odd": 0}
+    assert "arguments not checked by sglang: KeyError" in ended["odd"].stderr
+    assert not (tmp_path / "right.said").exists()
+    [verdict] = read_verdicts((tmp_path / "wrong.said").read_text())
+    assert verdict.refusal is not None
+    assert verdict.refusal.options == ("enable-eplb",)
 
 
 def question(artifacts: object, argv: list[str], config: object) -> str:
