@@ -26,6 +26,7 @@ from orchestrator.core.text import parse_json
 from orchestrator.images import ImageReceipt, parse_receipt, program_paths
 from orchestrator.patches import AddedFile, Diff, Patch, manifest
 
+_FINDS: Final = 60.0  # seconds an interpreter may take to say what it imports; what is none may serve for ever
 _RECEIPT: Final = "receipt.json"
 _APPLIED: Final = frozenset({"applied", "present upstream"})  # the applier's words for a patch that is in place
 _NO_TABLE: Final = (
@@ -153,7 +154,7 @@ def _link(source: str, target: str) -> None:
 
 def find_sources(python: str) -> dict[str, Any]:
     """The sources of sglang and aiter that this Python imports: root, version and commit by name. Raises BuildError."""
-    done = _run(python, "find")
+    done = _run(python, "find", timeout=_FINDS)
     try:
         return dict(parse_json(done.stdout.splitlines()[-1]))
     except (IndexError, ValueError) as error:
@@ -175,9 +176,11 @@ def sources_identity(python: str) -> str | None:
     return total.hexdigest()
 
 
-def _run(python: str, *arguments: str, stdin: str | None = None, path: str | None = None) -> ProgramResult:
+def _run(
+    python: str, *arguments: str, stdin: str | None = None, path: str | None = None, timeout: float | None = None
+) -> ProgramResult:
     env = {} if path is None else {"PYTHONPATH": path}
-    return run([python, "-B", str(program_paths()[0]), *arguments], env=env, stdin=stdin)
+    return run([python, "-B", str(program_paths()[0]), *arguments], env=env, stdin=stdin, timeout=timeout)
 
 
 def _digest(python: str, sources: SourcePatches, found: Mapping[str, Any]) -> str:
