@@ -150,7 +150,7 @@ def deploy(engine_home: Home, tmp_path: Path) -> CommandLine:
     return CommandLine(home)
 
 
-def of_the_hub(name: str, *settings: str) -> list[str]:
+def of_the_hub(*settings: str) -> list[str]:
     own = (
         "model.origin.kind=hub",
         "model.origin.location=tests/tiny",
@@ -158,11 +158,11 @@ def of_the_hub(name: str, *settings: str) -> list[str]:
         f"server.port={free_port()}",
         *settings,
     )
-    return ["up", "cpu-tiny", "--name", name, *(word for each in own for word in ("--set", each))]
+    return ["cpu-tiny", *(word for each in own for word in ("--set", each))]
 
 
 def test_a_refusal_comes_before_the_checkpoint_and_names_its_place(deploy: CommandLine, hub: Hub) -> None:
-    words = of_the_hub("refused", "flags.enable-eplb=true")
+    words = ["up", "--name", "refused", *of_the_hub("flags.enable-eplb=true")]
     for _ in range(2):  # the second time as kept
         done = deploy.run(*words, HF_ENDPOINT=hub.url)
         assert done.returncode == 3, done.stderr
@@ -188,11 +188,18 @@ def test_an_image_is_asked_before_the_checkpoint_and_no_container_is_left(
         "engine.aiter_dir": str(Path(AITER).parent),
     }
     settings = [f"{key}={value}" for key, value in image.items()]
-    done = deploy.run(*of_the_hub("refused", *settings, "flags.enable-eplb=true"), HF_ENDPOINT=hub.url)
-    assert done.returncode == 3, done.stderr
-    assert "--> --set flags.enable-eplb" in done.stderr
+    words = of_the_hub(*settings, "flags.enable-eplb=true")
+    for command_words in (["up", "--name", "refused"], ["build", "--tag", "deploy-refused:latest"]):
+        done = deploy.run(*command_words, *words, HF_ENDPOINT=hub.url)
+        assert done.returncode == 3, done.stderr
+        assert "--> --set flags.enable-eplb" in done.stderr
+    assert not docker("image", "ls", "--quiet", "deploy-refused")  # it got no name to be pushed by
+    without = deploy.run("build", *words, HF_ENDPOINT="http://127.0.0.1:1")
+    assert without.returncode == 0, without.stderr
+    assert "without config.json of `tiny` it did not validate them" in without.stderr
     assert set(hub.sent) <= {"config.json", "generation_config.json"}
-    left = subprocess.run(
-        ["docker", "ps", "--all", "--quiet", "--filter", "name=deploy-ask-"], capture_output=True, text=True, check=True
-    )
-    assert left.stdout == ""
+    assert not docker("ps", "--all", "--quiet", "--filter", "name=deploy-ask-")
+
+
+def docker(*words: str) -> str:
+    return subprocess.run(["docker", *words], capture_output=True, text=True, check=True).stdout
