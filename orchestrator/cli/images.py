@@ -13,7 +13,8 @@ from orchestrator.core.errors import PatchError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from orchestrator.images import ImageReceipt, PatchState
+    from orchestrator.images import BuiltImage, ImageReceipt, PatchState
+    from orchestrator.plan import Plan
 
 
 MetadataOption: TypeAlias = Annotated[
@@ -60,15 +61,16 @@ def build(
 ) -> None:
     """Build a profile's image and prove the patches in it. It is the image that `up` starts; prints its name.
 
-    The table of tuned kernels is made before, as `up` would.
+    The table of tuned kernels is made before, as `up` would, and the sglang in the image checks the arguments after.
     """
     from dataclasses import asdict
 
+    from orchestrator.commands.argument_check import require_accepted_by_image
     from orchestrator.commands.machine import place_of
     from orchestrator.commands.planning import render_artifacts
     from orchestrator.commands.prepare import plan_to_build
     from orchestrator.core.paths import Home
-    from orchestrator.images import build_image, differences, find_docker, push_image, tag_image, write_metadata
+    from orchestrator.images import build_image, find_docker, push_image, tag_image, write_metadata
 
     if push and tag is None:
         raise UsageError("`--push` needs a name to push", hint="give one with `--tag registry/name:tag`")
@@ -77,22 +79,30 @@ def build(
     plan, inputs = plan_to_build(
         profile, set_ or (), home, base=base_image, given=given, accept_untuned=accept_untuned, host=host
     )
-    artifacts, docker = render_artifacts(plan, inputs), find_docker(place_of(plan, home, host).far or host)
+    place = place_of(plan, home, host)
+    artifacts, docker = render_artifacts(plan, inputs), find_docker(place.far or host)
     built = build_image(docker, artifacts, secrets=named_files("--secret", secret), network=network, no_cache=no_cache)
+    require_accepted_by_image(artifacts, docker, built.image_id, place, profile=profile, overrides=set_ or ())
     if tag:
         tag_image(docker, built.tag, tag)
     digest = push_image(docker, tag) if push and tag else None
     metadata = {**asdict(built), "pushed": digest}
     if metadata_file:
         write_metadata(metadata_file, metadata)
-    say(_summary(built.receipt))
-    for difference in differences(plan, built.receipt):
-        warn(difference)
-    note(f"{'built' if built.built else 'already built'} in {built.seconds:.1f} s")
+    _show_built(built, plan)
     if json:
         out_json(metadata)
     else:
         out(digest or tag or built.tag)
+
+
+def _show_built(built: "BuiltImage", plan: "Plan") -> None:
+    from orchestrator.images import differences
+
+    say(_summary(built.receipt))
+    for difference in differences(plan, built.receipt):
+        warn(difference)
+    note(f"{'built' if built.built else 'already built'} in {built.seconds:.1f} s")
 
 
 def inspect(

@@ -4,7 +4,7 @@
 - made from what there is: `onboard_model`, `onboard_engine` (of `engine_sources`), both by `onboard_file`;
   `onboard_profile`, `quantise`
 - before a server: `machine`, `monitoring`, `rental`, `checkpoint`, `staging`, `nodes`, `prepare`, `ready`, `coverage`,
-  `kernels`, `tuning`, `caches`
+  `argument_check`, `kernels`, `tuning`, `caches`
 - a server: `up` (by an `up_request`), `bring_up`, `restart`, `status`, `top`, `ask`, `logs`, `proof`, `probe`, `down`,
   `ending`; behind a gateway: `several`; all: `servers`, `runs`
 - one that is looked after: `watch`, `vigil`, `standing`, `alerts`, `healing`, `healer`, `watch_unit`

@@ -111,11 +111,9 @@ def base_overrides(reference: str) -> tuple[str, ...]:
     return (f"engine.image={name}", f"engine.image_digest={digest or 'null'}")
 
 
-def prepare(artifacts: Artifacts, place: Place) -> Prepared:
-    """Make what the server runs in, while whatever runs goes on running. Raises BuildError or WeightsError."""
-    prepared = runtime_kind(artifacts.plan.runtime).prepare(artifacts, place)
-    _overlay(prepared.as_found or artifacts.plan, place, prepared.not_needed)
-    return prepared
+def prepare_engine(artifacts: Artifacts, place: Place) -> Prepared:
+    """Make what the server runs in, while whatever runs goes on running. Raises BuildError."""
+    return runtime_kind(artifacts.plan.runtime).prepare(artifacts, place)
 
 
 def require_machine(plan: Plan, place: Place) -> PreflightReport:
@@ -127,6 +125,11 @@ def require_machine(plan: Plan, place: Place) -> PreflightReport:
     report.require(but={VRAM_IN_USE})  # that one is waited for
     wait_until_drained(plan, place)
     return report
+
+
+def prepare_overlay(prepared: Prepared, place: Place) -> None:
+    """Write the checkpoint's overlay anew, where the plan has a config patch. Raises WeightsError."""
+    _overlay(prepared.as_found or prepared.artifacts.plan, place, prepared.not_needed)
 
 
 def _overlay(plan: Plan, place: Place, not_needed: frozenset[str]) -> None:

@@ -54,9 +54,11 @@ def steps_of(artifacts: Artifacts, place: Place) -> tuple[UpStep, ...]:
     plan = artifacts.plan
     if runtime_kind(plan.runtime).elsewhere is not None:
         return (_start(plan),)
-    if plan.ready_image:
-        return (_checkpoint(plan, place), _ready_image(plan.ready_image), _start(plan))
-    return (_checkpoint(plan, place), *_table(plan, place.home), *_image(artifacts, place), _start(plan))
+    checkpoint, image = _checkpoint(plan, place), tuple(_engine(artifacts, place))
+    table = () if plan.ready_image else tuple(_table(plan, place.home))
+    if plan.model.source.kind == "hub":  # its engine judges the arguments before anything is downloaded
+        return (*image, checkpoint, *table, _start(plan))
+    return (checkpoint, *table, *image, _start(plan))
 
 
 def steps_text(artifacts: Artifacts, place: Place) -> str:
@@ -125,6 +127,13 @@ def _image(artifacts: Artifacts, place: Place) -> Iterator[UpStep]:
         yield UpStep(name="image", what=f"{base} patched", about=ABOUT["build"])
     else:
         yield UpStep(name="image", what=f"{base} pulled and patched: {room}", about=PULL + ABOUT["build"])
+
+
+def _engine(artifacts: Artifacts, place: Place) -> Iterator[UpStep]:
+    if artifacts.plan.ready_image:
+        yield _ready_image(artifacts.plan.ready_image)
+    else:
+        yield from _image(artifacts, place)
 
 
 def _ready_image(image: str) -> UpStep:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from orchestrator.commands.argument_check import Locate, engine_files, profile_places, require_accepted
 from orchestrator.commands.bring_up import Start, Up, bring_up
 from orchestrator.commands.capacity import note_capacity
 from orchestrator.commands.coverage import (
@@ -30,7 +31,14 @@ from orchestrator.commands.planning import (
     render_artifacts,
     rendered_files,
 )
-from orchestrator.commands.prepare import bring_checkpoint, far_headers, known_headers, prepare, require_machine
+from orchestrator.commands.prepare import (
+    bring_checkpoint,
+    far_headers,
+    known_headers,
+    prepare_engine,
+    prepare_overlay,
+    require_machine,
+)
 from orchestrator.commands.proof import await_healthy, gateway_lives
 from orchestrator.commands.ready import ready_plan, ready_preview, require_contained
 from orchestrator.commands.recorded import recorded, recorded_rows
@@ -47,7 +55,7 @@ from orchestrator.core.signals import unheard
 from orchestrator.kernels import applies_to
 from orchestrator.plan import Plan, changes
 from orchestrator.render import Artifacts
-from orchestrator.runtimes import Handle, Place, Status
+from orchestrator.runtimes import Handle, Place, Prepared, Status, runtime_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +140,7 @@ def up(
             option = "--least-gsm8k" if request.only is None else "--only"
             raise UsageError(f"`{option}` is for several replicas that run, and none run as `{name}`")
         _tell_hazards(plan)
-        prepared = prepare(_artifacts(request, plan, inputs, rows, place), place)
+        prepared = _prepared(request, plan, inputs, rows, place)
         for hazard in image_hazards(plan, prepared.image) if prepared.image else ():
             warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
         if servers.find(name):
@@ -178,14 +186,19 @@ def _record(request: UpRequest, name: str) -> dict[str, object]:
     return {"command": request.command(name), "request": asdict(request)}
 
 
-def _artifacts(
-    request: UpRequest, plan: Plan, inputs: Mapping[str, bytes], rows: RowSources, place: Place
-) -> Artifacts:
-    """What is to be started, with the checkpoint there; its tuned kernels as well, unless the image brings its own."""
-    home = place.home
+def _prepared(request: UpRequest, plan: Plan, inputs: Mapping[str, bytes], rows: RowSources, place: Place) -> Prepared:
+    """What is to be started, with engine, checkpoint and tuned kernels in place.
+
+    Before a checkpoint is downloaded the engine has judged the arguments. Its image is then built without the table of
+    tuned kernels where there is none yet, and once more with it.
+    """
+    home, first, early = place.home, render_artifacts(plan, inputs), None
     note_coverage(plan, home, rows)
     if not request.accept_untuned:
         require_covered(plan, home, rows)  # before anything is downloaded
+    files = engine_files(plan, place, fetch=request.stage) if plan.model.source.kind == "hub" else None
+    if files is not None:
+        early = _judged(request, first, place, files)
     bring_checkpoint(plan, place, stage=request.stage)
     rows = replace(rows, model=far_headers(plan, place)) if applies_to(plan) or may_fuse(plan) else rows
     plan = _with_fusion_told(plan, request, place)
@@ -195,7 +208,31 @@ def _artifacts(
         plan = replace(plan, flags=told)
     if not request.accept_untuned:
         require_covered(plan, home, rows)  # by the checkpoint's own config and the image's own rows
-    return render_artifacts(plan, inputs)
+    artifacts = render_artifacts(plan, inputs)
+    if early is None or artifacts != first:
+        early = _judged(request, artifacts, place, files or engine_files(plan, place, fetch=False))
+    prepare_overlay(early, place)
+    return early
+
+
+def _judged(request: UpRequest, artifacts: Artifacts, place: Place, files: Mapping[str, str] | None) -> Prepared:
+    """What the server runs in, which has accepted the arguments as far as it can be asked here.
+
+    Raises BuildError, ProfileError.
+    """
+    prepared = prepare_engine(artifacts, place)
+    if prepared.engine is not None:
+        require_accepted(prepared.artifacts, prepared.engine, place.home, files, _locate(request, place.home))
+    elif runtime_kind(artifacts.plan.runtime).elsewhere is None:  # else its nodes judge them, before the server starts
+        note("arguments not checked by sglang: only the node that serves has it")
+    return prepared
+
+
+def _locate(request: UpRequest, home: Home) -> Locate:
+    """Where the profile says something; of a start that was decided before, which start."""
+    if request.decided:
+        return lambda path: f"`{'.'.join(path)}` in {request.run or request.lock}"
+    return profile_places(request.profile, request.overrides, home)
 
 
 def _with_fusion_told(plan: Plan, request: UpRequest, place: Place) -> Plan:

@@ -11,6 +11,7 @@
         runs/<name>/<run>/            what was done: plan, rendered files, command, log, record, reports
         kernels/                      measured rows of tuned tables
         images/                       what registries said of images: variables and labels
+        argument-checks/              what engines said of command lines
         far/<digest>/overlays/…       what is made here for a far machine, by its URL
 """
 
@@ -96,6 +97,11 @@ class Home:
     def images(self) -> Path:
         """The user's own templates of images, and what registries said of images."""
         return self.root / "images"
+
+    @property
+    def argument_checks(self) -> Path:
+        """Verdicts of engines on command lines, one a digest of the question."""
+        return self.root / "argument-checks"
 
     def made_for(self, far: str | None) -> Path:
         """Where files for a machine are made that lie below its own home there: nowhere else's are taken for them."""

@@ -32,7 +32,7 @@ from orchestrator.engine.answers import (
 from orchestrator.engine.arguments import Arguments, argument_problems, name_problem, port_problem, speculation
 from orchestrator.engine.endpoints import authorization, read_key
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words, parse_flags, read_flags
-from orchestrator.engine.launch import Delivery, Launch, delivery, launch_argv, parts
+from orchestrator.engine.launch import PROFILE_KEYS, Delivery, Launch, delivery, launch_argv, parts
 from orchestrator.engine.life import MOST_METRICS_BYTES, RANK_FIELD, Work, gets_on, is_held_up, read_work
 from orchestrator.engine.log import StageReader, quotes_a_user, written_since
 from orchestrator.engine.metrics import (
@@ -55,6 +55,14 @@ from orchestrator.engine.requests import (
     tokenize_body,
 )
 from orchestrator.engine.scored import Likelihoods, Ranked, Scored, read_numerics, read_scored
+from orchestrator.engine.server_args import (
+    ArgumentQuestion,
+    ArgumentRefusal,
+    ArgumentVerdict,
+    is_server,
+    read_verdicts,
+    server_arguments,
+)
 from orchestrator.engine.stream import (
     DONE,
     EventReader,
@@ -72,8 +80,12 @@ __all__ = [
     "ESCAPED",
     "MOST_BYTES",
     "MOST_METRICS_BYTES",
+    "PROFILE_KEYS",
     "RANK_FIELD",
     "Api",
+    "ArgumentQuestion",
+    "ArgumentRefusal",
+    "ArgumentVerdict",
     "Arguments",
     "Body",
     "Buckets",
@@ -112,6 +124,7 @@ __all__ = [
     "has_usage",
     "is_error",
     "is_held_up",
+    "is_server",
     "launch_argv",
     "load_body",
     "name_problem",
@@ -137,8 +150,10 @@ __all__ = [
     "read_token_ids",
     "read_usage",
     "read_usage_of",
+    "read_verdicts",
     "read_work",
     "scoring_body",
+    "server_arguments",
     "speculation",
     "token_ids",
     "tokenize_body",

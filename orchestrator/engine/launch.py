@@ -16,6 +16,17 @@ from orchestrator.core.secret import Secret
 from orchestrator.engine.gateway import CONTROL_KEY
 
 MODULE: Final = "sglang.launch_server"
+# The options that `launch_argv` writes by itself, with the keys of a profile that say them.
+PROFILE_KEYS: Final[Mapping[str, tuple[str, str]]] = {
+    "model-path": ("model", "origin"),
+    "served-model-name": ("model", "served_name"),
+    "host": ("server", "host"),
+    "port": ("server", "port"),
+    "tp-size": ("layout", "tp"),
+    "dp-size": ("layout", "dp"),
+    "ep-size": ("layout", "ep"),
+    "enable-dp-attention": ("layout", "dp_attention"),
+}
 _OURS: Final = (
     "sglang::"  # scheduler_DP1_TP0, detokenizer, data_parallel_controller (0.5.14, managers/scheduler.py:4148)
 )

@@ -12,7 +12,7 @@ from orchestrator.images.build import (
     tag_image,
     write_metadata,
 )
-from orchestrator.images.check import CONFLICT, PatchState, SourceChecker, fetch_wheel, wheel_version
+from orchestrator.images.check import CONFLICT, PatchState, SourceChecker, fetch_wheel, python_in, wheel_version
 from orchestrator.images.client import Docker, find_docker
 from orchestrator.images.config import ImageConfig, docker_config, local_config
 from orchestrator.images.facts import ImageFacts, copy_package, read_facts
@@ -20,7 +20,14 @@ from orchestrator.images.found import as_found, differences
 from orchestrator.images.ready import ReadyImage, fetch_ready, find_ready, read_ready, read_table, require_ready
 from orchestrator.images.receipt import ImageReceipt, parse_receipt, read_receipt, receipt_in, require_receipt
 from orchestrator.images.registry import Registry
-from orchestrator.images.sources import carried_patches, image_sources, input_digests, program_paths, read_inputs
+from orchestrator.images.sources import (
+    argument_checker,
+    carried_patches,
+    image_sources,
+    input_digests,
+    program_paths,
+    read_inputs,
+)
 
 __all__ = [
     "CONFLICT",
@@ -35,6 +42,7 @@ __all__ = [
     "ReadyImage",
     "Registry",
     "SourceChecker",
+    "argument_checker",
     "as_found",
     "build_image",
     "carried_patches",
@@ -55,6 +63,7 @@ __all__ = [
     "parse_receipt",
     "program_paths",
     "push_image",
+    "python_in",
     "read_facts",
     "read_inputs",
     "read_ready",

@@ -3,6 +3,7 @@
 import re
 import sys
 import tempfile
+import uuid
 import zipfile
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,10 +90,26 @@ class SourceChecker:
         )
 
 
-def python_in(docker: Docker, image: str, text: str, *arguments: str, stdin: str | None = None) -> ProgramResult:
+def python_in(
+    docker: Docker,
+    image: str,
+    text: str,
+    *arguments: str,
+    stdin: str | None = None,
+    env: Sequence[tuple[str, str]] = (),
+) -> ProgramResult:
     """Run a program's text by an image's own Python, in a container that has no network and is gone afterwards."""
-    options = ("--rm", "--interactive", "--network", "none", "--entrypoint", "python3", image)
-    return docker.run("run", *options, "-B", "-c", text, *arguments, stdin=stdin)
+    name = f"deploy-ask-{uuid.uuid4().hex[:12]}"
+    variables = (word for variable, value in env for word in ("--env", f"{variable}={value}"))
+    options = ("--rm", "--interactive", "--name", name, "--network", "none", *variables, "--entrypoint", "python3")
+    ended = False
+    try:
+        done = docker.run("run", *options, image, "-B", "-c", text, *arguments, stdin=stdin)
+        ended = True
+    finally:
+        if not ended:  # Ctrl-C ends the client alone
+            docker.run("rm", "--force", name)
+    return done
 
 
 def one_text(program: Path, *imported: Path) -> str:

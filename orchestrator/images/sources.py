@@ -15,6 +15,7 @@ from orchestrator.plan import Plan
 from orchestrator.render import GATEWAY_FOLDER, ImageSources
 
 _MOST_GIVEN: Final = 256 << 20  # bytes of a file given to a patch: it is held whole, and copied into the image
+_ARGUMENT_CHECKER: Final = "check_server_args.py"
 PROGRAMS: Final = ("apply_patches.py", "read_sources.py")  # what runs inside an image; the first imports the other
 
 
@@ -89,3 +90,8 @@ def _of_the_engine(plan: Plan, catalogue: Catalogue) -> dict[str, bytes]:
     images = data_root() / "images"
     shim = {path.relative_to(images).as_posix(): path.read_bytes() for path in sorted(images.glob("cpu_shim/*.p*"))}
     return {plan.engine.requirements: requirements.read_bytes(), **shim}
+
+
+def argument_checker() -> str:
+    """The program by which an engine's Python judges command lines."""
+    return (data_root() / "images" / _ARGUMENT_CHECKER).read_text(encoding="utf-8")

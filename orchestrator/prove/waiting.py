@@ -15,12 +15,12 @@ from typing import Final
 import httpx
 
 from orchestrator.core.console import Progress, minutes
-from orchestrator.core.errors import NotReadyError
+from orchestrator.core.errors import NotReadyError, Problem, ProfileError
 from orchestrator.core.log_lines import batches
 from orchestrator.core.redaction import redact
 from orchestrator.core.secret import Secret
 from orchestrator.core.waiting import look_until
-from orchestrator.engine import NoAnswerError, OddAnswerError, StageReader, endpoints
+from orchestrator.engine import ArgumentRefusal, NoAnswerError, OddAnswerError, StageReader, endpoints
 from orchestrator.engine.client import EngineClient
 from orchestrator.runtimes import ServerState, Status
 
@@ -57,7 +57,8 @@ def wait(
 
     One that takes twice as long as was estimated says so. Gives up at once when it has exited or was restarted, when
     nothing has moved for `silence` seconds, and, where the user has set one, after `timeout` seconds. Raises
-    NotReadyError with the last log lines, secrets removed, in its details.
+    NotReadyError with the last log lines, secrets removed, in its details; ProfileError where its engine refuses its
+    arguments.
     """
     shown = progress or Progress()
     with EngineClient(server.url, key=server.api_key, transport=transport) as client:
@@ -142,10 +143,17 @@ class _Wait:
         self._pending = state.detail if state.status is Status.PENDING else ""
         if not self._pending:
             return
+        if state.refusal is not None:
+            raise self._refused(state.refusal)
         if state.stuck:
             hint = "mend that, and run the same again; with `--keep` it stays, and starts once it can"
             raise self._error(f"the server cannot start: {self._pending}", hint=hint)
         self._moved = self._clock()
+
+    def _refused(self, refusal: ArgumentRefusal) -> ProfileError:
+        where = ", ".join(".".join(key) for key in refusal.keys(refusal.options))
+        problem = Problem(redact(refusal.text), where)
+        return ProfileError(f"sglang refuses arguments of `{self._server.served_name}`", problems=[problem])
 
     def _refuse_dead(self, state: ServerState) -> None:
         doing = self.reader.text

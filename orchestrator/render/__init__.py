@@ -1,5 +1,6 @@
 """From a plan to artifacts: pure functions that return text, bytes and argv."""
 
+from orchestrator.render.arguments import argument_question
 from orchestrator.render.artifacts import (
     Artifacts,
     BuildContext,
@@ -29,6 +30,7 @@ __all__ = [
     "Command",
     "ContextFile",
     "ImageSources",
+    "argument_question",
     "base_reference",
     "build_context",
     "files",

@@ -2,6 +2,7 @@
 
 `REGISTRY` has what is particular to each, `open_runtime` the verbs over its servers. Whoever only looks at what runs
 needs no more than these: what plans, builds and prepares takes a sixth of a second to import.
+`image` is imported by name.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from orchestrator.runtimes.base import (
     ENDING,
     LOG,
     Cache,
+    EnginePython,
     Handle,
     Place,
     Prepared,
@@ -107,6 +109,7 @@ __all__ = [
     "LOG",
     "REGISTRY",
     "Cache",
+    "EnginePython",
     "Handle",
     "Place",
     "Prepared",

@@ -18,6 +18,8 @@ from orchestrator.core.errors import HostError
 if TYPE_CHECKING:  # a supervisor lives as long as its server, and imports this module
     from orchestrator.core.paths import Home
     from orchestrator.core.secret import Secret
+    from orchestrator.core.shell import ProgramResult
+    from orchestrator.engine import ArgumentRefusal
     from orchestrator.host import Check, Finding, Runner, Space
     from orchestrator.images import ImageConfig
     from orchestrator.monitoring import Pods
@@ -74,6 +76,7 @@ class ServerState:
     detail: str  # what else the runtime knows: a reason, a signal
     ended_at: str | None = None  # ISO 8601, UTC
     stuck: bool = False  # it is pending, and nothing that comes by itself would start it
+    refusal: ArgumentRefusal | None = None  # by its engine, of the arguments that it would be started with
 
     @property
     def how_ended(self) -> str:
@@ -212,6 +215,14 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnginePython:
+    """A Python that has the engine as the server will run it, without GPUs. `identity` is None where it may change."""
+
+    identity: str | None
+    run: Callable[[str, str], ProgramResult]  # a program's text and its stdin; raises HostError where it cannot be run
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
     """What a start needs is there: the artifacts as they will run, and what the run directory keeps of the way here."""
 
@@ -220,6 +231,7 @@ class Prepared:
     not_needed: frozenset[str] = frozenset()  # patches that the sources turned out not to need
     as_found: Plan | None = None  # with those that they need although the plan did not expect it; None: as planned
     image: ImageConfig | None = None  # that the server starts in, where it starts in one
+    engine: EnginePython | None = None  # None where only the node that serves has it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 
 from orchestrator.core.errors import Problem
-from orchestrator.images import image_sources, image_tag
+from orchestrator.images import Docker, image_sources, image_tag, python_in
 from orchestrator.plan import Plan
 from orchestrator.plan.rules import Case
-from orchestrator.render import BuildContext, build_context
+from orchestrator.render import Artifacts, BuildContext, build_context
+from orchestrator.runtimes.base import EnginePython
 
 
 def has_image(case: Case) -> Iterator[Problem]:
@@ -22,3 +23,11 @@ def image_of(plan: Plan, inputs: Mapping[str, bytes]) -> tuple[BuildContext | No
         return None, plan.ready_image
     build = build_context(plan, image_sources(plan, inputs=inputs))
     return build, image_tag(plan, build)
+
+
+def engine_in(docker: Docker, image: str, artifacts: Artifacts) -> EnginePython:
+    """The Python of an image on the docker host, with the variables of the server; `image` is its id."""
+    env = next(iter(artifacts.replicas), artifacts).command.env
+    return EnginePython(
+        identity=image, run=lambda program, stdin: python_in(docker, image, program, stdin=stdin, env=env)
+    )

@@ -3,6 +3,7 @@
 from orchestrator.weights.config import CheckpointConfig
 from orchestrator.weights.describe import Description, describe
 from orchestrator.weights.differences import Mismatch
+from orchestrator.weights.engine_files import hub_engine_files, local_engine_files
 from orchestrator.weights.facts import require_facts
 from orchestrator.weights.far import copy_headers
 from orchestrator.weights.far_stage import FarStage, far_program
@@ -58,11 +59,13 @@ __all__ = [
     "describe",
     "far_program",
     "generate_model",
+    "hub_engine_files",
     "hub_outline",
     "is_fatal",
     "is_made",
     "known_mismatches",
     "list_files",
+    "local_engine_files",
     "local_outline",
     "needs_mtp",
     "overlay_path",

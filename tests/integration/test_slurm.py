@@ -83,6 +83,16 @@ def taken(cluster: SlurmCluster, nodes: Sequence[str]) -> Iterator[None]:
         cluster.run("scancel", job)
 
 
+def test_arguments_that_sglang_refuses_cost_no_job(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+    """The environment lies in the home that the nodes share: it is asked before anything is queued."""
+    done = deploy.run(*words("cpu-tiny", "refused", "flags.enable-eplb=true"))
+    assert done.returncode == 3, done.stderr
+    assert "error: sglang 0.5.14 refuses arguments of `cpu-tiny`" in done.stderr
+    assert "--> --set flags.enable-eplb" in done.stderr
+    assert not slurm_cluster.queue()
+    assert not list(deploy.home.runs.glob("refused/*/job.sh"))
+
+
 def test_the_whole_line_as_a_job(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     """Up, real sglang, with a key; asked, proven again, down; the key stands nowhere."""
     up = words("cpu-tiny", "cluster")

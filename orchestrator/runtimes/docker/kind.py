@@ -15,7 +15,7 @@ from orchestrator.render import Artifacts, ContextFile
 from orchestrator.runtimes.base import Cache, Place, Prepared, RuntimeKind
 from orchestrator.runtimes.docker.checks import daemon, image, image_space
 from orchestrator.runtimes.docker.container import as_planned, docker_run_files, render
-from orchestrator.runtimes.image import has_image, image_of
+from orchestrator.runtimes.image import engine_in, has_image, image_of
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
@@ -46,7 +46,14 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     if found is not plan:
         artifacts = as_planned(render(found, artifacts.build, built.tag), plan)
     not_needed = built.receipt.not_at_start(plan.patches)
-    return Prepared(artifacts=artifacts, records=records, not_needed=not_needed, as_found=found, image=built.config)
+    return Prepared(
+        artifacts=artifacts,
+        records=records,
+        not_needed=not_needed,
+        as_found=found,
+        image=built.config,
+        engine=engine_in(docker, built.image_id, artifacts),
+    )
 
 
 def _files(artifacts: Artifacts, name: str) -> tuple[ContextFile, ...]:

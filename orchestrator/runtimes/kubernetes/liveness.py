@@ -6,15 +6,15 @@ than 20 s. The program is `engine.life`, whose rule is that of `deploy watch`; a
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from orchestrator.engine import life
 from orchestrator.plan import Plan
 
-_FOLDER: Final = "/run/deploy"
+FOLDER: Final = "/run/deploy"
 _PROGRAM: Final = "life.py"
-_VOLUME: Final = "life"
+VOLUME: Final = "life"
 _BETWEEN: Final = 30  # seconds between two looks at the most: each asks every rank for a token
 
 
@@ -33,23 +33,24 @@ def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
     seconds = max(between * 2 // 3, 1)
     asked = (str(plan.server.port), str(plan.layout.dp), str(seconds), *config_words[1:])
     return {
-        "exec": {"command": ["python3", "-I", "-S", f"{_FOLDER}/{_PROGRAM}", *asked]},
+        "exec": {"command": ["python3", "-I", "-S", f"{FOLDER}/{_PROGRAM}", *asked]},
         "timeoutSeconds": max(between * 5 // 6, 1),
         "periodSeconds": between,
         "failureThreshold": hang_seconds(plan) // between + 1,  # the first only begins to see that no work is done
     }
 
 
-def liveness_program(metadata: dict[str, Any]) -> dict[str, Any]:
-    """The ConfigMap with the program."""
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {_PROGRAM: inspect.getsource(life)}}
+def liveness_program(metadata: dict[str, Any], more: Mapping[str, str]) -> dict[str, Any]:
+    """The ConfigMap with the program, and `more` files for `FOLDER`."""
+    data = {_PROGRAM: inspect.getsource(life), **more}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
 def liveness_volume(called: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The volume of that ConfigMap, and its mount."""
     return (
-        {"name": _VOLUME, "configMap": {"name": called}},
-        {"name": _VOLUME, "mountPath": _FOLDER, "readOnly": True},
+        {"name": VOLUME, "configMap": {"name": called}},
+        {"name": VOLUME, "mountPath": FOLDER, "readOnly": True},
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from orchestrator.engine import endpoints
 from orchestrator.plan import ContainerNeeds, Kubernetes, Plan
 from orchestrator.render import Artifacts
+from orchestrator.runtimes.kubernetes.arguments import argument_container, argument_files
 from orchestrator.runtimes.kubernetes.liveness import liveness_probe, liveness_program, liveness_volume
 from orchestrator.runtimes.kubernetes.record import (
     GATEWAY,
@@ -27,6 +28,7 @@ Manifest: TypeAlias = dict[str, Any]  # Any: JSON of the API's own shape
 
 MODELS: Final = "/models"  # in a pod: checkpoints by name
 CONTAINER: Final = "server"
+AWAITS: Final = "checkpoint"  # the init container that waits for a Job to bring it
 PORT: Final = "http"  # what a pod calls it
 METRICS_PORT: Final = "metrics"  # that of a gateway's own counters
 CONFIG: Final = "config.yaml"  # the key of a Secret that is sglang's `--config` file
@@ -50,7 +52,7 @@ def server_objects(artifacts: Artifacts, image: str, name: str, part: str = "") 
     yield network_policy(plan, cluster, name, part)
     yield _disruption_budget(plan, name, part)
     yield service(plan, cluster, name, part)
-    yield liveness_program(metadata(plan, name, part))
+    yield liveness_program(metadata(plan, name, part), argument_files(artifacts))
     yield deployment(plan, name, part, _pod(artifacts, cluster, image=image, name=name, part=part))
 
 
@@ -211,9 +213,13 @@ def _pod(artifacts: Artifacts, cluster: Kubernetes, *, image: str, name: str, pa
     }
     if security := _pod_security(plan.hardware.container, cluster):
         pod["securityContext"] = security
-    if cluster.stage_image:
-        pod["initContainers"] = [_await_checkpoint(plan, cluster, image)]
-    pod["containers"] = [_server(artifacts, cluster, image=image, mounts=[mount for _, mount in volumes])]
+    server = _server(artifacts, cluster, image=image, mounts=[mount for _, mount in volumes])
+    awaits = (
+        [_await_checkpoint(plan, cluster, image)] if cluster.stage_image else []
+    )  # with it comes the model's config
+    if first := [*awaits, *argument_container(artifacts, server)]:
+        pod["initContainers"] = first
+    pod["containers"] = [server]
     pod["volumes"] = [volume for volume, _ in volumes]
     return pod
 
@@ -275,7 +281,7 @@ def _await_checkpoint(plan: Plan, cluster: Kubernetes, image: str) -> Manifest:
     waits = f'until [ -f "$0" ]; do echo "waiting for $0"; sleep {PERIOD}; done'
     models, at = models_volume(plan)
     return {
-        "name": "checkpoint",
+        "name": AWAITS,
         "image": image,
         "imagePullPolicy": pull_policy(cluster),
         "command": ["sh", "-c", as_written(waits), receipt_path(plan)],

@@ -143,7 +143,7 @@ class KubernetesRuntime:
         since = self._stuck_since.setdefault(handle.identity, time.monotonic())
         about = ("pod", view.name) if view is not None else ("deployment", deployment_name(handle.name, seat.part))
         more = seat.cluster.shown("describe", *about)
-        stuck = time.monotonic() - since >= self._patience.get(handle.identity, inf)
+        stuck = state.stuck or time.monotonic() - since >= self._patience.get(handle.identity, inf)
         return replace(state, stuck=stuck, detail=f"{state.detail}; {more} shows more")
 
     def titles(self, handle: Handle) -> tuple[str, ...]:

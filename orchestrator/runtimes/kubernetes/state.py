@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.runtimes.kubernetes.manifests import CONTAINER
+from orchestrator.runtimes.kubernetes.arguments import NAME as ARGUMENTS
+from orchestrator.runtimes.kubernetes.arguments import refusal_in
+from orchestrator.runtimes.kubernetes.manifests import AWAITS, CONTAINER
 
 Seen: TypeAlias = Mapping[str, Any]  # Any: JSON of the API's own shape
 
@@ -85,7 +87,7 @@ class PodView:
     def awaits_checkpoint(self) -> bool:
         """Whether it waits for a Job to bring its checkpoint: that is what its init container does."""
         statuses = self.pod.get("status", {}).get("initContainerStatuses", ())
-        return any("running" in each.get("state", {}) for each in statuses)
+        return any("running" in each.get("state", {}) for each in statuses if each["name"] == AWAITS)
 
 
 def is_over(pod: Seen) -> bool:
@@ -152,7 +154,8 @@ def _of_pod(view: PodView) -> ServerState:
         return _running(view, since)
     if view.restarts or _last_end(view.container) is not None:
         return _between(view)
-    return _pending(trouble(None, view) or _waits_for(view))
+    refusal = refusal_in(view.pod)
+    return replace(_pending(trouble(None, view) or _waits_for(view)), refusal=refusal, stuck=refusal is not None)
 
 
 def trouble(deployment: Seen | None, view: PodView | None) -> str:
@@ -178,6 +181,8 @@ def _troubles(view: PodView) -> Iterator[str]:
 def _held(pod: Seen) -> Iterator[str]:
     """What keeps a pod from its node, or its containers from starting."""
     status = pod.get("status", {})
+    if (refusal := refusal_in(pod)) is not None:
+        yield f"its sglang refuses the arguments: {refusal.text}"
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             yield f"no node takes it: {condition.get('message', condition.get('reason', ''))}"
@@ -205,7 +210,14 @@ def _waits_for(view: PodView) -> str:
         failed = sum(int(each.get("restartCount", 0)) for each in statuses)
         by = f" by job `{jobs[0]}`" + (f", of which {failed} tries have failed" if failed else "") if jobs else ""
         return f"waiting on {node} until the checkpoint is staged{by}"
+    if any(each["name"] == ARGUMENTS and "running" in each.get("state", {}) for each in _first_steps(view.pod)):
+        return f"its sglang judges the arguments on {node}"
     return f"waiting on {node} for its image and its volumes"
+
+
+def _first_steps(pod: Seen) -> Sequence[Seen]:
+    """The statuses of its init containers."""
+    return tuple(pod.get("status", {}).get("initContainerStatuses", ()))
 
 
 def _pending(detail: str) -> ServerState:

@@ -26,6 +26,7 @@ from orchestrator.core.text import parse_json
 from orchestrator.images import ImageReceipt, parse_receipt, program_paths
 from orchestrator.patches import AddedFile, Diff, Patch, manifest
 
+_FINDS: Final = 60.0  # seconds an interpreter may take to say what it imports; what is none may serve for ever
 _RECEIPT: Final = "receipt.json"
 _APPLIED: Final = frozenset({"applied", "present upstream"})  # the applier's words for a patch that is in place
 _NO_TABLE: Final = (
@@ -153,7 +154,7 @@ def _link(source: str, target: str) -> None:
 
 def find_sources(python: str) -> dict[str, Any]:
     """The sources of sglang and aiter that this Python imports: root, version and commit by name. Raises BuildError."""
-    done = _run(python, "find")
+    done = _run(python, "find", timeout=_FINDS)
     try:
         return dict(parse_json(done.stdout.splitlines()[-1]))
     except (IndexError, ValueError) as error:
@@ -161,9 +162,25 @@ def find_sources(python: str) -> dict[str, Any]:
         raise BuildError(message, details=done.stderr.strip()[-2000:]) from error
 
 
-def _run(python: str, *arguments: str, stdin: str | None = None, path: str | None = None) -> ProgramResult:
+def sources_identity(python: str) -> str | None:
+    """A digest of where this Python finds sglang and of each file's size and time; None without sglang.
+
+    Raises BuildError, HostError.
+    """
+    found = find_sources(python)
+    if "sglang" not in found:
+        return None
+    total = hashlib.sha256(f"{python}\0{json.dumps(found, sort_keys=True)}".encode())
+    for stamp in sorted(_stamps(found["sglang"]["root"])):
+        total.update(stamp.encode("utf-8", "surrogateescape"))
+    return total.hexdigest()
+
+
+def _run(
+    python: str, *arguments: str, stdin: str | None = None, path: str | None = None, timeout: float | None = None
+) -> ProgramResult:
     env = {} if path is None else {"PYTHONPATH": path}
-    return run([python, "-B", str(program_paths()[0]), *arguments], env=env, stdin=stdin)
+    return run([python, "-B", str(program_paths()[0]), *arguments], env=env, stdin=stdin, timeout=timeout)
 
 
 def _digest(python: str, sources: SourcePatches, found: Mapping[str, Any]) -> str:

@@ -9,8 +9,9 @@ from typing import Final
 
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import Progress, note, warn
-from orchestrator.core.errors import KernelsError, StartError
+from orchestrator.core.errors import BuildError, HostError, KernelsError, StartError
 from orchestrator.core.paths import Home
+from orchestrator.core.shell import run
 from orchestrator.engine.gateway import LAUNCHER
 from orchestrator.environments import ensure, interpreter
 from orchestrator.images import as_found, carried_patches, differences
@@ -19,11 +20,19 @@ from orchestrator.patches import AddedFile, read_diffs
 from orchestrator.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render import Artifacts, Command, ContextFile, gateway_command, server_command
-from orchestrator.runtimes.base import Place, Prepared
-from orchestrator.runtimes.supervised.patched import PatchedCopy, SourcePatches, find_sources, patched_copy, table_in
+from orchestrator.runtimes.base import EnginePython, Place, Prepared
+from orchestrator.runtimes.supervised.patched import (
+    PatchedCopy,
+    SourcePatches,
+    find_sources,
+    patched_copy,
+    sources_identity,
+    table_in,
+)
 from orchestrator.weights import overlay_path
 
 _PATH: Final = "PYTHONPATH"
+_ANSWERS: Final = 300.0  # seconds a program in the interpreter may take: imports take 9 s, 35 s beside busy neighbors
 _ASKED: Final = "$PATCHED_SGLANG"  # in a script
 
 
@@ -87,11 +96,11 @@ def prepare(artifacts: Artifacts, place: Place, packages: Path, host: str | None
     plan = artifacts.plan
     python = interpreter(plan.engine, place.home)
     if artifacts.spec is None:
+        made = commanded(artifacts, plan, place.home, lambda each: _started_by(python, _command(each, host)), host)
         return Prepared(
-            artifacts=commanded(
-                artifacts, plan, place.home, lambda each: _started_by(python, _command(each, host)), host
-            ),
+            artifacts=made,
             records={},
+            engine=_engine_python(python, made, place.home, identity=_identity(plan, python)),
         )
     sources = sources_of(artifacts)
     copy = patched_copy(python, sources, packages)
@@ -103,18 +112,43 @@ def prepare(artifacts: Artifacts, place: Place, packages: Path, host: str | None
         warn(text, hint=f"`{copy.folder}` holds what was found")
     found = as_found(plan, copy.receipt)
     env = _env(found, sources, copy)
+    made = commanded(
+        artifacts,
+        found,
+        place.home,
+        lambda each: replace(_started_by(python, _command(each, host)), env=env, script=script),
+        host,
+    )
     return Prepared(
-        artifacts=commanded(
-            artifacts,
-            found,
-            place.home,
-            lambda each: replace(_started_by(python, _command(each, host)), env=env, script=script),
-            host,
-        ),
+        artifacts=made,
         records={"patches.json": asdict(copy.receipt)},
         not_needed=copy.receipt.not_at_start(plan.patches),
         as_found=found,
+        engine=_engine_python(python, made, place.home, identity=f"{python} {copy.folder}"),
     )
+
+
+def _engine_python(python: str, artifacts: Artifacts, home: Home, *, identity: str | None) -> EnginePython:
+    """The interpreter of a server's command, with the server's variables and working directory."""
+    env = {"PYTHONSAFEPATH": "1", **dict(next(iter(artifacts.replicas), artifacts).command.env)}
+    cwd = home.root if home.root.is_dir() else None
+    return EnginePython(
+        identity=identity,
+        run=lambda program, stdin: run([python, "-c", program], cwd=cwd, env=env, stdin=stdin, timeout=_ANSWERS),
+    )
+
+
+def _identity(plan: Plan, python: str) -> str | None:
+    """What tells the sglang of an interpreter without patches from another; None where it cannot be looked for.
+
+    The path of an environment of ours has its digest.
+    """
+    if plan.engine.python is None:
+        return python
+    try:
+        return sources_identity(python)
+    except (BuildError, HostError):
+        return None
 
 
 def _started_by(python: str, command: Command) -> Command:

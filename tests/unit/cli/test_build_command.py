@@ -30,6 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("orchestrator.images.find_docker", lambda _: None)
     monkeypatch.setattr("orchestrator.images.build.ensure_image", found)
+    monkeypatch.setattr("orchestrator.commands.argument_check.require_accepted_by_image", lambda *_, **__: None)
     monkeypatch.setattr("orchestrator.commands.prepare.make_table", lambda *_, **__: False)
     for asking in ("environment", "steps"):
         monkeypatch.setattr(f"orchestrator.commands.{asking}.local_config", lambda _: None)

@@ -26,6 +26,7 @@ from orchestrator.core.paths import Home
 from orchestrator.kernels.disk import Store
 from orchestrator.patches import MOE_TABLE
 from orchestrator.plan import Plan
+from orchestrator.runtimes.base import Prepared
 
 
 @pytest.fixture
@@ -171,13 +172,21 @@ def test_a_table_is_not_made_and_nothing_is_decided_anew(home: Home, monkeypatch
     run, plan = with_table(home, b"x")
     for name in ("planned", "make_table"):
         monkeypatch.setattr(up_command, name, refuse)
-    for name in ("note_coverage", "require_covered", "bring_checkpoint", "far_headers"):
+    for name in (
+        "note_coverage",
+        "require_covered",
+        "bring_checkpoint",
+        "far_headers",
+        "engine_files",
+        "prepare_overlay",
+    ):
         monkeypatch.setattr(up_command, name, lambda *_, **__: None)
     monkeypatch.setattr(up_command, "require_fusion_told", lambda *_: None)
     place = up_command.place_of(plan, home, None)
     request = request_of(run=str(run.path))
-    made = up_command._artifacts(request, plan, {MOE_TABLE: b"x"}, NOTHING_GIVEN, place)
-    assert made.plan == plan
+    monkeypatch.setattr(up_command, "prepare_engine", lambda artifacts, _: Prepared(artifacts=artifacts, records={}))
+    made = up_command._prepared(request, plan, {MOE_TABLE: b"x"}, NOTHING_GIVEN, place)
+    assert made.artifacts.plan == plan
 
 
 def test_a_run_is_named_in_three_ways(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from orchestrator.core.console import Progress
-from orchestrator.core.errors import NotReadyError
+from orchestrator.core.errors import NotReadyError, ProfileError
 from orchestrator.core.secret import Secret
+from orchestrator.engine import ArgumentRefusal
 from orchestrator.prove.waiting import Starting, wait
 from orchestrator.runtimes import ServerState, Status
 
@@ -221,3 +222,32 @@ def test_the_details_are_the_last_lines() -> None:
     with pytest.raises(NotReadyError) as caught:
         server.wait()
     assert caught.value.details.splitlines() == [f"line {n}" for n in range(60, 100)]
+
+
+def test_arguments_that_the_engine_refuses_are_an_error_of_the_profile() -> None:
+    """A pod's first step refuses them; its server would be started again and again with the same ones."""
+    refusal = ArgumentRefusal(
+        kind="AssertionError",
+        message="AssertionError",
+        place="server_args.py:5383",
+        line="assert self.ep_size > 1",
+        options=("enable-eplb",),
+    )
+    pending = ServerState(
+        status=Status.PENDING,
+        exit_code=None,
+        restarts=0,
+        started_at=None,
+        detail="its sglang refuses the arguments",
+        stuck=True,
+        refusal=refusal,
+    )
+
+    class Refused(Server):
+        def state(self) -> ServerState:
+            return pending
+
+    with pytest.raises(ProfileError, match=r"sglang refuses arguments of `glm-5\.2`") as caught:
+        Refused(log={}).wait()
+    [problem] = caught.value.each()
+    assert (problem.message, problem.where) == (refusal.text, "flags.enable-eplb")

@@ -1,6 +1,7 @@
 """What the objects of a server in a cluster say. Whole files stand in tests/golden/kubernetes."""
 
 import itertools
+import json
 import re
 import string
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.main import app
 from orchestrator.commands.planning import load, render_artifacts
 from orchestrator.core.errors import ProfileError
+from orchestrator.core.paths import data_root
 from orchestrator.engine import life
 from orchestrator.plan import NAME, EnvVar, Origin
 from orchestrator.runtimes.kubernetes.liveness import hang_seconds
@@ -103,7 +105,7 @@ def test_each_rank_is_asked_with_the_key_that_the_server_has() -> None:
     (volume,) = [each for each in found["volumes"] if each["name"] == "life"]
     program = objects(plan)["ConfigMap"]
     assert volume["configMap"]["name"] == program["metadata"]["name"]
-    assert {f"{mount['mountPath']}/{file}" for file in program["data"]} == {command[3]}
+    assert command[3] in {f"{mount['mountPath']}/{file}" for file in program["data"]}
     assert program["data"]["life.py"] == Path(life.__file__).read_text()
     assert container("cpu-tiny")["livenessProbe"]["exec"]["command"][-3:] == ["30010", "1", "20"]
 
@@ -173,13 +175,31 @@ def test_kubernetes_expands_nothing_of_what_a_plan_says() -> None:
 def test_a_server_waits_for_the_receipt_of_what_a_job_stages() -> None:
     staged = ("kubernetes.weights.claim=models", "kubernetes.weights.stage_image=registry.example/deploy:1")
     plan = cluster_plan(GLM, *staged)
-    (waits,) = pod(plan)["initContainers"]
+    waits, judges = pod(plan)["initContainers"]
+    assert judges["name"] == "arguments"  # the checkpoint's config is there by then
     assert waits["command"][-1] == f"/models/{plan.model.name}.receipt.json"
     (stages,) = objects(plan)["Job"]["spec"]["template"]["spec"]["containers"]
     assert stages["args"][:4] == ["stage", GLM, "--dir", f"/models/{plan.model.name}"]
     labels = objects(plan)["Job"]["spec"]["template"]["metadata"]["labels"]
     assert labels == {"deploy.stages": GLM}  # by that of a server its Service would find it
-    assert "initContainers" not in pod(cluster_plan(GLM, HOST_PATH))
+    assert [each["name"] for each in pod(cluster_plan(GLM, HOST_PATH))["initContainers"]] == ["arguments"]
+
+
+def test_the_engine_judges_the_arguments_before_the_server_starts() -> None:
+    """With the server's own image, variables and arguments; without its GPUs and its key."""
+    plan = cluster_plan(GLM, HOST_PATH, "server.api_key_env=SGLANG_KEY")
+    found, data = pod(plan), objects(plan)["ConfigMap"]["data"]
+    (judges,), (server,) = found["initContainers"], found["containers"]
+    assert (judges["image"], judges["env"]) == (server["image"], server["env"])
+    assert "resources" not in judges
+    assert [mount["name"] for mount in judges["volumeMounts"]] == ["models", "life"]
+    program, question, said = judges["command"][2:]
+    assert (program, said) == ("/run/deploy/check_server_args.py", "/dev/termination-log")
+    asked = json.loads(data[question.rpartition("/")[2]])
+    (argv,) = asked["argv"]
+    assert argv == server["args"][server["args"].index("--model-path") : server["args"].index("--config")]
+    assert (asked["platform"], asked["arch"], asked["model"]) == ("rocm", "gfx950", None)
+    assert data["check_server_args.py"] == (data_root() / "images" / "check_server_args.py").read_text()
 
 
 def test_another_checkpoint_is_another_job() -> None:

@@ -1,5 +1,6 @@
 """What the API server says of pods, as the state of a server. The shapes are those of Kubernetes 1.20."""
 
+import json
 from typing import Any
 
 import pytest
@@ -115,6 +116,49 @@ def test_what_comes_by_itself_is_no_trouble(seen: dict[str, Any], words: str) ->
     assert found.status is Status.PENDING
     assert words in found.detail
     assert not trouble(DEPLOYMENT, PodView(pod=seen))
+
+
+REFUSED = {
+    "kind": "AssertionError",
+    "message": "AssertionError",
+    "place": "server_args.py:5383",
+    "line": "assert self.ep_size > 1",
+    "options": ["enable-eplb"],
+}
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        {"state": {"terminated": {}}},
+        {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {}}},
+    ],
+)
+def test_arguments_that_the_engine_refuses_are_no_crash_loop(states: dict[str, Any]) -> None:
+    ended = {"exitCode": 3, "message": json.dumps({"sglang": "0.5.14", "verdicts": [{"refused": REFUSED}]})}
+    told = {key: {"terminated": ended} if "terminated" in state else state for key, state in states.items()}
+    found = state_of(pod(initContainerStatuses=[{"name": "arguments", **told}]))
+    assert (found.status, found.stuck) == (Status.PENDING, True)
+    assert found.refusal is not None
+    assert found.refusal.options == ("enable-eplb",)
+    assert found.detail == "its sglang refuses the arguments: `assert self.ep_size > 1` (server_args.py:5383)"
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        ({"exitCode": 137, "message": ""}, "waiting on node-a for its image and its volumes"),
+        ({"exitCode": 3, "message": "not what the program writes"}, "waiting on node-a for its image and its volumes"),
+    ],
+)
+def test_an_end_that_is_no_refusal_refuses_nothing(ended: dict[str, Any], words: str) -> None:
+    found = state_of(pod(initContainerStatuses=[{"name": "arguments", "state": {"terminated": ended}}]))
+    assert (found.refusal, found.stuck, found.detail) == (None, False, words)
+
+
+def test_what_judges_the_arguments_is_not_what_awaits_a_checkpoint() -> None:
+    found = state_of(pod(initContainerStatuses=[{"name": "arguments", "state": {"running": {}}}]))
+    assert found.detail == "its sglang judges the arguments on node-a"
 
 
 def test_a_checkpoint_that_is_not_staged_says_why() -> None:

@@ -1,0 +1,332 @@
+"""Ask this Python's sglang whether it accepts command lines, by its own parser and validation; nothing is started.
+
+Run by the engine's own Python (3.10 or newer) with the standard library and what sglang itself imports. Reads JSON from
+stdin and prints one JSON line::
+
+    {"argv": [["--model-path", "DIR", "--tp-size", "8"], …],    the arguments of each server
+     "platform": "rocm", "arch": "gfx950", "gpus": 8, "vram_bytes": 309220868096, "compute_units": 256,
+     "model": {"name": "glm", "files": {"config.json": "{…"}}}  null: what lies at `--model-path`
+
+    {"sglang": "0.5.14", "verdicts": [{"accepted": "validated"}, …]}
+
+A verdict is one of
+
+- `{"accepted": "validated"}`, or `"parsed"` where there is no config.json: then only the parser was asked;
+- `{"refused": {"kind", "message", "place", "line", "options"}}`: what sglang raised, at which line of its sources, and
+  the options without which it does not raise it;
+- `{"unchecked": REASON}`: sglang raised something that says nothing about the arguments.
+
+`check_server_args.py QUESTION VERDICT` reads and writes files instead, and exits with 3 where sglang refuses: the first
+step of a pod. What keeps it from judging is no failure there.
+
+No GPU is needed: `pretend` makes torch tell of the plan's GPUs, and packages that load a GPU driver are replaced by
+empty modules. Parser, defaults, model config and checks are sglang's own.
+"""
+
+import argparse
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import linecache
+import os
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace, TracebackType
+from typing import Any
+from unittest.mock import MagicMock
+
+MODEL_PATH = "--model-path"
+# Compiled packages that load a GPU driver: always replaced, since here may be none.
+_DRIVEN = {
+    "rocm": {"aiter", "amdsmi", "sgl_kernel"},
+    "cuda": {"flashinfer", "pynvml", "sgl_kernel"},
+    "cpu": {"sgl_kernel"},
+}
+# Compiled packages that an installation may lack: replaced where they are missing.
+_OPTIONAL = {"flashinfer", "triton", "tvm_ffi", "xgrammar"}
+_LINE = 300  # characters of a source line that are worth showing
+_MESSAGE = 600  # characters of a message in the file of a verdict: Kubernetes keeps 4096 bytes
+REFUSED = 3  # exit code
+
+
+class _Empty(ModuleType):
+    """A module that has every name."""
+
+    __path__: Sequence[str] = []
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (_Anything,), {}) if name[:1].isupper() else MagicMock()
+
+
+class _AnyNames(type):
+    """What makes a class that has every name: members of an enumeration, above all."""
+
+    def __getattr__(cls, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return MagicMock()
+
+
+class _Anything(metaclass=_AnyNames):
+    """A class that takes any arguments, and that pydantic takes as the type of a field."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: object, _handler: object) -> dict[str, str]:
+        return {"type": "any"}
+
+
+class _EmptyFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds an empty module for the packages `names`."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+
+    def find_spec(
+        self, name: str, _path: object = None, _target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        known = name.partition(".")[0] in self._names
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if known else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Empty(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to do."""
+
+
+class ParserError(Exception):
+    """What argparse says instead of ending the program."""
+
+
+def pretend(request: Mapping[str, Any]) -> None:
+    """Make torch tell of the plan's GPUs, whatever this machine has."""
+    import torch
+
+    platform, gpus, memory = request["platform"], request["gpus"], request["vram_bytes"]
+    torch.compile = lambda function=None, **_: function or (lambda inner: inner)
+    if platform == "cpu":
+        return
+    digits = re.sub(r"\D", "", request["arch"])  # gfx950, sm100
+    major, minor = (int(digits[:-2]), int(digits[-2])) if platform == "rocm" else (int(digits[:-1]), int(digits[-1]))
+    properties = SimpleNamespace(
+        gcnArchName=request["arch"],
+        major=major,
+        minor=minor,
+        total_memory=memory,
+        name="GPU",
+        multi_processor_count=request["compute_units"],
+        warp_size=64 if platform == "rocm" else 32,
+    )
+    if platform == "rocm":
+        torch.version.hip, torch.version.cuda = torch.version.hip or "7.2.0", None
+    else:
+        torch.version.hip, torch.version.cuda = None, torch.version.cuda or "13.0"
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: gpus
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_capability = lambda *_: (major, minor)
+    torch.cuda.get_device_name = lambda *_: "GPU"
+    torch.cuda.get_device_properties = lambda *_: properties
+    torch.cuda.mem_get_info = lambda *_: (memory, memory)
+
+
+def load(request: Mapping[str, Any]) -> ModuleType:
+    """Import sglang's `server_args`, as on a machine with the plan's GPUs."""
+    platform = request["platform"]
+    driven = _DRIVEN[platform]
+    sys.meta_path.insert(0, _EmptyFinder(driven))
+    pretend(request)
+    # 0.5.14 and 0.5.16 install a stub of triton themselves where there is none (`sglang/_triton_stub.py`).
+    spec = importlib.util.find_spec("sglang")
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    stubbed = {"triton"} if any(Path(place, "_triton_stub.py").is_file() for place in places) else set()
+    sys.meta_path.append(_EmptyFinder(_OPTIONAL - stubbed))
+    if platform != "cpu":
+        with contextlib.suppress(ImportError):
+            core = importlib.import_module("triton.language.core")
+            core.view = getattr(core, "view", MagicMock())  # sglang's stub lacks a name that torch asks for on a GPU
+    server_args = importlib.import_module("sglang.srt.server_args")
+    if platform != "cpu":
+        for name, module in list(sys.modules.items()):
+            if name.startswith("sglang.") and "get_device_memory_capacity" in vars(module):
+                module.get_device_memory_capacity = lambda *_: request["vram_bytes"] >> 20
+    return server_args
+
+
+class Judge:
+    """sglang's parser and validation. `replaced` maps the path that sglang reads to the one the user wrote."""
+
+    def __init__(self, server_args: ModuleType, *, cpu: bool, replaced: Mapping[str, str]) -> None:
+        """Take over argparse's way to end the program."""
+        self._module = server_args
+        self._cpu = cpu
+        self._replaced = replaced
+        argparse.ArgumentParser.error = _raise_error  # type: ignore[method-assign, assignment]
+
+    def verdict(self, argv: Sequence[str]) -> dict[str, object]:
+        """What sglang says of one command line."""
+        model = argv[argv.index(MODEL_PATH) + 1]
+        if not Path(model, "config.json").is_file():
+            error = self._raised(argv, parse_only=True)
+            return self._refusal(argv, error, parse_only=True) if error else {"accepted": "parsed"}
+        error = self._raised(argv)
+        if error is None:
+            return {"accepted": "validated"}
+        if _is_of_this_machine(error):
+            return {"unchecked": self._text(error)}
+        if not isinstance(error, ParserError):
+            bare = self._raised([MODEL_PATH, model, *(["--device", "cpu"] if self._cpu else [])])
+            if bare is not None and _signature(bare) == _signature(error):
+                return {"unchecked": f"sglang refuses this model without any option too: {self._text(error)}"}
+        return self._refusal(argv, error)
+
+    def _raised(self, argv: Sequence[str], *, parse_only: bool = False) -> BaseException | None:
+        """What sglang raises for a command line; None where it accepts it."""
+        before = dict(os.environ)  # some defaults are kept there
+        try:
+            if parse_only:
+                parser = argparse.ArgumentParser()
+                self._module.ServerArgs.add_cli_args(parser)
+                parser.parse_args(list(argv))
+                return None
+            args = self._module.prepare_server_args(list(argv))
+            getattr(args, "resolve_once", lambda: None)()  # since 0.5.20
+            args.check_server_args()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it raises is its verdict
+            return error
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        return None
+
+    def _refusal(self, argv: Sequence[str], error: BaseException, *, parse_only: bool = False) -> dict[str, object]:
+        place, line = _place(error.__traceback__)
+        message = self._text(error)
+        if isinstance(error, ParserError):
+            kind, options = "argparse", [option for option, _ in _each_left_out(argv) if _names(message, option)]
+        else:
+            kind, options = type(error).__name__, self._culprits(argv, error, parse_only=parse_only)
+        refusal = {"kind": kind, "message": message, "place": place, "line": line, "options": options}
+        return {"refused": refusal}
+
+    def _culprits(self, argv: Sequence[str], error: BaseException, *, parse_only: bool) -> list[str]:
+        """The options without any one of which sglang accepts the rest, or else raises something different."""
+        accepted, different = [], []
+        for option, without in _each_left_out(argv):
+            raised = self._raised(without, parse_only=parse_only)
+            if raised is None:
+                accepted.append(option)
+            elif _signature(raised) != _signature(error):
+                different.append(option)
+        return accepted or different
+
+    def _text(self, error: BaseException) -> str:
+        text = str(error)
+        for ours, written in self._replaced.items():
+            text = text.replace(ours, written)
+        return text if isinstance(error, ParserError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def _raise_error(_parser: argparse.ArgumentParser, message: str) -> None:
+    raise ParserError(message)
+
+
+def _each_left_out(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each option's name without dashes, and the command line without it; the model's path always stays."""
+    starts = [at for at, word in enumerate(argv) if word.startswith("--")]
+    for start, end in zip(starts, [*starts[1:], len(argv)], strict=True):
+        if argv[start] != MODEL_PATH:
+            yield argv[start].removeprefix("--"), [*argv[:start], *argv[end:]]
+
+
+def _is_of_this_machine(error: BaseException) -> bool:
+    """Whether it comes from what is missing here: a file, a package, a GPU that torch was asked for after all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    raised_in_torch = bool(frames) and "/torch/" in frames[-1].filename
+    return isinstance(error, ImportError | OSError) or raised_in_torch or MagicMock.__name__ in str(error)
+
+
+def _names(message: str, option: str) -> bool:
+    return re.search(rf"--{re.escape(option)}(?![\w-])", message) is not None
+
+
+def _signature(error: BaseException) -> tuple[str, str]:
+    return type(error).__name__, _place(error.__traceback__)[0]
+
+
+def _place(trace: TracebackType | None) -> tuple[str, str]:
+    """The innermost line of sglang's own sources that raised, as `server_args.py:123`, and its text."""
+    frames = traceback.extract_tb(trace)
+    own = [frame for frame in frames if "/sglang/" in frame.filename]
+    if not own:
+        return "", ""
+    last = own[-1]
+    first = last.lineno or 0
+    end = getattr(last, "end_lineno", None) or first  # Python 3.11
+    text = " ".join(linecache.getline(last.filename, number).strip() for number in range(first, end + 1))
+    return f"{Path(last.filename).name}:{first}", text[:_LINE]
+
+
+def placed(request: Mapping[str, Any], folder: Path) -> tuple[list[list[str]], dict[str, str]]:
+    """The command lines with the model's files from the request where it has any, and the paths that they stand for."""
+    model, replaced = request["model"], {}
+    commands = [list(argv) for argv in request["argv"]]
+    if model is not None:
+        directory = folder / model["name"]
+        directory.mkdir(parents=True)
+        for name, text in model["files"].items():
+            (directory / Path(name).name).write_text(text, encoding="utf-8")
+        for argv in commands:
+            at = argv.index(MODEL_PATH) + 1
+            replaced[str(directory)] = argv[at]
+            argv[at] = str(directory)
+    return commands, replaced
+
+
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict on each command line of a request."""
+    os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
+    with tempfile.TemporaryDirectory(prefix="deploy-arguments-") as folder:
+        commands, replaced = placed(request, Path(folder))
+        judge = Judge(load(request), cpu=request["platform"] == "cpu", replaced=replaced)
+        verdicts = [judge.verdict(argv) for argv in commands]
+    return {"sglang": str(importlib.import_module("sglang.version").__version__), "verdicts": verdicts}
+
+
+def first_step(question: Path, verdict: Path) -> int:
+    """Judge before a server starts: REFUSED where sglang refuses, told on stderr and in the file `verdict`."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            said = answer(json.loads(question.read_text(encoding="utf-8")))
+    except Exception as error:  # noqa: BLE001 - the server's own start tells what is wrong
+        print(f"arguments not checked by sglang: {error!r}", file=sys.stderr)
+        return 0
+    print(json.dumps(said), file=sys.stderr)
+    if not any("refused" in each for each in said["verdicts"]):
+        return 0
+    for each in said["verdicts"]:
+        if "refused" in each:
+            each["refused"]["message"] = each["refused"]["message"][:_MESSAGE]
+    verdict.write_text(json.dumps(said), encoding="utf-8")
+    return REFUSED
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        sys.exit(first_step(Path(sys.argv[1]), Path(sys.argv[2])))
+    asked = json.load(sys.stdin)
+    with contextlib.redirect_stdout(sys.stderr):  # what modules print while they are imported
+        said = answer(asked)
+    print(json.dumps(said))

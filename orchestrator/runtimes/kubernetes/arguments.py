@@ -1,0 +1,55 @@
+"""The first step of a pod: the engine in its image judges the server's arguments, without a GPU.
+
+It runs in an init container, so that a refusal costs neither a load of the weights nor a loop of crashes, and is read
+from the container's termination message.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from orchestrator.engine import ArgumentRefusal, is_server, read_verdicts
+from orchestrator.images import argument_checker
+from orchestrator.render import Artifacts, argument_question
+from orchestrator.runtimes.kubernetes.liveness import FOLDER, VOLUME
+
+NAME: Final = "arguments"
+_PROGRAM: Final = "check_server_args.py"
+_QUESTION: Final = "arguments.json"
+_MESSAGE: Final = "/dev/termination-log"  # the default of `terminationMessagePath`
+_MOUNTED: Final = ("models", VOLUME)
+_REFUSED: Final = 3  # the program's exit code
+
+
+def argument_files(artifacts: Artifacts) -> dict[str, str]:
+    """The program and its question, for the ConfigMap that is mounted at `FOLDER`."""
+    if not is_server(artifacts.command.argv):
+        return {}
+    return {_PROGRAM: argument_checker(), _QUESTION: argument_question(artifacts, None).to_json() + "\n"}
+
+
+def argument_container(artifacts: Artifacts, server: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The init container, with image and variables of the `server`, its model and no key; none for another program."""
+    if not is_server(artifacts.command.argv):
+        return []
+    shared = {key: server[key] for key in ("image", "imagePullPolicy", "env")}
+    mounts = [mount for mount in server["volumeMounts"] if mount["name"] in _MOUNTED]
+    command = ["python3", "-B", f"{FOLDER}/{_PROGRAM}", f"{FOLDER}/{_QUESTION}", _MESSAGE]
+    return [{"name": NAME, "command": command, **shared, "volumeMounts": mounts}]
+
+
+def refusal_in(pod: Mapping[str, Any]) -> ArgumentRefusal | None:
+    """Why the engine refuses the arguments of a pod; None where it does not, or nobody knows yet."""
+    for status in pod.get("status", {}).get("initContainerStatuses", ()):
+        for state in (status.get("state", {}), status.get("lastState", {})):
+            ended = state.get("terminated", {})
+            if status["name"] == NAME and ended.get("exitCode") == _REFUSED:
+                return _refusal(str(ended.get("message", "")))
+    return None
+
+
+def _refusal(message: str) -> ArgumentRefusal | None:
+    try:
+        verdicts = read_verdicts(message)
+    except ValueError:
+        return None
+    return next((verdict.refusal for verdict in verdicts if verdict.refusal is not None), None)

@@ -1,0 +1,205 @@
+"""The engine's own parser judges the arguments of a server: real sglang, of several versions, without a GPU."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+from loopback_hub import COMMIT, Hub, serve
+from ports import free_port
+from standin import AITER, PACKAGE, engine_image, packages_of
+from test_server_args import command, model_in, with_setting
+from torch_forks import Program, run_forked
+from wheels import unpacked
+
+from orchestrator.commands.planning import load, render_artifacts
+from orchestrator.core.paths import Home, data_root
+from orchestrator.engine import ArgumentVerdict, read_verdicts
+from orchestrator.environments import Environment
+from orchestrator.images import Docker
+from orchestrator.render import argument_question
+from orchestrator.weights import local_engine_files
+
+pytestmark = pytest.mark.engine
+
+PROGRAM = data_root() / "images" / "check_server_args.py"
+# What rules of this tool have let pass and these versions refuse, with the options that a refusal is about.
+REFUSED: Mapping[str, tuple[str, ...]] = {
+    "dcp-size=0": ("dcp-size",),
+    "grpc-port=70000": ("grpc-port",),
+    "enable-eplb=true": ("enable-eplb",),
+    "enable-pdmux=true": ("enable-pdmux",),
+    "enable-hisparse=true": ("enable-hisparse",),
+    "attention-backend=trtllm_mla": ("attention-backend",),
+    "speculative-algorithm=DSPARK": ("speculative-algorithm",),
+    "pp-max-micro-batch-size=0": ("pp-max-micro-batch-size",),
+    "retraction-policy=priority": ("retraction-policy",),
+    "tool-call-parser=glm99": ("tool-call-parser",),
+}
+ENGINES = {"0.5.16": "mi355x-tp8", "0.5.20": "mi355x-tp8-current", "0.5.23": "mi355x-tp8"}
+ON_GPUS = {"SGLANG_USE_AITER": "1", "AITER_ENABLE_AOT_GLUON_PA_MQA_LOGITS": "1"}
+
+
+@pytest.fixture(scope="module")
+def verdicts(
+    cpu_environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, Mapping[str, ArgumentVerdict]]:
+    """Of each version, on the GPUs of a profile that no machine here has: "" for the profile as it is."""
+    model = model_in(tmp_path_factory.mktemp("glm"))
+    programs, settings = {}, ("", *REFUSED)
+    for version, profile in ENGINES.items():
+        artifacts = render_artifacts(load(profile).plan)
+        asked = json.loads(argument_question(artifacts, local_engine_files(model)).to_json())
+        base = command(profile, model)
+        asked["argv"] = [base if setting == "" else with_setting(base, setting) for setting in settings]
+        text = f"import sys; sys.path.insert(0, {str(unpacked(version))!r})\n{PROGRAM.read_text()}"
+        programs[version] = Program(program=text, stdin=json.dumps(asked))
+    ended = run_forked(cpu_environment.python, programs, {**ON_GPUS, "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"})
+    for version, done in ended.items():
+        assert done.returncode == 0, (version, done.stderr[-2000:])
+    return {version: dict(zip(settings, read_verdicts(done.stdout), strict=True)) for version, done in ended.items()}
+
+
+@pytest.mark.wheels
+@pytest.mark.parametrize("version", ENGINES)
+def test_a_version_refuses_what_it_would_refuse_at_its_start_and_names_the_option(
+    version: str, verdicts: Mapping[str, Mapping[str, ArgumentVerdict]]
+) -> None:
+    said = verdicts[version]
+    assert said[""] == ArgumentVerdict()
+    found = {
+        setting: verdict.refusal.named_options([setting.partition("=")[0]])
+        for setting, verdict in said.items()
+        if verdict.refusal is not None
+    }
+    assert found == REFUSED
+
+
+def test_what_says_nothing_about_the_arguments_is_no_refusal(cpu_environment: Environment, tiny_model: Path) -> None:
+    """A draft model that is not at hand, a model that no argument makes right, and one without its config."""
+    artifacts = render_artifacts(load("cpu-tiny").plan)
+    base = list(argument_question(artifacts, None).argv[0])
+    draft = ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", "nobody/nothing"]
+    shape = json.loads((tiny_model / "config.json").read_text())
+    files = {"right": shape, "unknown": {**shape, "model_type": "no-such-model", "architectures": ["NoSuch"]}}
+    programs = {
+        (model, kind): Program(program=str(PROGRAM), stdin=question(artifacts, argv, files.get(model)))
+        for model, kind, argv in (
+            ("right", "draft", [*base, *draft]),
+            ("unknown", "eplb", [*base, "--enable-eplb"]),
+            ("none", "choice", [*base, "--tool-call-parser", "glm99"]),
+            ("none", "eplb", [*base, "--enable-eplb"]),
+        )
+    }
+    ended = run_forked(cpu_environment.python, programs, {"SGLANG_USE_CPU_ENGINE": "1", "PATH": "/usr/bin:/bin"})
+    said = {key: read_verdicts(done.stdout)[0] for key, done in ended.items()}
+    assert said["right", "draft"].unchecked
+    assert said["unknown", "eplb"].unchecked
+    assert said["none", "choice"].refusal is not None
+    assert said["none", "choice"].refusal.named_options(["tool-call-parser"]) == ("tool-call-parser",)
+    assert said["none", "eplb"] == ArgumentVerdict(parsed_only=True)
+
+
+def test_as_the_first_step_of_a_pod_it_says_why_it_refuses(
+    cpu_environment: Environment, tiny_model: Path, tmp_path: Path
+) -> None:
+    """By files and an exit code; what keeps it from judging keeps no server from its start."""
+    artifacts = render_artifacts(load("cpu-tiny").plan)
+    base = list(argument_question(artifacts, None).argv[0])
+    base[base.index("--model-path") + 1] = str(tiny_model)
+    for name, argv in (("right", base), ("wrong", [*base, "--enable-eplb"])):
+        (tmp_path / name).write_text(question(artifacts, argv, None))
+    (tmp_path / "odd").write_text('{"platform": "abacus"}')
+    programs = {
+        name: Program(program=str(PROGRAM), argv=(str(tmp_path / name), str(tmp_path / f"{name}.said")))
+        for name in ("right", "wrong", "odd")
+    }
+    ended = run_forked(cpu_environment.python, programs, {"SGLANG_USE_CPU_ENGINE": "1", "PATH": "/usr/bin:/bin"})
+    assert {name: done.returncode for name, done in ended.items()} == {"right": 0, "wrong": 3, "odd": 0}
+    assert "arguments not checked by sglang: KeyError" in ended["odd"].stderr
+    assert not (tmp_path / "right.said").exists()
+    [verdict] = read_verdicts((tmp_path / "wrong.said").read_text())
+    assert verdict.refusal is not None
+    assert verdict.refusal.options == ("enable-eplb",)
+
+
+def question(artifacts: object, argv: list[str], config: object) -> str:
+    files = None if config is None else {"config.json": json.dumps(config)}
+    asked = json.loads(argument_question(artifacts, files).to_json())  # type: ignore[arg-type]
+    return json.dumps({**asked, "argv": [argv]})
+
+
+@pytest.fixture
+def hub(tiny_model: Path, tmp_path: Path) -> Iterator[Hub]:
+    """A hub with the tiny model."""
+    source = tmp_path / "source"
+    shutil.copytree(tiny_model, source, ignore=shutil.ignore_patterns(".generator"))
+    with serve(Hub(repository="tests/tiny", directory=source)) as serving:
+        yield serving
+
+
+@pytest.fixture
+def deploy(engine_home: Home, tmp_path: Path) -> CommandLine:
+    """`deploy` with a home that has the engine's environment and no checkpoint."""
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    home.environments.symlink_to(engine_home.environments)
+    return CommandLine(home)
+
+
+def of_the_hub(*settings: str) -> list[str]:
+    own = (
+        "model.origin.kind=hub",
+        "model.origin.location=tests/tiny",
+        f"model.origin.revision={COMMIT}",
+        f"server.port={free_port()}",
+        *settings,
+    )
+    return ["cpu-tiny", *(word for each in own for word in ("--set", each))]
+
+
+def test_a_refusal_comes_before_the_checkpoint_and_names_its_place(deploy: CommandLine, hub: Hub) -> None:
+    words = ["up", "--name", "refused", *of_the_hub("flags.enable-eplb=true")]
+    for _ in range(2):  # the second time as kept
+        done = deploy.run(*words, HF_ENDPOINT=hub.url)
+        assert done.returncode == 3, done.stderr
+        assert "error: sglang 0.5.14 refuses arguments of `cpu-tiny`" in done.stderr
+        assert "assert self.ep_size > 1" in done.stderr
+        assert "--> --set flags.enable-eplb" in done.stderr
+    assert "judged the arguments" not in done.stderr
+    assert set(hub.sent) <= {"config.json", "generation_config.json"}
+    assert not list(deploy.home.models.glob("tiny/*.safetensors"))
+    assert not list(deploy.home.runs.glob("refused/*/plan.json"))
+
+
+@pytest.mark.docker
+def test_an_image_is_asked_before_the_checkpoint_and_no_container_is_left(
+    deploy: CommandLine, hub: Hub, docker_daemon: Docker, cpu_environment: Environment
+) -> None:
+    base = engine_image(packages_of(cpu_environment.python), docker=docker_daemon.program)
+    image = {
+        "runtime": "docker",
+        "engine.image": base,
+        "engine.template": "sglang-rocm",
+        "engine.source_dir": PACKAGE,
+        "engine.aiter_dir": str(Path(AITER).parent),
+    }
+    settings = [f"{key}={value}" for key, value in image.items()]
+    words = of_the_hub(*settings, "flags.enable-eplb=true")
+    for command_words in (["up", "--name", "refused"], ["build", "--tag", "deploy-refused:latest"]):
+        done = deploy.run(*command_words, *words, HF_ENDPOINT=hub.url)
+        assert done.returncode == 3, done.stderr
+        assert "--> --set flags.enable-eplb" in done.stderr
+    assert not docker("image", "ls", "--quiet", "deploy-refused")  # it got no name to be pushed by
+    without = deploy.run("build", *words, HF_ENDPOINT="http://127.0.0.1:1")
+    assert without.returncode == 0, without.stderr
+    assert "without config.json of `tiny` it did not validate them" in without.stderr
+    assert set(hub.sent) <= {"config.json", "generation_config.json"}
+    assert not docker("ps", "--all", "--quiet", "--filter", "name=deploy-ask-")
+
+
+def docker(*words: str) -> str:
+    return subprocess.run(["docker", *words], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,123 @@
+"""What an engine says of its arguments, read; the answers are those of real versions."""
+
+import json
+
+import pytest
+
+from orchestrator.engine import (
+    PROFILE_KEYS,
+    ArgumentQuestion,
+    ArgumentRefusal,
+    Launch,
+    launch_argv,
+    read_verdicts,
+    server_arguments,
+)
+
+GIVEN = (
+    "tp-size",
+    "dcp-size",
+    "grpc-port",
+    "enable-eplb",
+    "retraction-policy",
+    "tool-call-parser",
+    "max-queued-requests",
+)
+
+
+def refusal(
+    message: str, *, kind: str = "ValueError", line: str = "", options: tuple[str, ...] = ()
+) -> ArgumentRefusal:
+    return ArgumentRefusal(kind=kind, message=message, place="server_args.py:1", line=line, options=options)
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        (refusal("AssertionError", line="assert self.ep_size > 1", options=("enable-eplb",)), ("enable-eplb",)),
+        (
+            refusal("argument --tool-call-parser: invalid choice: 'glm99' (choose from 'glm')", kind="argparse"),
+            ("tool-call-parser",),
+        ),
+        (
+            refusal("argument --tp-size/--tensor-parallel-size: invalid int value: 'x'", kind="argparse"),
+            ("tp-size",),
+        ),
+        (refusal("unrecognized arguments: --dcp-size 0 --grpc-port 7", kind="argparse"), ("dcp-size", "grpc-port")),
+        (refusal("ValueError: Decode context parallel size must be >= 1, but got dcp_size=0."), ("dcp-size",)),
+        (refusal("AssertionError", line="assert self.max_queued_requests >= 1"), ("max-queued-requests",)),
+        (refusal("ZeroDivisionError: integer modulo by zero", line="x % cfg.dcp_size"), ("dcp-size",)),
+        (refusal("ValueError: TRTLLM MLA backend is only supported on Blackwell GPUs"), ()),
+        (refusal("it names dcp_size", options=("model-path",)), ("dcp-size",)),
+    ],
+)
+def test_a_refusal_names_the_options_that_it_is_about(said: ArgumentRefusal, named: tuple[str, ...]) -> None:
+    assert said.named_options(GIVEN) == named
+
+
+def test_an_assertion_without_a_message_shows_what_is_asserted() -> None:
+    bare = refusal("AssertionError", kind="AssertionError", line="assert self.ep_size > 1")
+    assert bare.text == "`assert self.ep_size > 1` (server_args.py:1)"
+    assert refusal("argument --x: bad", kind="argparse").text == "argument --x: bad"
+
+
+def test_verdicts_are_read_from_the_last_line() -> None:
+    verdicts = [
+        {"accepted": "validated"},
+        {"accepted": "parsed"},
+        {"unchecked": "OSError: no draft model"},
+        {"refused": {"kind": "ValueError", "message": "no", "place": "a.py:1", "line": "x", "options": ["dcp-size"]}},
+    ]
+    read = read_verdicts("a line before\n" + json.dumps({"sglang": "0.5.16", "verdicts": verdicts}) + "\n")
+    assert [(each.parsed_only, each.unchecked) for each in read[:3]] == [
+        (False, ""),
+        (True, ""),
+        (False, "OSError: no draft model"),
+    ]
+    assert read[3].refusal is not None
+    assert read[3].refusal.options == ("dcp-size",)
+
+
+@pytest.mark.parametrize("printed", ["", "Traceback", "{}", "[]", '{"verdicts": [{"refused": {"kind": "x"}}]}'])
+def test_what_is_no_answer_is_told(printed: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        read_verdicts(printed)
+
+
+def test_a_question_holds_the_model_s_files_or_says_that_its_path_is_to_be_read() -> None:
+    def asked(files: dict[str, str] | None) -> object:
+        question = ArgumentQuestion(
+            argv=(("--model-path", "m"),),
+            platform="rocm",
+            arch="gfx950",
+            gpus=8,
+            vram_bytes=1,
+            compute_units=256,
+            model="glm",
+            files=files,
+        )
+        return json.loads(question.to_json())["model"]
+
+    assert asked(None) is None
+    assert asked({"config.json": "{}"}) == {"name": "glm", "files": {"config.json": "{}"}}
+
+
+def test_the_arguments_of_a_server_are_what_follows_its_module() -> None:
+    argv = ("apptainer", "exec", "image", "python3", "-m", "sglang.launch_server", "--model-path", "m")
+    assert server_arguments(argv) == ("--model-path", "m")
+
+
+def test_the_options_that_this_tool_writes_have_keys_of_a_profile() -> None:
+    launch = Launch(
+        model_path="m",
+        served_name="s",
+        host="h",
+        port=1,
+        tp=2,
+        dp=2,
+        ep=2,
+        dp_attention=True,
+        flags=[("device", ["cpu"])],
+    )
+    written = [word.removeprefix("--") for word in launch_argv(launch, python="p") if word.startswith("--")]
+    assert sorted(written) == sorted([*PROFILE_KEYS, "device"])

@@ -1,0 +1,82 @@
+"""What the program makes of errors that say nothing about arguments, and of words; sglang itself is asked in
+tests/integration/test_argument_check.py."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import check_server_args as program
+import pytest
+
+
+def raised(action: Callable[[], object]) -> BaseException:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
+        action()
+    return caught.value
+
+
+def no_gpu(folder: Path) -> BaseException:
+    """As torch raises it, from a file of its own."""
+    module = folder / "torch" / "cuda.py"
+    module.parent.mkdir()
+    module.write_text("def init():\n    raise RuntimeError('No HIP GPUs are available')\n")
+    space: dict[str, Callable[[], object]] = {}
+    exec(compile(module.read_text(), str(module), "exec"), space)  # noqa: S102 - for the file name in its frames
+    return raised(space["init"])
+
+
+def test_an_error_of_this_machine_is_told_from_one_of_the_arguments(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise ValueError("--dcp-size must be >= 1")
+
+    assert program._is_of_this_machine(no_gpu(tmp_path))
+    assert program._is_of_this_machine(raised(lambda: Path("/nonexistent/config.json").read_text()))
+    assert program._is_of_this_machine(raised(lambda: __import__("no_such_package")))
+    assert program._is_of_this_machine(raised(lambda: MagicMock() < 3))
+    assert not program._is_of_this_machine(raised(refuse))
+    assert not program._is_of_this_machine(raised(lambda: 8 % 0))
+
+
+def test_each_option_but_the_model_is_left_out_with_its_values() -> None:
+    argv = ["--model-path", "m", "--tp-size", "8", "--enable-metrics", "--cuda-graph-bs", "1", "2"]
+    assert dict(program._each_left_out(argv)) == {
+        "tp-size": ["--model-path", "m", "--enable-metrics", "--cuda-graph-bs", "1", "2"],
+        "enable-metrics": ["--model-path", "m", "--tp-size", "8", "--cuda-graph-bs", "1", "2"],
+        "cuda-graph-bs": ["--model-path", "m", "--tp-size", "8", "--enable-metrics"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "named"), [("tp-size", True), ("tp", False), ("tp-size-x", False), ("tensor-parallel-size", True)]
+)
+def test_an_option_is_named_as_a_whole(option: str, named: bool) -> None:
+    assert program._names("argument --tp-size/--tensor-parallel-size: invalid int value", option) == named
+
+
+def test_the_models_files_take_the_place_of_its_path(tmp_path: Path) -> None:
+    request = {
+        "argv": [["--model-path", "models/glm", "--tp-size", "8"]],
+        "model": {"name": "glm", "files": {"config.json": "{}", "../../out.py": "x"}},
+    }
+    commands, replaced = program.placed(request, tmp_path)
+    assert commands == [["--model-path", str(tmp_path / "glm"), "--tp-size", "8"]]
+    assert replaced == {str(tmp_path / "glm"): "models/glm"}
+    assert sorted(path.name for path in (tmp_path / "glm").iterdir()) == ["config.json", "out.py"]
+    assert program.placed({**request, "model": None}, tmp_path)[0] == request["argv"]
+
+
+def test_a_gpu_is_made_up_from_what_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for platform, arch, capability in (
+        ("rocm", "gfx942", (9, 4)),
+        ("rocm", "gfx950", (9, 5)),
+        ("cuda", "sm100", (10, 0)),
+    ):
+        torch = MagicMock()
+        torch.version.hip = torch.version.cuda = None
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        program.pretend({"platform": platform, "arch": arch, "gpus": 8, "vram_bytes": 1 << 30, "compute_units": 256})
+        assert torch.cuda.get_device_capability() == capability
+        assert torch.cuda.get_device_properties(0).gcnArchName == arch
+        assert (torch.cuda.device_count(), torch.cuda.is_available()) == (8, True)
+        assert (torch.version.hip is None) == (platform == "cuda")
