@@ -10,30 +10,21 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from orchestrator.core.console import Progress
+from orchestrator.core.safe_paths import write_whole
+
+__all__ = ["locked", "open_lines", "open_lock", "open_own", "private_folder", "read_file", "read_own", "write_sparse"]
+__all__ += ["write_whole"]
 
 _MOST: Final = 4 << 20  # bytes of a record; what is longer is none of ours
 
 
-def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
-    """Write `path` through a file beside it: a reader sees the old content or the new, and a failure leaves the old.
-
-    No one whom `mode` shuts out can read it at any moment. Raises OSError that names the file.
-    """
-    data = content.encode() if isinstance(content, str) else content
+def write_sparse(path: Path, content: bytes, *, size: int, time_ns: int) -> None:
+    """Write a new sparse file of `size` bytes that begins with `content`. Raises OSError, also where it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.chmod(mode)  # whatever the umask took away
-        beside.replace(path)
-    except OSError as error:  # a write that fails names no file
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        beside.unlink(missing_ok=True)
-    return path
+    with path.open("xb") as file:
+        file.write(content)
+        file.truncate(size)
+    os.utime(path, ns=(time_ns, time_ns))
 
 
 def private_folder(path: Path) -> Path:

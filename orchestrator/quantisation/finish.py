@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from orchestrator.core.errors import BuildError
 from orchestrator.core.files import write_whole
+from orchestrator.core.safe_paths import CheckpointFile
 from orchestrator.core.signals import held
 from orchestrator.quantisation.folder import ShardNote, WorkFolder
 from orchestrator.quantisation.forecast import Forecast
@@ -54,7 +55,7 @@ def finish(folder: WorkFolder, target: Path, of: MadeOf) -> CheckpointReceipt:
     return receipt
 
 
-def _config(notes: Mapping[str, ShardNote], foreseen: Forecast) -> dict[str, Any]:
+def _config(notes: Mapping[CheckpointFile, ShardNote], foreseen: Forecast) -> dict[str, Any]:
     """What Quark wrote for each shard alone, their lists of excluded modules as one."""
     first, *others = (_without_exclude(note.config) for note in notes.values())
     if any(other != first for other in others):
@@ -104,12 +105,12 @@ def _copy_others(source: Path, made: Path) -> None:
             shutil.copy2(entry, made / entry.name)
 
 
-def card(of: MadeOf, notes: Mapping[str, ShardNote], *, size: int) -> str:
+def card(of: MadeOf, notes: Mapping[CheckpointFile, ShardNote], *, size: int) -> str:
     """The checkpoint's README.md: what it was made of, by what, and what is in it. `size` is bytes of its shards."""
     return "\n".join(_card_lines(of, notes, size)) + "\n"
 
 
-def _card_lines(of: MadeOf, notes: Mapping[str, ShardNote], size: int) -> Iterator[str]:
+def _card_lines(of: MadeOf, notes: Mapping[CheckpointFile, ShardNote], size: int) -> Iterator[str]:
     source, first = of.source, next(iter(notes.values()))
     commit = f" at `{source.commit}`" if source.commit else ", its commit not known"
     yield f"# {source.directory.name}, quantised by AMD Quark"

@@ -21,6 +21,7 @@ from typing import Any, Final
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, Problem, UsageError
 from orchestrator.core.files import locked, read_own, write_whole
+from orchestrator.core.safe_paths import CheckpointFile
 from orchestrator.core.text import parse_json
 from orchestrator.quantisation.forecast import Forecast
 from orchestrator.weights import BadShardError, StoredTensor, stored_tensors
@@ -110,7 +111,7 @@ class WorkFolder:
                 hint="name another target: this folder would be worked in, and then removed",
             )
 
-    def take_up(self, foreseen: Forecast) -> set[str]:
+    def take_up(self, foreseen: Forecast) -> set[CheckpointFile]:
         """The shards that are done; one that is not what was foreseen is removed, and made again."""
         done = set()
         for shard, tensors in foreseen.shards.items():
@@ -120,7 +121,7 @@ class WorkFolder:
                 done.add(shard)
         return done
 
-    def done(self, shards: Sequence[str]) -> list[str]:
+    def done(self, shards: Sequence[CheckpointFile]) -> list[CheckpointFile]:
         """The shards that lie here, by their names alone."""
         return [shard for shard in shards if (self.checkpoint / shard).exists()]
 
@@ -131,7 +132,7 @@ class WorkFolder:
         if problems:
             raise BuildError("Quark has written otherwise than its recipe says", problems=problems)
 
-    def note(self, shard: str) -> ShardNote:
+    def note(self, shard: CheckpointFile) -> ShardNote:
         """What Quark said of a shard. Raises OSError, ValueError, TypeError."""
         match note := parse_json((self.root / "made" / f"{shard}.json").read_text(encoding="utf-8")):
             case {
@@ -143,7 +144,7 @@ class WorkFolder:
                 return ShardNote(**note)
         raise ValueError("not what Quark says of a shard")
 
-    def _fault(self, shard: str, wanted: Mapping[str, StoredTensor]) -> str:
+    def _fault(self, shard: CheckpointFile, wanted: Mapping[str, StoredTensor]) -> str:
         """What is wrong with a shard, as the rest of a sentence; nothing where it is right."""
         try:
             found = stored_tensors(self.checkpoint / shard)
