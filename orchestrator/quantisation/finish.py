@@ -1,7 +1,6 @@
 """From shards that are done to a checkpoint: its config, index, other files and card; verified, then in its place."""
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchestrator.core.errors import BuildError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import copy_file, copy_tree, move, write_whole
 from orchestrator.core.safe_paths import CheckpointFile
 from orchestrator.core.signals import held
 from orchestrator.quantisation.folder import ShardNote, WorkFolder
@@ -50,7 +49,7 @@ def finish(folder: WorkFolder, target: Path, of: MadeOf) -> CheckpointReceipt:
     receipt = verify_made(folder.checkpoint, target, layer=layer)
     with held():
         write_receipt(target, receipt)  # first: a target without one, as a kill would leave it, is not taken up again
-        folder.checkpoint.rename(target)
+        move(folder.checkpoint, target)
         folder.remove()
     return receipt
 
@@ -100,9 +99,9 @@ def _others(source: Path) -> Iterator[Path]:
 def _copy_others(source: Path, made: Path) -> None:
     for entry in _others(source):
         if entry.is_dir():
-            shutil.copytree(entry, made / entry.name, dirs_exist_ok=True)
+            copy_tree(entry, made / entry.name)
         else:
-            shutil.copy2(entry, made / entry.name)
+            copy_file(entry, made / entry.name)
 
 
 def card(of: MadeOf, notes: Mapping[CheckpointFile, ShardNote], *, size: int) -> str:

@@ -11,7 +11,6 @@
 
 import json
 import shlex
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -20,8 +19,8 @@ from typing import Any, Final
 
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, Problem, UsageError
-from orchestrator.core.files import locked, read_own, write_whole
-from orchestrator.core.safe_paths import CheckpointFile
+from orchestrator.core.files import locked, read_own, remove_file, remove_tree, write_whole
+from orchestrator.core.safe_paths import CheckpointFile, join
 from orchestrator.core.text import parse_json
 from orchestrator.quantisation.forecast import Forecast
 from orchestrator.weights import BadShardError, StoredTensor, stored_tensors
@@ -92,7 +91,7 @@ class WorkFolder:
         self.root.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)  # the first of all: it says whose the folder is
         for name in ("parts", "claims"):
-            shutil.rmtree(self.root / name, ignore_errors=True)
+            remove_tree(self.root / name, within=self.root)
         for name in ("parts", "claims", "made", "checkpoint"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
 
@@ -116,7 +115,7 @@ class WorkFolder:
         done = set()
         for shard, tensors in foreseen.shards.items():
             if self._fault(shard, tensors):
-                (self.checkpoint / shard).unlink(missing_ok=True)
+                remove_file(join(self.checkpoint, shard))
             else:
                 done.add(shard)
         return done
@@ -158,7 +157,7 @@ class WorkFolder:
 
     def remove(self) -> None:
         """Leave nothing of it."""
-        shutil.rmtree(self.root, ignore_errors=True)
+        remove_tree(self.root, within=self.root.parent)
 
 
 def _differences(before: str, now: str) -> str | None:

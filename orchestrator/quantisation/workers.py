@@ -16,6 +16,7 @@ from typing import Final
 
 from orchestrator.core import shell
 from orchestrator.core.errors import BuildError, HostError
+from orchestrator.core.files import open_new
 from orchestrator.core.safe_paths import CheckpointFile
 from orchestrator.plan import ContainerNeeds
 from orchestrator.quantisation.folder import WorkFolder
@@ -120,7 +121,7 @@ def run_workers(
             held.callback(shell.attempt, ["docker", "rm", "--force", name], timeout=60)
         programs = []
         for number, argv in enumerate(pool.commands):
-            log = held.enter_context((folder.root / f"worker-{number}.log").open("wb"))
+            log = held.enter_context(open_new(folder.root / f"worker-{number}.log"))
             program = shell.start(argv, env=pool.env, stdin=shell.PIPE, output=log, tied=True)
             programs.append(held.enter_context(program))
         while any(program.code is None for program in programs):

@@ -1,13 +1,13 @@
 """The overlay of a checkpoint: a patched config.json beside links to everything else. The original is never touched."""
 
 import json
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core.errors import WeightsError
+from orchestrator.core.files import link, move, remove_tree, write_whole
 from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, join
 from orchestrator.core.text import parse_json
 from orchestrator.patches import TRANSFORMS
@@ -45,12 +45,12 @@ def write_overlay(checkpoint: Path, overlay: Path, transforms: Sequence[str], *,
     try:
         for entry in checkpoint.iterdir() if linked else ():
             if entry.name != "config.json":
-                (fresh / entry.name).symlink_to(entry)
-        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+                link(fresh / entry.name, entry)
+        write_whole(fresh / "config.json", json.dumps(config, indent=2) + "\n")
         fresh.chmod(0o755)
         _replace(fresh, overlay)
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        remove_tree(fresh, within=overlay.parent)
     return "; ".join(reasons) or _UNCHANGED
 
 
@@ -121,6 +121,6 @@ def _replace(fresh: Path, overlay: Path) -> None:
     """Put `fresh` at `overlay`; a directory that stands there goes first, out of the way and then for good."""
     if overlay.is_dir():
         old = fresh.with_name(f"{fresh.name}.old")
-        overlay.replace(old)
-        shutil.rmtree(old, ignore_errors=True)
-    fresh.replace(overlay)
+        move(overlay, old)
+        remove_tree(old, within=overlay.parent)
+    move(fresh, overlay)
