@@ -8,8 +8,9 @@ from pathlib import Path
 from orchestrator.core.catalogue import Kind
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, UsageError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import unpack, write_whole
 from orchestrator.core.paths import Home, data_root
+from orchestrator.core.safe_paths import UnsafeValueError
 from orchestrator.core.shell import run
 from orchestrator.engine import parse_flags
 from orchestrator.environments import ensure
@@ -64,8 +65,8 @@ def unpack_package(wheel: Path, folder: Path) -> None:
     """Unpack the package of a wheel. Raises UsageError for a file that is none."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder, [name for name in archive.namelist() if name.startswith("sglang/")])
-    except (OSError, zipfile.BadZipFile) as error:
+            unpack(archive, [name for name in archive.namelist() if name.startswith("sglang/")], folder)
+    except (OSError, UnsafeValueError, zipfile.BadZipFile) as error:
         raise UsageError(f"`{wheel}` cannot be unpacked as a wheel: {error}") from error
 
 

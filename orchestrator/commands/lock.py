@@ -79,7 +79,7 @@ def _pin_of(taken: TakenImage) -> str:
 def _listed(listing: Listing | None) -> dict[str, str]:
     if listing is None:
         return {}
-    files = {path: f"{file.size} {file.identity}" for path, file in sorted(listing.files.items())}
+    files: dict[str, str] = {path: f"{file.size} {file.identity}" for path, file in sorted(listing.files.items())}
     return {COMMIT: listing.commit, **files}
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from shutil import rmtree
 from tempfile import TemporaryDirectory
 
 from orchestrator.commands.kernels import make_table
@@ -12,6 +11,7 @@ from orchestrator.commands.staging import stage_missing, stage_missing_there
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import Progress, note, warn
 from orchestrator.core.errors import WeightsError
+from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
 from orchestrator.environments import interpreter
 from orchestrator.host import VRAM_IN_USE, Level, PreflightReport
@@ -68,7 +68,7 @@ def far_headers(plan: Plan, place: Place) -> Path | None:
     if place.far is None or plan.model.source.kind == "generated":
         return None
     folder = _headers(plan, place.home, place.far)
-    rmtree(folder, ignore_errors=True)
+    remove_tree(folder, within=place.home.root)
     folder.mkdir(parents=True)
     return copy_headers(runner_for(place), far_directory(plan), folder)
 

@@ -29,6 +29,7 @@ from orchestrator.commands.runs import (
 from orchestrator.commands.servers import PARTS_FILE, Fleet
 from orchestrator.core.console import note
 from orchestrator.core.errors import DeployError, HostError, Problem, StartError
+from orchestrator.core.files import remove_file, remove_folder
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.runtimes import LOG, REGISTRY, Status, run_dirs, runtime_kind
 
@@ -230,8 +231,8 @@ def _remove(run: RunDir) -> None:
     records = (*_LAST, *_of_runtimes(), ENDING_FILE)
     for path, status in sorted(found, key=lambda each: records.index(each[0]) if each[0] in records else -1):
         at = run.path / path
-        at.rmdir() if stat.S_ISDIR(status.st_mode) else at.unlink()
-    run.path.rmdir()
+        remove_folder(at) if stat.S_ISDIR(status.st_mode) else remove_file(at)
+    remove_folder(run.path)
 
 
 def _problem(error: OSError) -> Problem:

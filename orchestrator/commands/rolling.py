@@ -69,7 +69,7 @@ def roll(start: Start, servers: Fleet, standing: Handle, place: Place) -> Up:
     chosen = numbers[: start.request.only]
     try:
         for number in chosen:
-            change.replace(number)
+            change.replace_replica(number)
             change.end_starts()
         if len(chosen) < len(numbers):
             note(f"{change.stands()}; {change.ways()}")
@@ -147,7 +147,7 @@ class _Change:
             and self.control.serves(self._address(number), server)
         )
 
-    def replace(self, number: int) -> None:
+    def replace_replica(self, number: int) -> None:
         """Put a new server in the place of one; where that fails, or is interrupted, nothing new is left."""
         step = _Step()
         with held():

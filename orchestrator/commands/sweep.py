@@ -23,7 +23,7 @@ from orchestrator.commands.steps import ABOUT, starting
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.console import minutes
 from orchestrator.core.errors import HostError, Problem, ProfileError, UsageError
-from orchestrator.core.files import open_lock
+from orchestrator.core.files import cut, open_lock
 from orchestrator.core.paths import Home
 from orchestrator.core.shell import quote
 from orchestrator.core.validation import model_of, read_file
@@ -351,7 +351,7 @@ def opened(sweep: Sweep) -> Iterator[Search]:
 def _mend(journal: Path) -> None:
     """Cut a last line that was half written when the sweep was killed: Optuna reads whole ones."""
     if journal.exists() and (written := journal.read_bytes()) and not written.endswith(b"\n"):
-        os.truncate(journal, written.rfind(b"\n") + 1)
+        cut(journal, written.rfind(b"\n") + 1)
 
 
 def too_many_refused(trials: tuple[SweepTrial, ...]) -> bool:

@@ -1,6 +1,5 @@
 """The trials of a sweep, each a full run by the tool's own verbs: up, bench, down. Nothing of one is left running."""
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +28,7 @@ from orchestrator.core.errors import (
     SmokeError,
     StartError,
 )
+from orchestrator.core.files import remove_tree
 from orchestrator.core.redaction import redact
 from orchestrator.core.shell import quote
 from orchestrator.core.signals import heard, held
@@ -170,7 +170,7 @@ def _told(sweep: Sweep, found: SweepTrial) -> str:
 def _run(sweep: Sweep, search: Search, asked: Proposed, begun: SweepTrial, *, folder: str) -> SweepTrial:
     """Start, prove, measure and stop one; a failure that is the configuration's own is its result."""
     clock, place = _Clock(), Path("trials") / folder
-    shutil.rmtree(sweep.request.output / place, ignore_errors=True)  # of a trial that was killed, and never told
+    remove_tree(sweep.request.output / place, within=sweep.request.output)  # of a trial that was killed, and never told
     watch = _Ladder(sweep, asked)
     found = replace(begun, directory=str(place))
     try:

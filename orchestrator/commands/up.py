@@ -1,6 +1,5 @@
 """`deploy up`: from a profile to a running, proven server; on any failure, back to how it was."""
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -50,6 +49,7 @@ from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import DeployError, Interrupted, NameTakenError, NotReadyError, StartError, UsageError
+from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
 from orchestrator.core.signals import unheard
 from orchestrator.kernels import applies_to
@@ -298,7 +298,7 @@ def _require_writable(home: Home, name: str, artifacts: Artifacts) -> None:
     try:
         run.write(rendered_files(artifacts, name))
     finally:
-        shutil.rmtree(run.path, ignore_errors=True)
+        remove_tree(run.path, within=home.runs)
 
 
 @contextmanager

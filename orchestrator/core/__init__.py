@@ -2,7 +2,8 @@
 
 - what is said: `asked`, `console`, `errors`, `nearest`, `text`
 - what is not: `secret`, `known_secrets`, `redaction`
-- files: `paths`, `files`, `document` (YAML with its lines), `validation`, `catalogue`, `origin`
+- files: `safe_paths` (values from outside), `paths`, `files`, `document` (YAML with its lines), `validation`,
+  `catalogue`, `origin`
 - logs: `log_files`, `log_lines`
 - programs: `shell`, `procfs`, `signals`, `waiting`
 - requests: `http` (over httpx), `lookups` (names of hosts)

@@ -3,37 +3,90 @@
 import errno
 import fcntl
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Final
+from zipfile import ZipFile
 
 from orchestrator.core.console import Progress
+from orchestrator.core.safe_paths import RelativePath, UnsafeValueError, move, open_to_append, remove_tree, write_whole
 
+__all__ = ["move", "open_to_append", "remove_tree", "write_whole"]  # with what is defined here, the face of this module
+
+_MAX_UNPACKED: Final = 2 << 30  # bytes; the wheel of sglang has 30 MB
 _MOST: Final = 4 << 20  # bytes of a record; what is longer is none of ours
 
 
-def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
-    """Write `path` through a file beside it: a reader sees the old content or the new, and a failure leaves the old.
-
-    No one whom `mode` shuts out can read it at any moment. Raises OSError that names the file.
-    """
-    data = content.encode() if isinstance(content, str) else content
+def write_sparse(path: Path, content: bytes, *, size: int, time_ns: int) -> None:
+    """Write a new sparse file of `size` bytes that begins with `content`. Raises OSError, also where it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with path.open("xb") as file:
+        file.write(content)
+        file.truncate(size)
+    os.utime(path, ns=(time_ns, time_ns))
+
+
+def open_new(path: Path) -> BinaryIO:
+    """Open a file to be written from its beginning. Raises OSError, also for a link."""
+    return open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
+
+
+def open_unbuffered(path: Path, opener: Callable[[str, int], int]) -> FileIO:
+    """Open a file to be written at its end, at once, by a descriptor of the `opener`. Raises OSError."""
+    return open(path, "ab", buffering=0, opener=opener)
+
+
+def unpack(archive: ZipFile, names: Iterable[str], folder: Path) -> None:
+    """Unpack files of an archive below `folder`. Raises UnsafeValueError for a hostile or too large one."""
+    wanted = [archive.getinfo(RelativePath(name)) for name in names if not name.endswith("/")]
+    if sum(member.file_size for member in wanted) > _MAX_UNPACKED:
+        raise UnsafeValueError(f"it unpacks to more than {_MAX_UNPACKED} bytes")
+    archive.extractall(folder, wanted)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, or a link itself; nothing happens where there is none. Raises OSError."""
+    path.unlink(missing_ok=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove an empty directory. Raises OSError."""
+    path.rmdir()
+
+
+def cut(path: Path, size: int) -> None:
+    """Keep the first `size` bytes of a file. Raises OSError."""
+    os.truncate(path, size)
+
+
+def link(path: Path, target: Path) -> None:
+    """Make `path` a link to `target`. Raises OSError where something is in the way."""
+    path.symlink_to(target)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file with its times and its mode. Raises OSError."""
+    shutil.copy2(source, target)
+
+
+def copy_tree(source: Path, target: Path, *, linked: bool = False) -> None:
+    """Copy a directory into one that may be there; `linked` gives files a second name where the disk can do that.
+
+    Raises OSError.
+    """
+    copy = _link_or_copy if linked else shutil.copy2
+    shutil.copytree(source, target, copy_function=copy, dirs_exist_ok=True, ignore_dangling_symlinks=linked)
+
+
+def _link_or_copy(source: str, target: str) -> None:
     try:
-        with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.chmod(mode)  # whatever the umask took away
-        beside.replace(path)
-    except OSError as error:  # a write that fails names no file
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        beside.unlink(missing_ok=True)
-    return path
+        os.link(os.path.realpath(source), target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def private_folder(path: Path) -> Path:

@@ -10,6 +10,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
+from orchestrator.core.files import move, open_unbuffered, remove_file
+
 PIECE: Final = 128 << 20  # bytes; a server at 50 requests a second writes one in a day
 MOST: Final = 8  # pieces, the one that is written to among them
 
@@ -54,12 +56,12 @@ class BoundedLog:
         """Put the full piece aside and begin another. What fails leaves the old one to be written to."""
         full = full_pieces(self._path)
         fresh = self._open(beside := self._path.with_name(f"{self._path.name}.new"))
-        self._path.rename(piece_of(self._path, full[-1] + 1 if full else 1))
-        beside.rename(self._path)
+        move(self._path, piece_of(self._path, full[-1] + 1 if full else 1))
+        move(beside, self._path)
         self._file.close()
         self._file, self._size = fresh, 0
         for number in full[1 : len(full) - self._most + 3]:  # with the first, the one just filled and the fresh one
-            piece_of(self._path, number).unlink(missing_ok=True)
+            remove_file(piece_of(self._path, number))
 
     def _open(self, path: Path) -> FileIO:
-        return open(path, "ab", buffering=0, opener=self._opener)
+        return open_unbuffered(path, self._opener)

@@ -11,7 +11,6 @@ import hashlib
 import json
 import platform
 import re
-import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import Final
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
-from orchestrator.core.files import locked, write_whole
+from orchestrator.core.files import copy_file, locked, remove_tree, write_whole
 from orchestrator.core.paths import Home, data_root
 from orchestrator.environments.installer import PinnedList, install
 from orchestrator.plan import Engine
@@ -110,13 +109,13 @@ def ensure(requirements: Path, *, home: Home, progress: Progress, shim: Path | N
     with locked(folder.with_suffix(".lock"), progress):
         if _complete(folder):  # somebody else has built it meanwhile
             return environment
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder, within=home.environments)
         try:
             _build(folder, recipe, progress)
         finally:
             progress.done()
             if not _complete(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder, within=home.environments)
     return Environment(python=environment.python, digest=digest, built=True)
 
 
@@ -134,7 +133,7 @@ def _build(folder: Path, recipe: _Recipe, progress: Progress) -> None:
     )
     installer = install(folder, pinned, progress)
     for file in recipe.shim:
-        shutil.copy(file, folder / "lib" / f"python{_python_version()}" / "site-packages")
+        copy_file(file, folder / "lib" / f"python{_python_version()}" / "site-packages" / file.name)
     facts = {"requirements": recipe.requirements.name, "installer": installer, "python": platform.python_version()}
     seconds = round(time.monotonic() - began, 1)
     write_whole(folder / _MARKER, json.dumps({**facts, "digest": recipe.digest, "seconds": seconds}, indent=2) + "\n")

@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import shutil
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from typing import Final
 from orchestrator.core import shell
 from orchestrator.core.console import Progress, note
 from orchestrator.core.errors import BuildError
+from orchestrator.core.files import remove_tree
 
 _SHOWN_LINES: Final = 15
 _BIG: Final = 10.0  # MiB from which a download has a line of its own
@@ -63,7 +63,7 @@ def install(folder: Path, pinned: PinnedList, progress: Progress) -> str:
             raise
         progress.done()
         note(f"{error.message}{_reason(error.details)}; pip goes on")
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder, within=folder.parent)
     else:
         return "uv"
     _with_pip(folder, steps)

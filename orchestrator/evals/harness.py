@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Final
 
 from orchestrator.core import shell
 from orchestrator.core.errors import BenchError, UsageError
+from orchestrator.core.files import remove_tree, write_whole
 from orchestrator.core.secret import HUB_TOKEN, Secret
 from orchestrator.core.text import parse_json
 from orchestrator.engine import endpoints
@@ -54,11 +54,11 @@ def evaluate(request: EvalRequest, say: Callable[[str], None]) -> Outcome:
         task = request.suite.task
         if request.data is not None:
             task = LOCAL_TASK
-            (work / "task.yaml").write_text(local_task(request, request.data), encoding="utf-8")
+            write_whole(work / "task.yaml", local_task(request, request.data))
         _run(argv(request, task=task, work=work), request, say)
         return read_outcome(work, request, task=task)
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        remove_tree(work, within=work.parent)
 
 
 def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:

@@ -5,7 +5,6 @@ this process, however that ends: the far side runs `cat`, which leaves when our 
 """
 
 import re
-import shutil
 import signal
 import socket
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from orchestrator.core.errors import HostError, UsageError
+from orchestrator.core.files import open_new, remove_tree
 from orchestrator.core.shell import PIPE, Program, ProgramMissingError, ProgramResult, attempt, quote, run, start
 
 # A host is a name, an address or an alias; one that begins with `-` would be an option of ssh.
@@ -90,11 +90,11 @@ class Tunnel:
         folder = Path(tempfile.mkdtemp(prefix="deploy-ssh-"))
         argv = _ssh(far, folder, "-M", "-L", f"{folder / 'docker.sock'}:{far.socket}")
         try:
-            with (folder / "stderr").open("wb") as stderr:
+            with open_new(folder / "stderr") as stderr:
                 # In a session of its own: after Ctrl-C the tunnel is still needed for the clean-up.
                 program = start([*argv, _FAR_COMMAND], stdin=PIPE, output=PIPE, errors=stderr)
         except ProgramMissingError as error:
-            shutil.rmtree(folder)
+            remove_tree(folder, within=folder.parent)
             raise _no_ssh() from error
         try:
             home = _await_ready(program)
@@ -167,7 +167,7 @@ def _await_ready(program: Program) -> str | None:
 
 def _close(program: Program, folder: Path) -> None:
     program.end(signal.SIGTERM, grace=_GRACE)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder, within=folder.parent)
 
 
 def _free_port() -> int:

@@ -15,6 +15,8 @@ from typing import Final
 from packaging.version import InvalidVersion, Version
 
 from orchestrator.core.errors import BuildError, UsageError
+from orchestrator.core.files import move, unpack
+from orchestrator.core.safe_paths import UnsafeValueError
 from orchestrator.core.shell import ProgramResult, own, quote, run
 from orchestrator.core.text import parse_json
 from orchestrator.images.client import Docker
@@ -145,7 +147,7 @@ def aiter_beside(package: Path, directory: Path) -> Path:
 def _unpack(wheel: Path, names: frozenset[str], folder: Path) -> None:
     """Unpack the files of a wheel that have one of these names; a wheel has thousands of others."""
     with _opened(wheel) as archive:
-        archive.extractall(folder, [entry for entry in archive.namelist() if PurePosixPath(entry).name in names])
+        unpack(archive, [entry for entry in archive.namelist() if PurePosixPath(entry).name in names], folder)
 
 
 @contextmanager
@@ -157,6 +159,8 @@ def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
         raise UsageError(f"`{wheel}` is not a wheel", hint=_WHEEL) from error
     except OSError as error:
         raise UsageError(f"`{wheel}` cannot be read: {error.strerror}", hint=_WHEEL) from error
+    except UnsafeValueError as error:
+        raise UsageError(f"`{wheel}` cannot be unpacked: {error}", hint=_WHEEL) from error
 
 
 def wheel_version(wheel: Path) -> str | None:
@@ -211,4 +215,4 @@ def fetch_wheel(version: str, folder: Path) -> Path:
         found = sorted(Path(partial).glob("sglang-*.whl"))
         if not done.ok or not found:
             raise _no_wheel(version, done.stderr)
-        return found[0].rename(folder / found[0].name)
+        return move(found[0], folder / found[0].name)

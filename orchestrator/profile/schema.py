@@ -7,9 +7,10 @@ value is the author's own, with the origin `user`. Texts are one line each: they
 
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from orchestrator.core.origin import Origin
+from orchestrator.core.safe_paths import RepositoryId
 from orchestrator.core.validation import InnerPath, StrictModel, Text, VariableName, Word
 from orchestrator.profile.kubernetes import KubernetesSection
 from orchestrator.profile.sizes import Size
@@ -134,6 +135,11 @@ class ModelOrigin(StrictModel):
         pattern="^[^-]", description="repository id, generator script under images/, or an absolute directory"
     )
     revision: Word | None = Field(default=None, description="commit of the repository, its first digits, or a branch")
+
+    @field_validator("location")
+    @classmethod
+    def _is_a_repository(cls, location: str, info: ValidationInfo) -> str:
+        return RepositoryId(location) if info.data.get("kind") == "hub" else location
 
 
 class MoeSection(StrictModel):

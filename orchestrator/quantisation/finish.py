@@ -1,7 +1,6 @@
 """From shards that are done to a checkpoint: its config, index, other files and card; verified, then in its place."""
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchestrator.core.errors import BuildError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import copy_file, copy_tree, move, write_whole
+from orchestrator.core.safe_paths import CheckpointFile
 from orchestrator.core.signals import held
 from orchestrator.quantisation.folder import ShardNote, WorkFolder
 from orchestrator.quantisation.forecast import Forecast
@@ -49,12 +49,12 @@ def finish(folder: WorkFolder, target: Path, of: MadeOf) -> CheckpointReceipt:
     receipt = verify_made(folder.checkpoint, target, layer=layer)
     with held():
         write_receipt(target, receipt)  # first: a target without one, as a kill would leave it, is not taken up again
-        folder.checkpoint.rename(target)
+        move(folder.checkpoint, target)
         folder.remove()
     return receipt
 
 
-def _config(notes: Mapping[str, ShardNote], foreseen: Forecast) -> dict[str, Any]:
+def _config(notes: Mapping[CheckpointFile, ShardNote], foreseen: Forecast) -> dict[str, Any]:
     """What Quark wrote for each shard alone, their lists of excluded modules as one."""
     first, *others = (_without_exclude(note.config) for note in notes.values())
     if any(other != first for other in others):
@@ -99,17 +99,17 @@ def _others(source: Path) -> Iterator[Path]:
 def _copy_others(source: Path, made: Path) -> None:
     for entry in _others(source):
         if entry.is_dir():
-            shutil.copytree(entry, made / entry.name, dirs_exist_ok=True)
+            copy_tree(entry, made / entry.name)
         else:
-            shutil.copy2(entry, made / entry.name)
+            copy_file(entry, made / entry.name)
 
 
-def card(of: MadeOf, notes: Mapping[str, ShardNote], *, size: int) -> str:
+def card(of: MadeOf, notes: Mapping[CheckpointFile, ShardNote], *, size: int) -> str:
     """The checkpoint's README.md: what it was made of, by what, and what is in it. `size` is bytes of its shards."""
     return "\n".join(_card_lines(of, notes, size)) + "\n"
 
 
-def _card_lines(of: MadeOf, notes: Mapping[str, ShardNote], size: int) -> Iterator[str]:
+def _card_lines(of: MadeOf, notes: Mapping[CheckpointFile, ShardNote], size: int) -> Iterator[str]:
     source, first = of.source, next(iter(notes.values()))
     commit = f" at `{source.commit}`" if source.commit else ", its commit not known"
     yield f"# {source.directory.name}, quantised by AMD Quark"

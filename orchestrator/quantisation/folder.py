@@ -11,7 +11,6 @@
 
 import json
 import shlex
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -20,7 +19,8 @@ from typing import Any, Final
 
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, Problem, UsageError
-from orchestrator.core.files import locked, read_own, write_whole
+from orchestrator.core.files import locked, read_own, remove_file, remove_tree, write_whole
+from orchestrator.core.safe_paths import CheckpointFile, join
 from orchestrator.core.text import parse_json
 from orchestrator.quantisation.forecast import Forecast
 from orchestrator.weights import BadShardError, StoredTensor, stored_tensors
@@ -91,7 +91,7 @@ class WorkFolder:
         self.root.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)  # the first of all: it says whose the folder is
         for name in ("parts", "claims"):
-            shutil.rmtree(self.root / name, ignore_errors=True)
+            remove_tree(self.root / name, within=self.root)
         for name in ("parts", "claims", "made", "checkpoint"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
 
@@ -110,17 +110,17 @@ class WorkFolder:
                 hint="name another target: this folder would be worked in, and then removed",
             )
 
-    def take_up(self, foreseen: Forecast) -> set[str]:
+    def take_up(self, foreseen: Forecast) -> set[CheckpointFile]:
         """The shards that are done; one that is not what was foreseen is removed, and made again."""
         done = set()
         for shard, tensors in foreseen.shards.items():
             if self._fault(shard, tensors):
-                (self.checkpoint / shard).unlink(missing_ok=True)
+                remove_file(join(self.checkpoint, shard))
             else:
                 done.add(shard)
         return done
 
-    def done(self, shards: Sequence[str]) -> list[str]:
+    def done(self, shards: Sequence[CheckpointFile]) -> list[CheckpointFile]:
         """The shards that lie here, by their names alone."""
         return [shard for shard in shards if (self.checkpoint / shard).exists()]
 
@@ -131,7 +131,7 @@ class WorkFolder:
         if problems:
             raise BuildError("Quark has written otherwise than its recipe says", problems=problems)
 
-    def note(self, shard: str) -> ShardNote:
+    def note(self, shard: CheckpointFile) -> ShardNote:
         """What Quark said of a shard. Raises OSError, ValueError, TypeError."""
         match note := parse_json((self.root / "made" / f"{shard}.json").read_text(encoding="utf-8")):
             case {
@@ -143,7 +143,7 @@ class WorkFolder:
                 return ShardNote(**note)
         raise ValueError("not what Quark says of a shard")
 
-    def _fault(self, shard: str, wanted: Mapping[str, StoredTensor]) -> str:
+    def _fault(self, shard: CheckpointFile, wanted: Mapping[str, StoredTensor]) -> str:
         """What is wrong with a shard, as the rest of a sentence; nothing where it is right."""
         try:
             found = stored_tensors(self.checkpoint / shard)
@@ -157,7 +157,7 @@ class WorkFolder:
 
     def remove(self) -> None:
         """Leave nothing of it."""
-        shutil.rmtree(self.root, ignore_errors=True)
+        remove_tree(self.root, within=self.root.parent)
 
 
 def _differences(before: str, now: str) -> str | None:

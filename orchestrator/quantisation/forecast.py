@@ -14,6 +14,7 @@ from math import prod
 from typing import Final
 
 from orchestrator.core.errors import FactsError, Problem, UsageError
+from orchestrator.core.safe_paths import CheckpointFile
 from orchestrator.quantisation.recipe import Recipe
 from orchestrator.quantisation.source import Source
 from orchestrator.weights import CheckpointConfig, Outline, StoredTensor, compared, is_fatal
@@ -32,7 +33,7 @@ _WRITTEN: Final[Mapping[str, Mapping[str, object]]] = {
 class Forecast:
     """What a recipe makes of a checkpoint: the tensors of each file, and the modules that are left as they are."""
 
-    shards: Mapping[str, Mapping[str, StoredTensor]]
+    shards: Mapping[CheckpointFile, Mapping[str, StoredTensor]]
     exclude: tuple[str, ...]
 
     @property
@@ -40,7 +41,7 @@ class Forecast:
         """Bytes of all tensors, without the headers of their files."""
         return sum(map(self.size_of, self.shards))
 
-    def size_of(self, shard: str) -> int:
+    def size_of(self, shard: CheckpointFile) -> int:
         """Bytes of a file's tensors."""
         return sum(tensor.size for tensor in self.shards[shard].values())
 
@@ -59,7 +60,7 @@ def forecast(source: Source, recipe: Recipe) -> Forecast:
             hint="a recipe of your own is a file below `$DEPLOY_HOME/profiles/recipes`",
         )
     scheme_of = _Schemes(recipe, source.layers)
-    shards: dict[str, dict[str, StoredTensor]] = {}
+    shards: dict[CheckpointFile, dict[str, StoredTensor]] = {}
     left: list[str] = []
     for shard, tensors in source.shards.items():
         made = shards.setdefault(shard, {})
@@ -112,7 +113,7 @@ def _bytes(dtype: str, shape: tuple[int, ...], each: int) -> StoredTensor:
     return StoredTensor(dtype=dtype, shape=shape, size=each * prod(shape))
 
 
-def _require_groups(source: Source, made: Mapping[str, Mapping[str, StoredTensor]]) -> None:
+def _require_groups(source: Source, made: Mapping[CheckpointFile, Mapping[str, StoredTensor]]) -> None:
     """Raise UsageError for matrices whose rows are not whole groups."""
     odd = [
         f"`{name}` has {tensor.shape[-1]} columns"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.errors import UsageError, WeightsError
+from orchestrator.core.safe_paths import CheckpointFile
 from orchestrator.weights import Outline, StoredTensor, commit_of, local_outline, shard_names, stored_tensors
 
 FLOATS: Final = frozenset({"BF16", "F16", "F32"})
@@ -18,8 +19,8 @@ class Source:
 
     directory: Path
     outline: Outline
-    shards: Mapping[str, Mapping[str, StoredTensor]]
-    sizes: Mapping[str, int]
+    shards: Mapping[CheckpointFile, Mapping[str, StoredTensor]]
+    sizes: Mapping[CheckpointFile, int]
 
     @property
     def layers(self) -> int:
@@ -40,7 +41,7 @@ class Source:
     @cached_property
     def commit(self) -> str:
         """The hub's commit that its config is of, where a download has noted it; else empty."""
-        return commit_of(self.directory)
+        return commit_of(self.directory) or ""
 
 
 def read_source(directory: Path) -> Source:
@@ -61,7 +62,9 @@ def read_source(directory: Path) -> Source:
     return Source(directory=directory, outline=outline, shards=shards, sizes=sizes)
 
 
-def _require_floats(directory: Path, outline: Outline, shards: Mapping[str, Mapping[str, StoredTensor]]) -> None:
+def _require_floats(
+    directory: Path, outline: Outline, shards: Mapping[CheckpointFile, Mapping[str, StoredTensor]]
+) -> None:
     method = outline.config.method
     other = next(
         (

@@ -16,6 +16,8 @@ from typing import Final
 
 from orchestrator.core import shell
 from orchestrator.core.errors import BuildError, HostError
+from orchestrator.core.files import open_new
+from orchestrator.core.safe_paths import CheckpointFile
 from orchestrator.plan import ContainerNeeds
 from orchestrator.quantisation.folder import WorkFolder
 from orchestrator.render import needs_options
@@ -103,7 +105,10 @@ def memory_free() -> int | None:
 
 
 def run_workers(
-    pool: WorkerPool, folder: WorkFolder, sizes: Mapping[str, int], progress: Callable[[QuantisationProgress], None]
+    pool: WorkerPool,
+    folder: WorkFolder,
+    sizes: Mapping[CheckpointFile, int],
+    progress: Callable[[QuantisationProgress], None],
 ) -> None:
     """Let the workers do what is left of the shards, whose sizes in the source are given in bytes.
 
@@ -116,7 +121,7 @@ def run_workers(
             held.callback(shell.attempt, ["docker", "rm", "--force", name], timeout=60)
         programs = []
         for number, argv in enumerate(pool.commands):
-            log = held.enter_context((folder.root / f"worker-{number}.log").open("wb"))
+            log = held.enter_context(open_new(folder.root / f"worker-{number}.log"))
             program = shell.start(argv, env=pool.env, stdin=shell.PIPE, output=log, tied=True)
             programs.append(held.enter_context(program))
         while any(program.code is None for program in programs):
@@ -127,7 +132,9 @@ def run_workers(
     progress(_measured(folder, sizes, before, time.monotonic() - began))
 
 
-def _measured(folder: WorkFolder, sizes: Mapping[str, int], before: set[str], seconds: float) -> QuantisationProgress:
+def _measured(
+    folder: WorkFolder, sizes: Mapping[CheckpointFile, int], before: set[CheckpointFile], seconds: float
+) -> QuantisationProgress:
     done = folder.done([*sizes])
     here, total = sum(sizes[shard] for shard in done), sum(sizes.values())
     now = sum(sizes[shard] for shard in done if shard not in before)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from orchestrator.core.safe_paths import CheckpointFile
 from orchestrator.core.text import parse_json
 
-CONFIG: Final = "config.json"
-QUANT_CONFIG: Final = "hf_quant_config.json"  # ModelOpt's, where config.json itself says nothing
+CONFIG: Final = CheckpointFile("config.json")
+QUANT_CONFIG: Final = CheckpointFile("hf_quant_config.json")  # ModelOpt's, where config.json itself says nothing
 _TEXT: Final = ("text_config", "llm_config", "language_config")  # where models of several kinds of input keep these
 LAYERS: Final = "num_hidden_layers"
 LAYER_TYPES: Final = "layer_types"

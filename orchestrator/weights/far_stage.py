@@ -7,14 +7,16 @@ here they become a folder of sparse files that the one verification reads. Its r
 import base64
 import binascii
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from orchestrator.core import safe_paths
 from orchestrator.core.errors import ChangedWeightsError, FactsError, HostError, NoWeightsError, WeightsError
+from orchestrator.core.files import write_sparse, write_whole
+from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, byte_count, display, join
 from orchestrator.core.shell import Program
 from orchestrator.plan import Model
 from orchestrator.weights import fetch_there
@@ -27,8 +29,12 @@ _NO_PROGRAM: Final = 127  # a shell's exit code
 
 
 def far_program() -> list[str]:
-    """What is run over there: the whole program as text, nothing is installed or left behind."""
-    return ["python3", "-I", "-c", Path(fetch_there.__file__).read_text(encoding="utf-8")]
+    """The command for the remote host: the program and the module it imports, as text; nothing is installed there."""
+    needed = (
+        f"import sys, types\nsys.modules[{safe_paths.__name__!r}] = module = types.ModuleType({safe_paths.__name__!r})"
+    )
+    sources = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (safe_paths, fetch_there)]
+    return ["python3", "-I", "-c", f"{needed}\nexec({sources[0]!r}, module.__dict__)\nexec({sources[1]!r})"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,20 +86,28 @@ class FarStage:
                 done = _number(told["done"])
                 self.progress(measured(seen, done, total))
             elif "receipt" in told:
-                receipt_path(mirror).write_text(str(told["receipt"]))
+                write_whole(receipt_path(mirror), str(told["receipt"]))
             elif "file" in told:
                 _write(mirror, told)
             elif "error" in told:
                 why, full = str(told["error"]), bool(told.get("full"))
                 raise broken_off(self._where, why=why, full=full, done=done, total=total)
             elif isinstance(room := told.get("room"), dict):
-                raise no_room(self._where, missing=_number(room["missing"]), free=_number(room["free"]))
+                raise no_room(self._where, missing=_number(room.get("missing")), free=_number(room.get("free")))
             elif "nothing" in told:
                 message = f"there is no checkpoint of `{self.model.name}`"
                 raise NoWeightsError(message, where=f"{self.machine}: {told['nothing']}", hint=self._hint)
             elif "end" in told:
-                return str(told["directory"])
+                return self._absolute(told.get("directory"))
         raise self._gone(program.wait(), complaints().strip(), done, total)
+
+    def _absolute(self, directory: object) -> str:
+        """The full path of what was asked for; a remote host may not name another directory."""
+        if not isinstance(directory, str) or not directory.isprintable() or not directory.startswith("/"):
+            raise HostError(f"`{display(directory)}` on {self.machine} is not an absolute directory")
+        if not f"{directory}/".endswith(f"/{self.directory.lstrip('/').rstrip('/')}/"):
+            raise HostError(f"{self.machine} answers for `{display(directory)}` instead of `{self.directory}`")
+        return directory
 
     def _gone(self, code: int, said: str, done: int, total: int) -> HostError:
         """It ended without a word: no Python, no connection, killed."""
@@ -153,20 +167,18 @@ def _told(program: Program) -> Iterator[Mapping[str, object]]:
 
 
 def _write(mirror: Path, told: Mapping[str, object]) -> None:
-    """One file as it is there: its beginning, its size, its time."""
-    name = PurePosixPath(str(told["file"]))
-    if name.is_absolute() or ".." in name.parts:
-        raise WeightsError(f"`{name}` lies outside of the checkpoint")
-    path = mirror / name
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write one file as it is on the remote host: its beginning, its size, its time."""
     try:
-        path.write_bytes(base64.b64decode(str(told["data"]), validate=True))
-    except binascii.Error as error:
-        raise WeightsError(f"`{name}` was not read whole") from error
-    os.truncate(path, _number(told["size"]))
-    time = _number(told["time"])
-    os.utime(path, ns=(time, time))
+        path = join(mirror, CheckpointFile(told.get("file")))
+        content = base64.b64decode(str(told.get("data")), validate=True)
+        write_sparse(path, content, size=byte_count(told.get("size")), time_ns=byte_count(told.get("time")))
+    except (binascii.Error, UnsafeValueError, OSError) as error:  # OSError: a file that is a folder as well
+        why = error if isinstance(error, UnsafeValueError) else "it was not read whole"
+        raise WeightsError(f"cannot take `{display(told.get('file'))}` from the remote host: {why}") from error
 
 
 def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0
+    try:
+        return byte_count(value)
+    except UnsafeValueError:
+        return 0

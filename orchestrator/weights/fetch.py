@@ -5,9 +5,11 @@ takes its place when it is whole. (huggingface_hub's own `snapshot_download` beg
 `http_get`, used here, resumes.) The last line on stderr says what went wrong; exit code 28 is a full disk.
 """
 
+import io
 import os
 import sys
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
@@ -15,8 +17,12 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # no other public way to them
 
+from orchestrator.core.safe_paths import CheckpointFile, open_to_append
 from orchestrator.weights.fetch_there import fetch_all, is_full
 from orchestrator.weights.hub import FULL, Listing
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 def fetch(listing: Listing, directory: Path) -> None:
@@ -24,7 +30,7 @@ def fetch(listing: Listing, directory: Path) -> None:
     fetch_all(listing.contents, listing.commit, directory, lambda name, part: _fetch_one(listing, name, part))
 
 
-def _fetch_one(listing: Listing, name: str, part: Path) -> None:
+def _fetch_one(listing: Listing, name: CheckpointFile, part: Path) -> None:
     token = os.environ.get("HF_TOKEN") or False
     url = hf_hub_url(listing.repository, name, revision=listing.commit)
     location = get_hf_file_metadata(url, token=token, retry_on_errors=True).location
@@ -32,10 +38,25 @@ def _fetch_one(listing: Listing, name: str, part: Path) -> None:
     if urlsplit(location).netloc != urlsplit(url).netloc:
         headers.pop("authorization", None)  # a store that is not the hub has its own signature in the address
     size = listing.files[name].size
-    with part.open("ab") as file:
-        if file.tell() > size:
+    with open_to_append(part) as file:
+        if file.seek(0, os.SEEK_END) > size:
             file.truncate(0)
-        http_get(location, file, resume_size=file.tell(), headers=headers, expected_size=size)
+        start = file.seek(0, os.SEEK_END)
+        http_get(location, _AtMost(file, size), resume_size=start, headers=headers, expected_size=size)
+
+
+class _AtMost(io.BytesIO):
+    """A file that takes no more bytes than the hub has announced: a body may have no end."""
+
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file, self._size = file, size
+        self.tell, self.seek, self.truncate = file.tell, file.seek, file.truncate  # type: ignore[method-assign]
+
+    def write(self, piece: "ReadableBuffer") -> int:
+        """Write to the end of the file. Raises OSError where it would become too long."""
+        if self._file.tell() + len(memoryview(piece)) > self._size:
+            raise OSError(f"the hub sends more than the {self._size} bytes it has announced")
+        return self._file.write(piece)
 
 
 def main(directory: Path, listing: str) -> int:

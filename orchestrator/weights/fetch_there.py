@@ -1,7 +1,7 @@
 """Fetch a checkpoint with nothing but Python: sent to a far machine as text, and run by its own `python3 -c`.
 
-It needs Python 3.8 and the standard library. What is asked stands in the first line of stdin, as JSON, and the token
-with it: no command line and no file ever holds that. What is found goes to stdout, a line of JSON each:
+It needs Python 3.8, the standard library, and `core/safe_paths.py`, which is sent along. The request is the first line
+of stdin, as JSON, with the token: no command line and no file holds that. Answers go to stdout, a line of JSON each:
 
     {"nothing": …}                           there is no such directory, and nothing to fetch
     {"room": {"missing": …, "free": …}}      the disk is too small, nothing was fetched
@@ -35,11 +35,25 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.safe_paths import (
+    CheckpointFile,
+    CommitHash,
+    ContentHash,
+    RelativePath,
+    UnsafeValueError,
+    byte_count,
+    join,
+    move,
+    open_to_append,
+    remove_tree,
+    write_whole,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-PARTS = ".parts"  # below a checkpoint: files on their way, and a record of those that arrived
-_RECORD = "fetched"  # below PARTS: a line for each file that was fetched, see `_line`
+PARTS = RelativePath(".parts")  # below a checkpoint: files on their way, and a record of those that arrived
+_RECORD = RelativePath(".parts/fetched")  # a line for each file that was fetched, see `_line`
 _WORKERS = 8
 _PIECE = 1 << 20
 _TRIES = 3  # without a byte in between
@@ -50,36 +64,45 @@ _TELLING = threading.Lock()
 
 
 def fetch_all(
-    files: Mapping[str, tuple[int, str]], commit: str, directory: Path, fetch_one: Callable[[str, Path], None]
+    files: Mapping[CheckpointFile, tuple[int, ContentHash]],
+    commit: CommitHash,
+    directory: Path,
+    fetch_one: Callable[[CheckpointFile, Path], None],
 ) -> None:
     """Fetch every file that is not here yet; `files` gives size and identity, `fetch_one` fills a part.
 
-    Raises RuntimeError where another one is at work in this directory, and what `fetch_one` raises.
+    Raises RuntimeError where another one is at work in this directory, UnsafeValueError where a link in it leads
+    elsewhere, and what `fetch_one` raises.
     """
-    path = directory / PARTS / _RECORD
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", buffering=1) as record:
+    parts = directory / PARTS
+    parts.mkdir(parents=True, exist_ok=True)
+    with open_to_append(join(directory, _RECORD)) as record:
         try:
             fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RuntimeError("another `deploy stage` is at work in this directory") from error
         record.seek(0)
-        fetched = frozenset(record.read().splitlines())
+        fetched = frozenset(record.read().decode(errors="replace").split("\n"))
         missing = [name for name in files if not _is_here(files[name], directory, name, fetched)]
         pool = ThreadPoolExecutor(_WORKERS)
         jobs = {pool.submit(_fetch, name, commit, directory, fetch_one): name for name in missing}
         for job in as_completed(jobs):
             job.result()
-            record.write(_line(files[jobs[job]][1], directory, jobs[job]) + "\n")
-    shutil.rmtree(directory / PARTS / commit, ignore_errors=True)
+            record.write((_line(files[jobs[job]][1], directory, jobs[job]) + "\n").encode())
+            record.flush()
+    remove_tree(parts / commit, within=parts)
 
 
-def arrived_bytes(files: Mapping[str, tuple[int, str]], commit: str, directory: Path) -> int:
+def arrived_bytes(files: Mapping[CheckpointFile, tuple[int, ContentHash]], commit: CommitHash, directory: Path) -> int:
     """Bytes of the files that are here, whole or in part."""
-    parts = directory / PARTS / commit
     return sum(
-        size if _size(directory / name) == size else _size(parts / f"{name}.part") for name, (size, _) in files.items()
+        size if _size(directory / name) == size else _size(directory / _part(name, commit))
+        for name, (size, _) in files.items()
     )
+
+
+def _part(name: CheckpointFile, commit: CommitHash) -> RelativePath:
+    return RelativePath(f"{PARTS}/{commit}/{name}.part")
 
 
 def is_full(error: BaseException | None) -> bool:
@@ -91,17 +114,19 @@ def is_full(error: BaseException | None) -> bool:
     return False
 
 
-def _fetch(name: str, commit: str, directory: Path, fetch_one: Callable[[str, Path], None]) -> None:
-    part, target = directory / PARTS / commit / f"{name}.part", directory / name
+def _fetch(
+    name: CheckpointFile, commit: CommitHash, directory: Path, fetch_one: Callable[[CheckpointFile, Path], None]
+) -> None:
+    part, target = join(directory, _part(name, commit)), join(directory, name)
     part.parent.mkdir(parents=True, exist_ok=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     fetch_one(name, part)
-    part.replace(target)
+    move(part, target)
 
 
-def _is_here(file: tuple[int, str], directory: Path, name: str, fetched: frozenset[str]) -> bool:
+def _is_here(file: tuple[int, ContentHash], directory: Path, name: CheckpointFile, fetched: frozenset[str]) -> bool:
     """Whether a file is the hub's: one that was not fetched, or changed since, is hashed; a size proves little."""
-    path, (size, identity) = directory / name, file
+    path, (size, identity) = join(directory, name), file
     if not path.is_file() or path.stat().st_size != size:
         return False
     return _line(identity, directory, name) in fetched or _identity(path, size, large=len(identity) == 64) == identity
@@ -116,7 +141,7 @@ def _identity(path: Path, size: int, *, large: bool) -> str:
     return digest.hexdigest()
 
 
-def _line(identity: str, directory: Path, name: str) -> str:
+def _line(identity: ContentHash, directory: Path, name: CheckpointFile) -> str:
     return f"{identity} {(directory / name).stat().st_mtime_ns} {name}"
 
 
@@ -154,8 +179,8 @@ def _download(url: str, headers: Mapping[str, str], part: Path, size: int) -> No
 
 
 def _append(url: str, headers: Mapping[str, str], part: Path, size: int) -> None:
-    with part.open("ab") as file:
-        if file.tell() > size:
+    with open_to_append(part) as file:
+        if file.seek(0, os.SEEK_END) > size:
             file.truncate(0)
         start = file.seek(0, os.SEEK_END)
         if start == size:
@@ -165,8 +190,9 @@ def _append(url: str, headers: Mapping[str, str], part: Path, size: int) -> None
         with urllib.request.build_opener(_Redirects).open(asked, timeout=60) as answer:
             if start and answer.status != 206:  # it begins anew
                 file.truncate(0)
-            for piece in iter(lambda: answer.read(_PIECE), b""):
-                file.write(piece)
+                start = 0
+            while piece := answer.read(min(_PIECE, size + 1 - start)):  # no more than a byte too many is taken
+                start += file.write(piece)
     if _size(part) != size:
         raise OSError(f"{part.stem} ended after {_size(part)} of {size} bytes")
 
@@ -178,8 +204,9 @@ def _blames_us(error: BaseException) -> bool:
 def _found(directory: Path) -> Iterator[dict[str, object]]:
     """Every file with what tells whether it is whole: a small one itself, of weights the header."""
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
-        name = str(path.relative_to(directory))
-        if name.split("/", 1)[0] == PARTS:
+        try:
+            name = CheckpointFile(path.relative_to(directory).as_posix())
+        except UnsafeValueError:  # a download under way, or a file of git's
             continue
         status = path.stat()
         with path.open("rb") as file:
@@ -222,9 +249,10 @@ def _receipt(directory: Path) -> Path:
 
 
 def _stage(asked: dict[str, Any], directory: Path) -> None:
-    files = {name: (size, identity) for name, (size, identity) in asked["files"].items()}
+    files = {CheckpointFile(name): (byte_count(size), ContentHash(h)) for name, (size, h) in asked["files"].items()}
+    commit = CommitHash(asked["commit"])
     directory.mkdir(parents=True, exist_ok=True)
-    missing = sum(size for size, _ in files.values()) - arrived_bytes(files, asked["commit"], directory)
+    missing = sum(size for size, _ in files.values()) - arrived_bytes(files, commit, directory)
     free = shutil.disk_usage(directory).free
     if missing > free:
         _say(room={"missing": missing, "free": free})
@@ -233,15 +261,15 @@ def _stage(asked: dict[str, Any], directory: Path) -> None:
 
     def tell_progress() -> None:
         while not ended.wait(_TICK):
-            _say(done=arrived_bytes(files, asked["commit"], directory))
+            _say(done=arrived_bytes(files, commit, directory))
 
-    def fetch_one(name: str, part: Path) -> None:
+    def fetch_one(name: CheckpointFile, part: Path) -> None:
         _download(f"{asked['address']}/{urllib.parse.quote(name)}", asked["headers"], part, files[name][0])
 
     threading.Thread(target=tell_progress, daemon=True).start()
-    fetch_all(files, asked["commit"], directory, fetch_one)
+    fetch_all(files, commit, directory, fetch_one)
     ended.set()
-    _say(done=arrived_bytes(files, asked["commit"], directory))
+    _say(done=arrived_bytes(files, commit, directory))
 
 
 def main() -> None:
@@ -260,10 +288,7 @@ def main() -> None:
             _say(**told)
         _say(end=True, directory=str(directory))
         if receipt := sys.stdin.readline():
-            beside = _receipt(directory)
-            new = beside.with_name(beside.name + ".new")
-            new.write_text(receipt)
-            new.replace(beside)
+            write_whole(_receipt(directory), receipt)
     except (OSError, ValueError, RuntimeError, http.client.HTTPException) as error:
         _say(error=" ".join(str(error).split()) or type(error).__name__, full=is_full(error))
     sys.stdout.flush()

@@ -1,7 +1,6 @@
 """Checkpoints that are made rather than fetched: a small model with random weights, for a CPU."""
 
 import hashlib
-import shutil
 import tempfile
 from collections import deque
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Final
 from orchestrator.core import shell
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
-from orchestrator.core.files import locked
+from orchestrator.core.files import locked, move, remove_tree, write_whole
 from orchestrator.core.paths import Home
 from orchestrator.plan import Model
 
@@ -35,7 +34,7 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
                 hint="move them away, or serve them: `--set model.origin.kind=directory`",
             )
         for left in home.models.glob(f".{model.name}.making-*"):  # by a command that was killed
-            shutil.rmtree(left, ignore_errors=True)
+            remove_tree(left, within=home.models)
         # its own place: the generator of a command that was killed may still write into another one
         with tempfile.TemporaryDirectory(dir=home.models, prefix=f".{model.name}.making-") as place:
             made = Path(place, model.name)
@@ -44,9 +43,9 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
                 _generate(model, generator, python=python, folder=made)
             finally:
                 progress.done()
-            (made / _MARKER).write_text(_digest(generator))
-            shutil.rmtree(target, ignore_errors=True)
-            made.rename(target)  # with its marker: one without would count as somebody else's from now on
+            write_whole(made / _MARKER, _digest(generator))
+            remove_tree(target, within=home.models)
+            move(made, target)  # with its marker: one without would count as somebody else's from now on
     return target
 
 

@@ -4,19 +4,29 @@ import errno
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.errors import HostError, WeightsError
+from orchestrator.core.safe_paths import (
+    CheckpointFile,
+    CommitHash,
+    ContentHash,
+    RepositoryId,
+    UnsafeValueError,
+    byte_count,
+)
 from orchestrator.core.secret import Secret
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile, RepoFolder
 
 FULL: Final = errno.ENOSPC  # exit code of a download that a full disk ended
 _ABBREVIATED: Final = re.compile(r"[0-9a-f]{7,39}")  # of a commit
+_WHOLE: Final = re.compile(r"[0-9a-f]{40}")
+_MAX_FILES: Final = 100_000  # of a repository, which is what the hub recommends at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +42,21 @@ class HubFile:
     """Bytes, and what the hub knows the content by: a sha256 (git-lfs) or git's sha1, in hex."""
 
     size: int
-    identity: str
+    identity: ContentHash
+
+    @classmethod
+    def parse(cls, size: object, identity: object) -> "HubFile":
+        """Check both. Raises UnsafeValueError."""
+        return cls(size=byte_count(size), identity=ContentHash(identity))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
     """One commit of a repository: its files by path."""
 
-    repository: str
-    commit: str
-    files: Mapping[str, HubFile]
+    repository: RepositoryId
+    commit: CommitHash
+    files: Mapping[CheckpointFile, HubFile]
     gated: bool = False  # its terms have to be accepted, and a token is needed
 
     @property
@@ -50,7 +65,7 @@ class Listing:
         return sum(file.size for file in self.files.values())
 
     @property
-    def contents(self) -> dict[str, tuple[int, str]]:
+    def contents(self) -> dict[CheckpointFile, tuple[int, ContentHash]]:
         """Size and identity by path, as plain data."""
         return {path: (file.size, file.identity) for path, file in self.files.items()}
 
@@ -60,31 +75,36 @@ class Listing:
 
     @classmethod
     def from_json(cls, text: str) -> "Listing":
-        """A listing from the text of `to_json`."""
+        """Parse the text of `to_json`. Raises ValueError."""
         data = json.loads(text)
-        files = {path: HubFile(**file) for path, file in data["files"].items()}
-        return cls(repository=data["repository"], commit=data["commit"], files=files, gated=data["gated"])
+        files = {CheckpointFile(p): HubFile.parse(file["size"], file["identity"]) for p, file in data["files"].items()}
+        repository, commit = RepositoryId(data["repository"]), CommitHash(data["commit"])
+        return cls(repository=repository, commit=commit, files=files, gated=data["gated"])
 
 
 def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
     """Look a repository up; `revision` is a branch, a tag or a commit, whole or in its first digits.
 
-    Raises WeightsError for one that is not there or not open to us, HostError otherwise.
+    Raises WeightsError for one that is not there or not open to us, HostError otherwise: also for a hub whose answer is
+    malformed, or names a file that does not belong into a checkpoint.
     """
-    from huggingface_hub import HfApi, RepoFile, errors  # noqa: PLC0415 - half a second that few commands need
+    from huggingface_hub import HfApi, errors  # noqa: PLC0415 - half a second that few commands need
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what it tries again, it says at each try
     # False, not None: None would take the token that `hf auth login` left on this machine.
     api = HfApi(endpoint=hub.endpoint, token=hub.token.reveal() if hub.token else False)
     try:
-        info = api.repo_info(repository, revision=_in_full(api, repository, revision))
-        commit = info.sha or ""
-        tree = api.list_repo_tree(repository, recursive=True, revision=commit)
-        files = {
-            entry.path: HubFile(size=entry.size, identity=entry.lfs.sha256 if entry.lfs else entry.blob_id)
-            for entry in tree
-            if isinstance(entry, RepoFile) and ".." not in PurePosixPath(entry.path).parts
-        }
+        name = RepositoryId(repository)
+    except UnsafeValueError as error:
+        hint = "a repository is `org/name`, in a profile `model.origin.location`; not its address in a browser"
+        raise WeightsError(str(error), hint=hint) from error
+    try:
+        wanted = _in_full(api, name, revision)
+        info = api.repo_info(name, revision=wanted)
+        commit = CommitHash(info.sha)
+        if wanted is not None and _WHOLE.fullmatch(wanted) and commit != wanted:
+            raise UnsafeValueError(f"asked for commit `{wanted}`, it answers with `{commit}`")
+        files = _files(api.list_repo_tree(name, recursive=True, revision=commit))
     except errors.GatedRepoError as error:
         hint = "accept its terms on the hub, then `export HF_TOKEN=…` of that account"
         raise WeightsError(f"`{repository}` is gated and not open to this token", hint=hint) from error
@@ -101,7 +121,33 @@ def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
             "`--set model.origin.kind=directory --set model.origin.location=DIRECTORY`"
         )
         raise HostError(f"the hub cannot be asked: {why}", where=api.endpoint, hint=hint) from error
-    return Listing(repository=repository, commit=commit, files=files, gated=bool(getattr(info, "gated", False)))
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:  # of huggingface_hub, for JSON of another shape
+        why = str(error) if isinstance(error, UnsafeValueError) else "its answer is not what a hub answers"
+        hint = "`HF_ENDPOINT` names the hub: correct it, or unset it for huggingface.co"
+        raise HostError(f"the hub cannot be used: {why}", where=api.endpoint, hint=hint) from error
+    return Listing(repository=name, commit=commit, files=files, gated=bool(getattr(info, "gated", False)))
+
+
+def _files(tree: "Iterable[RepoFile | RepoFolder]") -> dict[CheckpointFile, HubFile]:
+    """Check every file that the hub lists. Raises UnsafeValueError."""
+    from huggingface_hub import RepoFile  # noqa: PLC0415 - as above
+
+    files: dict[CheckpointFile, HubFile] = {}
+    for number, entry in enumerate(tree):
+        if number == _MAX_FILES:
+            raise UnsafeValueError(f"it lists more than {_MAX_FILES} files and folders")
+        if isinstance(entry, RepoFile):
+            identity = entry.lfs.sha256 if entry.lfs else entry.blob_id
+            files[CheckpointFile(entry.path)] = HubFile.parse(entry.size, identity)
+    if not files:
+        raise UnsafeValueError("it lists no file of that repository")
+    return files
 
 
 def _in_full(api: "HfApi", repository: str, revision: str | None) -> str | None:
@@ -109,7 +155,7 @@ def _in_full(api: "HfApi", repository: str, revision: str | None) -> str | None:
     if revision is None or not _ABBREVIATED.fullmatch(revision):
         return revision
     api.repo_info(repository)  # says at once that nobody answers; a list is asked for six times, over 23 s
-    commits = [entry.commit_id for entry in api.list_repo_commits(repository)]
+    commits = [CommitHash(entry.commit_id) for entry in api.list_repo_commits(repository)]
     return next((commit for commit in commits if commit.startswith(revision)), revision)
 
 

@@ -3,24 +3,29 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import Final, TypeAlias
 
 from orchestrator.core.errors import Problem
+from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, display, join
 from orchestrator.core.text import parse_json
 from orchestrator.weights.safetensors import BadShardError, StoredTensor, stored_tensors
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+INDEX: Final = CheckpointFile("model.safetensors.index.json")
+SINGLE: Final = CheckpointFile("model.safetensors")
 
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("tiktoken.model",), ("vocab.json", "merges.txt"))
 _SHOWN = 3  # tensor names in one message
+
+# The weight files, each with the tensors that the index places in it, and what is wrong with the index.
+Placed: TypeAlias = tuple[Mapping[CheckpointFile, set[str]], list[Problem]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
     """What a checkpoint must show: sizes in bytes by relative path where they are known, and the MTP layer."""
 
-    sizes: Mapping[str, int]
+    sizes: Mapping[CheckpointFile, int]
     mtp_layer: int | None
 
 
@@ -49,8 +54,8 @@ def inspect(directory: Path, wanted: Wanted, take: Callable[[Mapping[str, Stored
     for shard, named in sorted(shards.items()):
         where = str(directory / shard)
         try:
-            header = stored_tensors(directory / shard)
-        except (BadShardError, OSError) as error:
+            header = stored_tensors(join(directory, shard))
+        except (BadShardError, UnsafeValueError, OSError) as error:
             if where not in named_already:
                 problems.append(unreadable(shard, where, error))
             continue
@@ -64,7 +69,7 @@ def inspect(directory: Path, wanted: Wanted, take: Callable[[Mapping[str, Stored
     return Inspection(shards=len(shards), tensors=tensors, problems=tuple(problems))
 
 
-def _sizes(directory: Path, sizes: Mapping[str, int]) -> Iterator[Problem]:
+def _sizes(directory: Path, sizes: Mapping[CheckpointFile, int]) -> Iterator[Problem]:
     for name, size in sorted(sizes.items()):
         path = directory / name
         found = path.stat().st_size if path.is_file() else None
@@ -99,7 +104,7 @@ def _readable(path: Path) -> Iterator[Problem]:
         yield Problem(f"`{path.name}` cannot be read: {error.strerror}", str(path))
 
 
-def _shards(directory: Path) -> tuple[Mapping[str, set[str]], list[Problem]]:
+def _shards(directory: Path) -> Placed:
     """The weight files, each with the tensors the index places in it; without an index there must be a single one."""
     path = directory / INDEX
     try:
@@ -109,7 +114,7 @@ def _shards(directory: Path) -> tuple[Mapping[str, set[str]], list[Problem]]:
     return placed_tensors(content, single=(directory / SINGLE).is_file(), where=str(directory))
 
 
-def placed_tensors(content: bytes | None, *, single: bool, where: str) -> tuple[Mapping[str, set[str]], list[Problem]]:
+def placed_tensors(content: bytes | None, *, single: bool, where: str) -> Placed:
     """The weight files that an index of this `content` names, each with its tensors, and what is wrong with it.
 
     Without an index (None) there must be a `single` file. `where` is the checkpoint.
@@ -121,17 +126,21 @@ def placed_tensors(content: bytes | None, *, single: bool, where: str) -> tuple[
     where = f"{where}/{INDEX}"
     try:
         weights = parse_json(content)["weight_map"]
-        places = [(str(name), str(shard)) for name, shard in weights.items()]
+        places = [(str(name), shard) for name, shard in weights.items()]
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}, [Problem(f"`{INDEX}` is not an index that can be read: it was cut off or altered", where)]
     if not places:
         return {}, [Problem(f"`{INDEX}` names no tensor", where)]
-    shards: dict[str, set[str]] = defaultdict(set)
+    shards: dict[CheckpointFile, set[str]] = defaultdict(set)
+    problems: dict[str, Problem] = {}
     for name, shard in places:
-        shards[shard].add(name)
-    outside = [shard for shard in shards if PurePosixPath(shard).is_absolute() or ".." in PurePosixPath(shard).parts]
-    problems = [Problem(f"`{INDEX}` names a file outside the checkpoint: `{shard}`", where) for shard in outside]
-    return {shard: names for shard, names in shards.items() if shard not in outside}, problems
+        try:
+            shards[CheckpointFile(shard)].add(name)
+        except UnsafeValueError:
+            problems.setdefault(
+                display(shard), Problem(f"`{INDEX}` names a file outside the checkpoint: `{display(shard)}`", where)
+            )
+    return shards, list(problems.values())
 
 
 def unreadable(shard: str, where: str, error: Exception) -> Problem:

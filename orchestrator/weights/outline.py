@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from orchestrator.core.errors import HostError, NoWeightsError, Problem, WeightsError
+from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError
 from orchestrator.weights.config import CONFIG, QUANT_CONFIG, CheckpointConfig
 from orchestrator.weights.hub import Hub, Listing, file_address, list_files
-from orchestrator.weights.inspect import INDEX, SINGLE, placed_tensors, unreadable
+from orchestrator.weights.inspect import INDEX, SINGLE, Placed, placed_tensors, unreadable
 from orchestrator.weights.safetensors import BadShardError, StoredTensor, whole_header
 
 _MOST: Final = 64 << 20  # bytes of an index or a config; that of a trillion parameters has 15 MB
@@ -33,10 +34,10 @@ class CheckpointFiles(Protocol):
     """Where a checkpoint's files lie. Reading raises OSError or HostError."""
 
     where: str
-    sizes: Mapping[str, int]  # bytes, by name
+    sizes: Mapping[CheckpointFile, int]  # bytes, by name
     every_header: bool  # whether reading a header costs nothing
 
-    def read(self, name: str, begin: int, length: int) -> bytes:
+    def read(self, name: CheckpointFile, begin: int, length: int) -> bytes:
         """So many bytes of a file, fewer at its end."""
 
 
@@ -50,15 +51,17 @@ class LocalFiles:
         self.where = str(directory)
         self._directory = directory
         try:
-            self.sizes: Mapping[str, int] = {
-                path.name: path.stat().st_size for path in directory.iterdir() if path.is_file()
+            self.sizes: Mapping[CheckpointFile, int] = {
+                CheckpointFile(path.name): path.stat().st_size for path in directory.iterdir() if path.is_file()
             }
+        except UnsafeValueError as error:
+            raise WeightsError(str(error), where=self.where, hint="rename or remove that file") from error
         except FileNotFoundError as error:
             raise NoWeightsError("there is no such directory", where=self.where) from error
         except OSError as error:
             raise WeightsError(f"the checkpoint cannot be read: {error.strerror}", where=self.where) from error
 
-    def read(self, name: str, begin: int, length: int) -> bytes:
+    def read(self, name: CheckpointFile, begin: int, length: int) -> bytes:
         """As its protocol says."""
         with (self._directory / name).open("rb") as file:
             file.seek(begin)
@@ -73,10 +76,10 @@ class HubFiles:
     def __init__(self, listing: Listing, hub: Hub) -> None:
         """Nothing is asked yet."""
         self.where = f"{listing.repository}@{listing.commit[:8]}"
-        self.sizes: Mapping[str, int] = {name: file.size for name, file in listing.files.items()}
+        self.sizes: Mapping[CheckpointFile, int] = {name: file.size for name, file in listing.files.items()}
         self._address, self._headers = file_address(listing, hub)
 
-    def read(self, name: str, begin: int, length: int) -> bytes:
+    def read(self, name: CheckpointFile, begin: int, length: int) -> bytes:
         """As its protocol says; a store that sends the whole file is left as soon as there is enough of it."""
         import httpx  # noqa: PLC0415 - it takes 0.2 s, and few commands ask
 
@@ -151,7 +154,7 @@ def local_outline(directory: Path) -> Outline:
     return _outline(LocalFiles(directory))
 
 
-def shard_names(directory: Path) -> tuple[str, ...]:
+def shard_names(directory: Path) -> tuple[CheckpointFile, ...]:
     """The files of a checkpoint's weights, as its index names them. Raises as `local_outline`."""
     placed, problems = _placed(LocalFiles(directory))
     if problems:
@@ -195,12 +198,12 @@ def _outline(place: CheckpointFiles) -> Outline:
     return outline
 
 
-def _placed(place: CheckpointFiles) -> tuple[Mapping[str, set[str]], list[Problem]]:
+def _placed(place: CheckpointFiles) -> Placed:
     content = place.read(INDEX, 0, _MOST) if INDEX in place.sizes else None
     return placed_tensors(content, single=SINGLE in place.sizes, where=place.where)
 
 
-def _config(place: CheckpointFiles, name: str) -> CheckpointConfig | None:
+def _config(place: CheckpointFiles, name: CheckpointFile) -> CheckpointConfig | None:
     if name not in place.sizes:
         return None
     where = f"{place.where}/{name}"
@@ -212,12 +215,12 @@ def _config(place: CheckpointFiles, name: str) -> CheckpointConfig | None:
         raise WeightsError(f"`{name}` cannot be read: {error.strerror}", where=where) from error
 
 
-def _wanted(placed: Mapping[str, set[str]], outline: Outline, *, every: bool) -> list[str]:
+def _wanted(placed: Mapping[CheckpointFile, set[str]], outline: Outline, *, every: bool) -> list[CheckpointFile]:
     """The files whose headers are read: each, or those with the layers behind the last and one of each kind of row."""
     if every:
         return sorted(placed)
     layers = outline.config.count("layers")
-    wanted: dict[str, None] = {}
+    wanted: dict[CheckpointFile, None] = {}
     missing = set(_TOLD_BY_ROWS)
     for shard, names in sorted(placed.items()):
         for match in filter(None, map(LAYER.fullmatch, names)):
@@ -227,7 +230,7 @@ def _wanted(placed: Mapping[str, set[str]], outline: Outline, *, every: bool) ->
     return list(wanted)
 
 
-def _read(place: CheckpointFiles, shard: str, named: set[str], outline: Outline) -> list[Problem]:
+def _read(place: CheckpointFiles, shard: CheckpointFile, named: set[str], outline: Outline) -> list[Problem]:
     """Take note of a file's header, and say what is wrong with it."""
     where = f"{place.where}/{shard}"
     try:

@@ -1,16 +1,18 @@
 """The overlay of a checkpoint: a patched config.json beside links to everything else. The original is never touched."""
 
 import json
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core.errors import WeightsError
+from orchestrator.core.files import link, move, remove_tree, write_whole
+from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, join
 from orchestrator.core.text import parse_json
 from orchestrator.patches import TRANSFORMS
 from orchestrator.plan import Plan
+from orchestrator.weights.inspect import INDEX
 from orchestrator.weights.safetensors import BadShardError, tensor_dtypes
 
 _TELLING: Final = (".mlp.shared_experts.gate_proj.weight", ".mlp.experts.0.gate_proj.weight")
@@ -43,12 +45,12 @@ def write_overlay(checkpoint: Path, overlay: Path, transforms: Sequence[str], *,
     try:
         for entry in checkpoint.iterdir() if linked else ():
             if entry.name != "config.json":
-                (fresh / entry.name).symlink_to(entry)
-        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+                link(fresh / entry.name, entry)
+        write_whole(fresh / "config.json", json.dumps(config, indent=2) + "\n")
         fresh.chmod(0o755)
         _replace(fresh, overlay)
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        remove_tree(fresh, within=overlay.parent)
     return "; ".join(reasons) or _UNCHANGED
 
 
@@ -57,12 +59,12 @@ def layer_dtypes(checkpoint: Path, prefix: str) -> dict[str, str]:
     return {
         name: dtype
         for shard in _shards(checkpoint, prefix)
-        for name, dtype in _dtypes(shard).items()
+        for name, dtype in _dtypes(checkpoint, shard).items()
         if name.startswith(prefix)
     }
 
 
-def telling_shards(checkpoint: Path) -> list[Path]:
+def telling_shards(checkpoint: Path) -> list[CheckpointFile]:
     """The files whose headers are asked for: those of the MTP layer, and one of each layer's shared and routed experts.
 
     A transform of the config is told of the first, what decides whether experts are fused of the others.
@@ -76,24 +78,33 @@ def _draft_layer(config: Mapping[str, object]) -> str:
     return f"model.layers.{config.get('num_hidden_layers')}."
 
 
-def _shards(checkpoint: Path, prefix: str, endings: tuple[str, ...] = ("",)) -> list[Path]:
+def _shards(checkpoint: Path, prefix: str, endings: tuple[str, ...] = ("",)) -> list[CheckpointFile]:
     """The files that hold such tensors, by the index; without one, every shard."""
-    index = checkpoint / "model.safetensors.index.json"
+    index = checkpoint / INDEX
     if not index.is_file():
-        return sorted(checkpoint.glob("*.safetensors"))
+        return sorted(CheckpointFile(path.name) for path in checkpoint.glob("*.safetensors"))
     places = _read_json(index).get("weight_map")
     if not isinstance(places, Mapping):
         raise WeightsError("the index has no `weight_map`", where=str(index))
-    return sorted(
-        {checkpoint / str(file) for name, file in places.items() if name.startswith(prefix) and name.endswith(endings)}
-    )
-
-
-def _dtypes(shard: Path) -> dict[str, str]:
     try:
-        return tensor_dtypes(shard)
-    except (OSError, BadShardError) as error:
-        raise WeightsError(f"the header cannot be read: {error}", where=str(shard)) from error
+        return sorted(
+            {
+                CheckpointFile(file)
+                for name, file in places.items()
+                if name.startswith(prefix) and name.endswith(endings)
+            }
+        )
+    except UnsafeValueError as error:
+        raise WeightsError(
+            "the index names a file outside the checkpoint", where=str(index), details=str(error)
+        ) from error
+
+
+def _dtypes(checkpoint: Path, shard: CheckpointFile) -> dict[str, str]:
+    try:
+        return tensor_dtypes(join(checkpoint, shard))
+    except (OSError, BadShardError, UnsafeValueError) as error:
+        raise WeightsError(f"the header cannot be read: {error}", where=str(checkpoint / shard)) from error
 
 
 def _read_json(path: Path) -> dict[str, object]:
@@ -110,6 +121,6 @@ def _replace(fresh: Path, overlay: Path) -> None:
     """Put `fresh` at `overlay`; a directory that stands there goes first, out of the way and then for good."""
     if overlay.is_dir():
         old = fresh.with_name(f"{fresh.name}.old")
-        overlay.replace(old)
-        shutil.rmtree(old, ignore_errors=True)
-    fresh.replace(overlay)
+        move(overlay, old)
+        remove_tree(old, within=overlay.parent)
+    move(fresh, overlay)

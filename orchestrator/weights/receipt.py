@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from orchestrator.core.files import write_whole
+from orchestrator.core.safe_paths import CheckpointFile, CommitHash, UnsafeValueError, byte_count
 from orchestrator.core.text import parse_json
 from orchestrator.plan import Model
 from orchestrator.weights.differences import Mismatch
@@ -28,7 +29,7 @@ class CheckpointReceipt:
     """
 
     location: str
-    revision: str | None
+    revision: CommitHash | None
     mtp_layer: int | None  # the layer whose tensors were found
     shards: int
     tensors: int
@@ -52,7 +53,9 @@ def read_receipt(directory: Path) -> CheckpointReceipt | None:
     """The receipt of a checkpoint; None where there is none that can be read."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         data = parse_json(receipt_path(directory).read_text())
-        data["files"] = {name: (int(size), int(time)) for name, (size, time) in data["files"].items()}
+        files = data["files"].items()
+        data["files"] = {CheckpointFile(name): (byte_count(size), byte_count(time)) for name, (size, time) in files}
+        data["revision"] = None if data["revision"] is None else CommitHash(data["revision"])
         data["differences"] = tuple(Mismatch(**difference) for difference in data["differences"])
         return CheckpointReceipt(**data)
     return None
@@ -81,15 +84,15 @@ def stamps(directory: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def commit_of(directory: Path) -> str:
-    """The hub's commit that a checkpoint is of, by its receipt or by huggingface_hub's notes; empty for not known."""
+def commit_of(directory: Path) -> CommitHash | None:
+    """The hub's commit that a checkpoint is of, by its receipt or by huggingface_hub's notes; None for not known."""
     receipt = read_receipt(directory)
     if receipt is not None and receipt.revision:
         return receipt.revision
-    with suppress(OSError, IndexError):
+    with suppress(OSError, IndexError, UnsafeValueError):
         note = directory / ".cache/huggingface/download/config.json.metadata"  # its first line, hub 0.24 to 2
-        return note.read_text(encoding="utf-8", errors="replace").split()[0]
-    return ""
+        return CommitHash(note.read_text(encoding="utf-8", errors="replace").split()[0])
+    return None
 
 
 def bytes_here(directory: Path) -> int:

@@ -66,7 +66,8 @@ def _look(
     """Show how far the download is, and end it where the config that has arrived contradicts the profile."""
     progress(seen)
     config = listing.files.get(CONFIG)
-    if config is not None and arrived_bytes({CONFIG: listing.contents[CONFIG]}, "", directory) == config.size:
+    path = directory / CONFIG
+    if config is not None and path.is_file() and path.stat().st_size == config.size:
         require_facts(directory, model)
 
 

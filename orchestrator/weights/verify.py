@@ -10,6 +10,7 @@ from packaging.specifiers import SpecifierSet
 
 from orchestrator.core.errors import FactsError, NoWeightsError, Problem, WeightsError
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import CheckpointFile, CommitHash
 from orchestrator.engine.architectures import ARCHITECTURES
 from orchestrator.plan import Model, Plan
 from orchestrator.weights.config import CONFIG
@@ -32,7 +33,7 @@ class Verified:
     """
 
     directory: Path
-    revision: str | None
+    revision: CommitHash | None
     files: int
     size: int
     shards: int
@@ -71,7 +72,7 @@ def verify_checkpoint(directory: Path, model: Model, *, speculative: bool, sglan
     if layer in {None, receipt.mtp_layer} and _stamps(directory, model) == receipt.files:
         _refuse(directory, model, receipt, sglang)
         return _verified(directory, model, receipt, from_receipt=True)
-    sizes = {name: size for name, (size, _) in receipt.files.items()}
+    sizes = {CheckpointFile(name): size for name, (size, _) in receipt.files.items()}
     asked = Examination(layer=layer, revision=receipt.revision, sizes=sizes, sglang=sglang)
     return examine(directory, model, asked)
 
@@ -81,8 +82,8 @@ class Examination:
     """What a checkpoint is held against: the layer that drafts, sizes where they are known, a version of sglang."""
 
     layer: int | None
-    revision: str | None
-    sizes: Mapping[str, int]
+    revision: CommitHash | None
+    sizes: Mapping[CheckpointFile, int]
     sglang: str = ""  # empty where it does not matter yet
     accept: bool = False  # take it although its tensors differ from its config
 
@@ -141,7 +142,9 @@ def verify_made(directory: Path, target: Path, *, layer: int | None) -> Checkpoi
     )
 
 
-def _look(directory: Path, sizes: Mapping[str, int], layer: int | None) -> tuple[Inspection, tuple[Mismatch, ...]]:
+def _look(
+    directory: Path, sizes: Mapping[CheckpointFile, int], layer: int | None
+) -> tuple[Inspection, tuple[Mismatch, ...]]:
     """What is wrong with a checkpoint's files, and in what its tensors differ from its config."""
     outline = outline_of(directory)
     found = inspect(directory, Wanted(sizes=sizes, mtp_layer=layer), outline.take if outline else lambda _: None)

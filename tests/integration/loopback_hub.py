@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ports import free_port
@@ -26,6 +27,9 @@ class Hub:
     repository: str
     directory: Path
     token: str | None = None  # asked for where it is set: the repository is gated
+    sha: object = COMMIT  # the commit it answers with
+    more: list[object] = field(default_factory=list)  # entries of the listing besides its files
+    answers: dict[str, object] = field(default_factory=dict)  # end of a path -> what is answered instead, JSON or bytes
     sizes: dict[str, int] = field(default_factory=dict)  # sizes the listing claims, where they are not the files'
     cuts: dict[str, int] = field(default_factory=dict)  # path -> bytes after which the connection breaks
     down: bool = False  # after a cut: every download is answered with 503
@@ -37,13 +41,14 @@ class Hub:
     tokens: set[str] = field(default_factory=set)
     url: str = ""
 
-    def listing(self) -> list[dict[str, object]]:
+    def listing(self) -> list[Any]:
         paths = sorted(path for path in self.directory.rglob("*") if path.is_file())
         names = [str(path.relative_to(self.directory)) for path in paths]
-        return [
+        own = (
             {"type": "file", "path": n, "size": self.sizes.get(n, p.stat().st_size), "oid": git_sha1(p)}
             for n, p in zip(names, paths, strict=True)
-        ]
+        )
+        return [*own, *self.more]
 
 
 def git_sha1(path: Path) -> str:
@@ -96,15 +101,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.tokens.add(authorization)
         if self.hub.token and authorization != f"Bearer {self.hub.token}":
             self._json({"error": "gated"}, status=403, headers={"X-Error-Code": "GatedRepo"})
+        elif instead := [answer for end, answer in self.hub.answers.items() if path.endswith(end)]:
+            self._json(instead[0])
         elif re.fullmatch(rf"/api/models/{self.hub.repository}(/revision/(main|{COMMIT}))?", path):
             gated = "auto" if self.hub.token else False
-            self._json({"id": self.hub.repository, "sha": COMMIT, "siblings": [], "gated": gated})
+            self._json({"id": self.hub.repository, "sha": self.hub.sha, "siblings": [], "gated": gated})
         elif path == f"/api/models/{self.hub.repository}/commits/main":
             commit = {"id": COMMIT, "authors": [], "date": "2026-07-01T00:00:00.000Z", "title": "", "message": ""}
             self._json([commit])
-        elif path == f"/api/models/{self.hub.repository}/tree/{COMMIT}":
+        elif path == f"/api/models/{self.hub.repository}/tree/{self.hub.sha}":
             self._json(self.hub.listing())
-        elif match := re.fullmatch(rf"/{self.hub.repository}/resolve/{COMMIT}/(.+)", path):
+        elif match := re.fullmatch(rf"/{self.hub.repository}/resolve/{re.escape(str(self.hub.sha))}/(.+)", path):
             self._file(match[1], body=body)
         elif path.startswith(f"/api/models/{self.hub.repository}/revision/"):
             self._json({"error": "no such revision"}, status=404, headers={"X-Error-Code": "RevisionNotFound"})
@@ -112,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"error": "no such repository"}, status=404, headers={"X-Error-Code": "RepoNotFound"})
 
     def _json(self, data: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        content = json.dumps(data).encode()
+        content = data if isinstance(data, bytes) else json.dumps(data).encode()
         self.send_response(status)
         for name, value in {**(headers or {}), "Content-Type": "application/json"}.items():
             self.send_header(name, value)
@@ -122,6 +129,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _file(self, name: str, *, body: bool) -> None:
         path = self.hub.directory / name
+        if not path.is_file():
+            path = self.hub.directory / "config.json"  # a file that only the listing knows
         size = path.stat().st_size
         if body and self.hub.down:
             self._json({"error": "unavailable"}, status=503)

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from checkpoint_samples import write_checkpoint
@@ -20,6 +21,7 @@ from patience import PATIENCE, wait_for
 
 from orchestrator.commands import staging
 from orchestrator.commands.planning import load
+from orchestrator.core import safe_paths
 from orchestrator.core.errors import ChangedWeightsError, NoWeightsError
 from orchestrator.images import Docker
 from orchestrator.weights import Verified, fetch_there, read_receipt, verify_checkpoint
@@ -233,8 +235,11 @@ def test_a_checkpoint_that_is_there_is_verified_where_it_lies(hub: Hub, far: str
     assert (refused.returncode, f"`{SECOND}` is missing" in refused.stderr) == (4, True)
 
 
-def test_the_program_is_written_in_what_an_old_python_reads() -> None:
-    source = Path(fetch_there.__file__).read_text()
-    ast.parse(source, feature_version=(3, 8))
-    imported = {node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)}
-    assert imported <= {"__future__", "collections.abc", "concurrent.futures", "pathlib", "typing"}
+@pytest.mark.parametrize("module", [fetch_there, safe_paths])
+def test_the_program_is_written_in_what_an_old_python_reads(module: ModuleType) -> None:
+    tree = ast.parse(Path(str(module.__file__)).read_text(), feature_version=(3, 8))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    ours = {"orchestrator.core.safe_paths"}
+    assert imported <= {"__future__", "collections.abc", "concurrent.futures", "pathlib", "typing", *ours}
+    newer = {"is_relative_to", "removeprefix", "removesuffix", "readlink", "hardlink_to"}
+    assert not newer & {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

@@ -9,7 +9,6 @@ sglang reads the folder that SGLANG_MOE_CONFIG_DIR names *instead of* its own: s
 """
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.core.errors import KernelsError, Problem
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import copy_tree, remove_file, write_whole
 from orchestrator.core.validation import StrictModel
 from orchestrator.kernels.disk.watch import TunerRunner, WatchEnding, WatchLimits, watch
 from orchestrator.plan import Plan
@@ -133,7 +132,7 @@ def tune_triton(
     for name, content in tuner.items():
         write_whole(job.folder / name, content)
     log = job.folder / "tuner.log"
-    log.unlink(missing_ok=True)
+    remove_file(log)
     problems: list[Problem] = []
 
     def finished() -> bool:
@@ -157,7 +156,7 @@ def _deliver(job: TritonJob) -> None:
     files: dict[Path, dict[str, Mapping[str, int]]] = {}
     configs = job.target / "configs"
     for one in job.measured:
-        shutil.copytree(one.shipped, configs, dirs_exist_ok=True)
+        copy_tree(Path(one.shipped), configs)
         folder = configs / f"triton_{one.triton.replace('.', '_')}"
         files.setdefault(folder / one.file, {})[str(one.tokens)] = one.config
     for path, content in files.items():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.errors import Problem
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import move, remove_file, write_whole
 from orchestrator.core.shell import attempt
 from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.watch import Ended, TunerRunner, WatchEnding, WatchLimits, watch
@@ -114,7 +114,7 @@ def tune(
     if not wanted:
         return earlier
     write_whole(job.folder / "untuned.csv", write_untuned(wanted))
-    log.unlink(missing_ok=True)
+    remove_file(log)
 
     def finished() -> bool:
         done = len(set(wanted) & {row.key for row in _read(output, [])})
@@ -141,7 +141,7 @@ def _collect(job: TuningJob, store: Store, provenance: RowProvenance) -> Tuned:
     if kept:
         store.add(kept, provenance)
     with contextlib.suppress(FileNotFoundError):
-        output.replace(output.with_name("tuned.last.csv"))
+        move(output, output.with_name("tuned.last.csv"))
     return Tuned(kept=kept, remaining=_without(job.keys, kept), problems=(*unreadable, *wrong))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.core import shell
+from orchestrator.core.files import open_to_append
 from orchestrator.core.waiting import look_until
 
 
@@ -49,7 +50,7 @@ def watch(argv: Sequence[str], *, log: Path, limits: WatchLimits, finished: Call
 
     Raises ProgramMissingError where there is no such program.
     """
-    with log.open("ab") as output, shell.start(argv, output=output) as program:
+    with open_to_append(log) as output, shell.start(argv, output=output) as program:
         try:
             return _wait(program, limits, finished)
         finally:

@@ -11,6 +11,7 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from orchestrator.core.errors import HostError
+from orchestrator.core.files import move, open_new
 from orchestrator.core.log_lines import Lines, gathered, redacted, whole_lines
 from orchestrator.core.waiting import look_until
 from orchestrator.runtimes.base import LOG
@@ -69,9 +70,9 @@ class ContainerTail:
 def save_log(container: Container, run_dir: Path) -> None:
     """Keep the log, redacted, in the run directory. Raises OSError."""
     unfinished = run_dir / f"{LOG}.new"
-    with unfinished.open("w") as file:
-        file.writelines(redacted(gathered(container.logs(stream=True, follow=False))))
-    unfinished.replace(run_dir / LOG)
+    with open_new(unfinished) as file:
+        file.writelines(line.encode() for line in redacted(gathered(container.logs(stream=True, follow=False))))
+    move(unfinished, run_dir / LOG)
 
 
 def _runs_again(container: Container, run: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Final
 
 from orchestrator.core.console import warn
 from orchestrator.core.errors import DeployError, HostError
+from orchestrator.core.files import move, remove_file
 from orchestrator.core.procfs import Marks, Process, family, find_process, identity, send
 from orchestrator.core.waiting import look_until
 from orchestrator.runtimes.supervised.record import CONFIG, FILE, UNREADABLE, Record, read_record, write_record
@@ -75,7 +76,7 @@ def _kill(marks: Marks, spared: Collection[Process], *, within: float) -> None:
 def record_end(record: Record, run_dir: Path) -> None:
     """Note that a server was stopped; where that cannot be written it has ended all the same."""
     try:
-        (run_dir / CONFIG).unlink(missing_ok=True)
+        remove_file(run_dir / CONFIG)
         write_record(run_dir, dataclasses.replace(read_record(run_dir) or record, stopped=True))
     except (OSError, HostError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.message
@@ -92,7 +93,7 @@ def put_away(name: str, run_dir: Path) -> None:
     except HostError:
         away = run_dir / UNREADABLE
         try:
-            (run_dir / FILE).rename(away)
+            move(run_dir / FILE, away)
         except OSError as error:
             reason = f"`{run_dir / FILE}` cannot be moved away: {error.strerror}"
             warn(f"everything of `{name}` that could be told has ended, and {reason}")

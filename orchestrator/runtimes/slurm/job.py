@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchestrator.core.errors import DeployError, HostError, StartError
-from orchestrator.core.files import read_own
+from orchestrator.core.files import read_own, remove_file
 from orchestrator.core.known_secrets import know
 from orchestrator.core.procfs import VARIABLE
 from orchestrator.core.shell import Program
@@ -50,7 +50,7 @@ def _take_request(run_dir: Path) -> StartRequest:
         data = json.loads(read_own(path))
         request = StartRequest.read(json.dumps(data["request"]))
         if not data[_KEEPS]:
-            path.unlink()
+            remove_file(path)
     except OSError as error:
         raise StartError(f"`{path}` cannot be read on this node: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -17,7 +17,7 @@ from typing import Final
 from orchestrator.core import shell
 from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import DeployError, HostError, NameTakenError, StartError
-from orchestrator.core.files import write_whole
+from orchestrator.core.files import remove_file, write_whole
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
@@ -208,7 +208,7 @@ class SlurmRuntime:
         """Cancel what a start that failed has left, also where its number was never read; its secrets go first."""
         run_dir = Path(comment.run)
         with suppress(OSError):
-            (run_dir / START).unlink(missing_ok=True)
+            remove_file(run_dir / START)
         try:
             for number in [number for number, text in jobs.queued() if JobComment.read(text) == comment]:
                 self._end(number, run_dir, grace=0)
@@ -316,7 +316,7 @@ def _note_stopped(run_dir: Path) -> None:
     """Note that somebody asked for the end, and take away what a requeued job would have started from."""
     try:
         for name in (START, CONFIG):
-            (run_dir / name).unlink(missing_ok=True)
+            remove_file(run_dir / name)
         if (submission := read_submission(run_dir)) is not None:
             write_submission(run_dir, dataclasses.replace(submission, stopped=True))
     except (OSError, HostError) as error:

@@ -1,14 +1,13 @@
 """The patched copies that are there, and which servers run from them."""
 
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from orchestrator.core.console import Progress
-from orchestrator.core.files import locked
+from orchestrator.core.files import locked, remove_tree
 from orchestrator.core.text import parse_json
 from orchestrator.runtimes.base import Cache, Runtime, Status
 from orchestrator.runtimes.supervised.patched import receipt_of
@@ -47,7 +46,7 @@ def _remove(folder: Path, servers: Sequence[str]) -> bool:
     if servers:
         return False
     with locked(folder.with_suffix(".lock"), Progress()):
-        shutil.rmtree(folder)
+        remove_tree(folder, within=folder.parent, ignore_errors=False)
     return True
 
 

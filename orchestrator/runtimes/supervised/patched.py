@@ -12,7 +12,6 @@ compiles the sources in it. What is installed is not changed, and other packages
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -20,7 +19,7 @@ from typing import Any, Final
 
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, PatchError
-from orchestrator.core.files import locked, write_whole
+from orchestrator.core.files import copy_tree, locked, remove_file, remove_tree, write_whole
 from orchestrator.core.shell import ProgramResult, run
 from orchestrator.core.text import parse_json
 from orchestrator.images import ImageReceipt, parse_receipt, program_paths
@@ -86,19 +85,19 @@ def patched_copy(python: str, sources: SourcePatches, packages: Path) -> Patched
         if (receipt := receipt_of(folder)) is not None:  # somebody else has made it meanwhile
             return PatchedCopy(folder=folder, receipt=receipt, made=False)
         try:
+            remove_tree(folder, within=packages)
             receipt = _make(folder, python, sources, found)
         except OSError as error:
             raise BuildError(f"`{folder}` cannot be written: {error.strerror or error}") from error
         finally:
             if receipt_of(folder) is None:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder, within=packages)
     return PatchedCopy(folder=folder, receipt=receipt, made=True)
 
 
 def _make(folder: Path, python: str, sources: SourcePatches, found: Mapping[str, Any]) -> ImageReceipt:
-    shutil.rmtree(folder, ignore_errors=True)
     package = folder / "python" / "sglang"
-    shutil.copytree(found["sglang"]["root"], package, copy_function=_link, ignore_dangling_symlinks=True)
+    copy_tree(Path(found["sglang"]["root"]), package, linked=True)
     places = {destination: table_in(folder, destination) for destination in sources.tables}
     for destination, content in sources.tables.items():
         write_whole(Path(places[destination]), content)
@@ -113,7 +112,7 @@ def _make(folder: Path, python: str, sources: SourcePatches, found: Mapping[str,
             message, details=done.stderr.strip().removeprefix("error: "), hint=_MISFIT.format(found["sglang"]["root"])
         )
     data = parse_json(said.read_text(encoding="utf-8"))
-    said.unlink()
+    remove_file(said)
     data["sources"]["sglang"]["commit"] = found["sglang"]["commit"]  # the copy is no checkout
     receipt = parse_receipt(json.dumps(data))
     _require_tables(python, sources, receipt)
@@ -142,14 +141,6 @@ def _require_tables(python: str, sources: SourcePatches, receipt: ImageReceipt) 
 def table_in(folder: Path | str, destination: str) -> str:
     """Where a copy has the file that an image has at `destination`."""
     return f"{folder}/tables/{PurePosixPath(destination).name}"
-
-
-def _link(source: str, target: str) -> None:
-    """A further name of the same file where the file system can give one, else a copy."""
-    try:
-        os.link(os.path.realpath(source), target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def find_sources(python: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from orchestrator.core.errors import HostError, StartError
+from orchestrator.core.files import remove_file
 from orchestrator.core.known_secrets import know
 from orchestrator.core.log_files import BoundedLog
 from orchestrator.core.log_lines import redacted
@@ -125,7 +126,7 @@ def serve(request: StartRequest, started: Callable[[Program], None]) -> int:
     except (OSError, HostError) as error:
         for name in (request.record, CONFIG):
             with contextlib.suppress(OSError):
-                (run_dir / name).unlink(missing_ok=True)
+                remove_file(run_dir / name)
         why = error.message if isinstance(error, HostError) else f"{error.strerror}: `{error.filename}`"
         raise StartError(why) from error
     started(server)
@@ -163,7 +164,7 @@ def _spawn(request: StartRequest) -> Program:
     fixed = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     config = Path(request.run_dir, CONFIG)
     if request.config:
-        config.unlink(missing_ok=True)  # a start before this one was killed with it
+        remove_file(config)  # a start before this one was killed with it
         os.mkfifo(config, 0o600)
     server = start(
         _argv(request),
@@ -191,7 +192,7 @@ def _hand_over(fifo: Path, text: bytes, server: Program) -> None:
                 return
             time.sleep(0.02)
     finally:
-        fifo.unlink(missing_ok=True)
+        remove_file(fifo)
 
 
 def _copy_output(server: Program, log: BoundedLog, marks: Marks) -> None:

@@ -13,6 +13,7 @@ from orchestrator.commands.quantise import _require_new
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, UsageError
+from orchestrator.core.files import move
 from orchestrator.plan import ContainerNeeds
 from orchestrator.quantisation import (
     Forecast,
@@ -210,18 +211,18 @@ def test_a_kill_while_the_target_appears_leaves_none_without_its_receipt(
     monkeypatch.setattr(sys.modules[finish.__module__], "verify_made", lambda *_, **__: receipt)
     recipe = load_recipe("glm-5.2-amd", Catalogue.shipped())
     of = MadeOf(source=source, recipe_name="glm-5.2-amd", recipe=recipe, foreseen=foreseen)
-    rename, remove = Path.rename, WorkFolder.remove
+    of_finish, remove = sys.modules[finish.__module__], WorkFolder.remove
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "rename", killed)
+    monkeypatch.setattr(of_finish, "move", killed)
     with pytest.raises(KeyboardInterrupt):
         finish(folder, target, of)
     assert not target.exists()
     assert folder.take_up(foreseen) == {*JOB.shards}
 
-    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(of_finish, "move", move)
     monkeypatch.setattr(WorkFolder, "remove", killed)
     with pytest.raises(KeyboardInterrupt):
         finish(folder, target, of)

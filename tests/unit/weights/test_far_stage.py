@@ -98,5 +98,5 @@ def test_nothing_there_is_told() -> None:
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x"])
 def test_a_machine_that_tells_of_files_elsewhere_writes_none_here(name: str) -> None:
     file = {"file": name, "size": 1, "time": 0, "data": base64.b64encode(b"x").decode()}
-    with pytest.raises(WeightsError, match="lies outside of the checkpoint"):
+    with pytest.raises(WeightsError, match="from the remote host"):
         staged(Scripted(file, end()))

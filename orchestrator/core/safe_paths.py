@@ -1,0 +1,222 @@
+"""Names, paths and digests from outside, checked where they are read, and the operations that take them to the disk.
+
+A hub, an index, a lockfile or a remote host says how a file is called. Each type here is a string that is checked when
+it is made, so a value that has the type is safe to use; `join` and `remove_tree` keep to the directory they are given.
+
+Standard library only, and Python 3.8: `weights/far_stage.py` sends this module to remote hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_SHOWN = 80  # characters of a refused value in a message
+_MAX_SIZE = (1 << 63) - 1  # bytes of a file (off_t)
+_COMMIT = re.compile("[0-9a-f]{40}")
+_CONTENT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
+# As huggingface_hub.utils.validate_repo_id: one or two names of at most 96 characters, neither `--` nor `..` in them.
+_REPOSITORY = re.compile(
+    r"(?:[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?/)?[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?", re.ASCII
+)
+
+
+class UnsafeValueError(ValueError):
+    """A value from outside that is not what it should be, or that leads out of its directory."""
+
+
+def display(value: object) -> str:
+    """Return the beginning of an untrusted value for a message, with control characters escaped."""
+    text = ascii(value)[1:-1] if isinstance(value, str) else repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+class CommitHash(str):
+    """A git commit: 40 hexadecimal digits, lower case."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: object) -> Self:
+        """Parse a commit. Raises UnsafeValueError."""
+        return super().__new__(cls, _match(_COMMIT, value, "a commit (40 hexadecimal digits)"))
+
+
+class ContentHash(str):
+    """What a hub knows a file by: a sha256 (git-lfs) or git's sha1, in lower-case hexadecimal digits."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: object) -> Self:
+        """Parse the digest of a file. Raises UnsafeValueError."""
+        return super().__new__(cls, _match(_CONTENT, value, "a sha1 or sha256 (40 or 64 hexadecimal digits)"))
+
+
+class ImageDigest(str):
+    """The digest of an image or a blob in a registry: `sha256:` and 64 hexadecimal digits."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: object) -> Self:
+        """Parse a digest. Raises UnsafeValueError."""
+        return super().__new__(cls, _match(_DIGEST, value, "a digest (`sha256:` and 64 hexadecimal digits)"))
+
+
+class RepositoryId(str):
+    """A repository on the hub: `org/name`, or `name` for one of the first models."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: object) -> Self:
+        """Parse the id of a repository. Raises UnsafeValueError."""
+        text = _match(_REPOSITORY, value, "a repository: write `org/name`")
+        if "--" in text or ".." in text or text.endswith(".git"):
+            raise UnsafeValueError(f"`{display(text)}` is not a repository: write `org/name`")
+        return super().__new__(cls, text)
+
+
+class RelativePath(str):
+    """A path below some directory: normalized, printable, without `..`, at most 1024 bytes long."""
+
+    __slots__ = ()
+    _max_path = 1024  # bytes; PATH_MAX is 4096 for the whole path
+    _max_segment = 255  # bytes, NAME_MAX
+    _reserved: frozenset[str] = frozenset()
+
+    def __new__(cls, value: object) -> Self:
+        """Parse a relative path. Raises UnsafeValueError."""
+        if not isinstance(value, str):
+            raise UnsafeValueError(f"expected the name of a file, not `{display(value)}`")
+        if reason := cls._objection(value):
+            raise UnsafeValueError(f"cannot use the file name `{display(value)}`: {reason}")
+        return super().__new__(cls, value)
+
+    @classmethod
+    def _objection(cls, text: str) -> str:
+        """Say why a path is refused; empty for one that is not."""
+        segments = text.split("/")
+        checks = (
+            (not text.isprintable() or "\\" in text, "it holds a control character or a backslash"),
+            (text.startswith("/"), "it is absolute"),
+            (text.startswith("-"), "it reads as an option"),
+            (".." in segments, "it leads out of its directory"),
+            ("" in segments or "." in segments, "it is not normalized"),
+            (any(each != each.strip() for each in segments), "a name in it begins or ends with a space"),
+            (_length(text) > cls._max_path, "it is too long"),
+            (max(map(_length, segments)) > cls._max_segment, "a name in it is too long"),
+            (any(each.lower() in cls._reserved for each in segments), "that folder is reserved"),
+        )
+        return next((reason for refused, reason in checks if refused), "")
+
+
+class FileName(RelativePath):
+    """The name of one file or folder, without a slash."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: object) -> Self:
+        """Parse a name. Raises UnsafeValueError."""
+        name = super().__new__(cls, value)
+        if "/" in name:
+            raise UnsafeValueError(f"cannot use the file name `{display(value)}`: it holds a slash")
+        return name
+
+
+class CheckpointFile(RelativePath):
+    """A file of a checkpoint, where a few folders are not the hub's: downloads under way, and those of tools.
+
+    Git runs programs that lie in `.git`. The limits leave room for the names of parts.
+    """
+
+    __slots__ = ()
+    _max_path = 900
+    _max_segment = 240
+    _reserved = frozenset({".parts", ".git", ".cache"})
+
+
+def _length(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
+
+
+def _match(grammar: re.Pattern[str], value: object, kind: str) -> str:
+    if not isinstance(value, str) or not grammar.fullmatch(value):
+        raise UnsafeValueError(f"`{display(value)}` is not {kind}")
+    return value
+
+
+def byte_count(value: object) -> int:
+    """Parse the size of a file. Raises UnsafeValueError for what is no whole number from 0 to 2^63-1."""
+    if type(value) is not int or not 0 <= value <= _MAX_SIZE:
+        raise UnsafeValueError(f"`{display(value)}` is not a size in bytes")
+    return value
+
+
+def join(root: Path, relative: RelativePath) -> Path:
+    """Return the path of a file below `root`; the file itself may be a link, its folders may not lead elsewhere.
+
+    Raises UnsafeValueError where a link among the folders leads out of `root`.
+    """
+    path = root / relative
+    if "/" in relative and not _is_inside(path.parent, root, strictly=False):
+        raise UnsafeValueError(f"cannot use `{path}`: a link leads out of `{root}`")
+    return path
+
+
+def remove_tree(path: Path, *, within: Path, ignore_errors: bool = True) -> None:
+    """Remove a directory with all it holds; nothing happens where there is none.
+
+    Raises UnsafeValueError unless it lies below `within`, links resolved, and OSError where asked for.
+    """
+    if path.name in {"", ".."} or not _is_inside(path, within, strictly=True):
+        raise UnsafeValueError(f"refused to remove `{path}`: it is not inside `{within}`")
+    shutil.rmtree(path, ignore_errors=ignore_errors)
+
+
+def _is_inside(path: Path, root: Path, *, strictly: bool) -> bool:
+    """Whether a path, with the links among its folders resolved, lies below `root` (or is it)."""
+    top = os.path.realpath(root)
+    inner = str(Path(os.path.realpath(path.parent), path.name)) if strictly else os.path.realpath(path)
+    return inner.startswith(top.rstrip(os.sep) + os.sep) or (inner == top and not strictly)
+
+
+def open_to_append(path: Path) -> IO[Any]:
+    """Open a regular file for reading and for writing at its end. Raises OSError for a link or a FIFO."""
+    number = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(f"`{path}` is not a file")
+    return os.fdopen(number, "a+b")
+
+
+def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
+    """Write `path` through a file beside it: a reader sees the old content or the new, and a failure leaves the old.
+
+    No one whom `mode` shuts out can read it at any moment. Raises OSError that names the file.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(beside, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, mode)) as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.chmod(mode)  # whatever the umask took away
+        beside.replace(path)
+    except OSError as error:  # a write that fails names no file
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+def move(source: Path, target: Path) -> Path:
+    """Put a file or directory in the place of another: at once, and of a link the link itself. Raises OSError."""
+    return source.replace(target)

@@ -1,0 +1,274 @@
+"""A hub may serve other bytes than expected; it chooses neither where they are written nor what is removed."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_samples import write_checkpoint
+from hostile_values import COMMITS, CONTENTS, NAMES, SIZES
+from loopback_hub import COMMIT, Hub, serve
+from loopback_ssh import needs_sshd, ssh_server
+from patience import PATIENCE
+
+from orchestrator.core.errors import HostError
+from orchestrator.weights import Hub as Asked
+from orchestrator.weights import list_files
+from orchestrator.weights.far_stage import far_program
+
+REPOSITORY = "amd/GLM-5.2-MXFP4"
+BLOB = "0" * 40
+SECOND = "model-00002-of-00003.safetensors"
+
+
+def entry(path: object = "x.json", size: object = 5, oid: object = BLOB) -> dict[str, object]:
+    return {"type": "file", "path": path, "size": size, "oid": oid}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("hub") / "glm", size=100_000, layers=4, mtp_layer=78)
+
+
+@pytest.fixture(scope="module")
+def shared(checkpoint: Path) -> Iterator[Hub]:
+    with serve(Hub(repository=REPOSITORY, directory=checkpoint)) as running:
+        yield running
+
+
+@pytest.fixture
+def hub(shared: Hub) -> Iterator[Hub]:
+    """The same for all, honest again after each test."""
+    yield shared
+    shared.sha, shared.more, shared.answers = COMMIT, [], {}
+    shared.sent.clear()
+
+
+def short(value: object) -> str:
+    return ascii(value)[:30]
+
+
+def refused(hub: Hub, *words: str) -> None:
+    with pytest.raises(HostError) as caught:
+        list_files(REPOSITORY, "main", Asked(endpoint=hub.url, token=None))
+    message = caught.value.message
+    assert message.isprintable()
+    assert all(word in message for word in words), message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("sha", COMMITS, ids=short)
+def test_a_hub_names_no_commit_that_is_none(hub: Hub, sha: object) -> None:
+    hub.sha = sha
+    refused(hub, "the hub cannot be used", "is not a commit")
+
+
+@pytest.mark.parametrize("name", NAMES, ids=short)
+def test_a_hub_lists_no_file_that_is_none(hub: Hub, name: object) -> None:
+    hub.more = [entry(path=name)]
+    refused(hub, "the hub cannot be used")
+
+
+@pytest.mark.parametrize("size", SIZES, ids=short)
+def test_a_hub_lists_no_size_that_is_none(hub: Hub, size: object) -> None:
+    hub.more = [entry(size=size)]
+    refused(hub, "the hub cannot be used", "is not a size in bytes")
+
+
+@pytest.mark.parametrize("oid", CONTENTS, ids=short)
+def test_a_hub_lists_no_content_that_is_none(hub: Hub, oid: object) -> None:
+    hub.more = [entry(oid=oid)]
+    refused(hub, "the hub cannot be used", "is not a sha1 or sha256")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(
+            b"<!doctype html><title>sign in</title>",
+            b"",
+            b"\xff\xfe",
+            b"{",
+            b"[" * 100_000,
+            b"null",
+            b"5",
+            b'"x"',
+            b"[]",
+            b"{}",
+        ),
+        *(
+            [None],
+            [5],
+            ["x"],
+            [[]],
+            [{}],
+            [{"type": "file"}],
+            [{"type": "file", "path": "x"}],
+            [{"type": "file", "path": "x", "size": 5}],
+        ),
+        *(
+            [{**entry(), "lfs": 5}],
+            [{**entry(), "lfs": {}}],
+            [{**entry(), "lfs": {"size": 5, "oid": "../x", "pointerSize": 1}}],
+        ),
+        *(
+            {"error": "x"},
+            {"sha": None},
+            {"id": 5, "sha": [COMMIT]},
+            [entry(), entry("../x")],
+        ),
+    ],
+    ids=short,
+)
+@pytest.mark.parametrize("end", [f"/tree/{COMMIT}", "/revision/main"])
+def test_an_answer_of_another_shape_is_a_fault_of_the_hub(hub: Hub, answer: object, end: str) -> None:
+    hub.answers = {end: answer}
+    refused(hub, "the hub cannot be")
+
+
+def test_a_hub_answers_with_the_commit_that_was_asked_for(hub: Hub) -> None:
+    hub.sha = "f" * 40
+    hub.answers = {f"/revision/{COMMIT}": {"id": REPOSITORY, "sha": "f" * 40, "siblings": []}}
+    with pytest.raises(HostError, match="it answers with"):
+        list_files(REPOSITORY, COMMIT, Asked(endpoint=hub.url, token=None))
+
+
+def command(directory: Path, *words: str) -> list[str]:
+    return [sys.executable, "-m", "orchestrator", "stage", "--profile", "mi355x-tp8", "--dir", str(directory), *words]
+
+
+def stage(hub: Hub, home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    base = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    env = {**base, "HF_ENDPOINT": hub.url, "DEPLOY_HOME": str(home / "here"), "HF_HOME": str(home / "hf")}
+    argv = command(home / "models/glm", *words)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("ssh")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        ssh_server(folder, deploy_home=folder / "home", monkeypatch=patch) as url,
+    ):
+        yield url
+
+
+@pytest.fixture(params=["here", pytest.param("ssh", marks=needs_sshd)])
+def place(request: pytest.FixtureRequest) -> list[str]:
+    """Words of a command that stages on this machine, or over ssh."""
+    return ["--host", request.getfixturevalue("far")] if request.param == "ssh" else []
+
+
+def valuables(folder: Path) -> dict[Path, bytes]:
+    """Files that are nobody's business, beside the checkpoint and elsewhere."""
+    files = (folder / "some/dir/kept", folder / "models/other/model.safetensors", folder / "models/glm/own.txt")
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"kept")
+    return {file: file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize("sha", ["{tmp}/some/dir", "../..", ".."])
+def test_no_commit_removes_a_directory(hub: Hub, tmp_path: Path, place: list[str], sha: str) -> None:
+    kept = valuables(tmp_path)
+    hub.sha = sha.format(tmp=tmp_path)
+    done = stage(hub, tmp_path, "--revision", "main", *place)
+    assert (done.returncode, "is not a commit" in done.stderr) == (4, True), done.stderr
+    assert {file: file.read_bytes() for file in kept} == kept
+
+
+@pytest.mark.parametrize("name", ["{tmp}/some/dir/x.json", "../other/x.json", ".parts/fetched"])
+def test_no_name_leads_out_of_the_checkpoint(hub: Hub, tmp_path: Path, place: list[str], name: str) -> None:
+    kept = valuables(tmp_path)
+    hub.more = [entry(path=name.format(tmp=tmp_path), size=(hub.directory / "config.json").stat().st_size)]
+    done = stage(hub, tmp_path, *place)
+    assert (done.returncode, "cannot use the file name" in done.stderr) == (4, True), done.stderr
+    found = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == kept, "nothing is written and nothing is removed"
+
+
+@pytest.mark.parametrize(
+    "link", [".parts", "sub", ".parts/" + COMMIT, ".parts/fetched", f".parts/{COMMIT}/config.json.part"]
+)
+def test_a_link_in_the_checkpoint_leads_nowhere(hub: Hub, tmp_path: Path, place: list[str], link: str) -> None:
+    kept = valuables(tmp_path)
+    at = tmp_path / "models/glm" / link
+    at.parent.mkdir(parents=True, exist_ok=True)
+    at.symlink_to(tmp_path / ("some/dir/kept" if link.endswith(("part", "fetched")) else "some/dir"))
+    hub.more = [entry(path="sub/x.json", size=(hub.directory / "config.json").stat().st_size)]
+    done = stage(hub, tmp_path, *place)
+    assert done.returncode == 4, done.stderr
+    assert "a fault of this tool" not in done.stderr
+    assert {file: file.read_bytes() for file in kept} == kept
+    assert [path.name for path in (tmp_path / "some/dir").iterdir()] == ["kept"]
+
+
+def test_a_file_that_is_a_link_is_replaced_and_what_it_names_is_kept(
+    hub: Hub, tmp_path: Path, place: list[str]
+) -> None:
+    kept = valuables(tmp_path)
+    (tmp_path / "models/glm/config.json").symlink_to(tmp_path / "some/dir/kept")
+    done = stage(hub, tmp_path, *place)
+    assert done.returncode == 0, done.stderr
+    assert {file: file.read_bytes() for file in kept} == kept
+    assert (tmp_path / "models/glm/config.json").read_bytes() == (hub.directory / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("repository", ["https://huggingface.co/amd/GLM-5.2-MXFP4", "a/b/c", "amd/GLM 5", " "])
+def test_what_is_no_repository_is_an_error_of_the_user_with_the_form_to_write(
+    hub: Hub, tmp_path: Path, place: list[str], repository: str
+) -> None:
+    done = stage(hub, tmp_path, "--set", f"model.origin.location={repository}", *place)
+    assert done.returncode == 3, done.stderr
+    assert "write `org/name`" in done.stderr
+
+
+def ask_there(far: str, requests: list[dict[str, object]]) -> list[list[dict[str, Any]]]:
+    """What the program says over there to each of these, which no version of this tool would send."""
+    host, port = far.removeprefix("ssh://").split(":")
+    each = f"while IFS= read -r line; do printf '%s\\n' \"$line\" | {shlex.join(far_program())}; echo; done"
+    argv = ["ssh", "-p", port, host, f"sh -c {shlex.quote(each)}"]
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    done = subprocess.run(argv, input=lines, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.stderr == ""
+    blocks = done.stdout.removesuffix("\n\n").split("\n\n")
+    return [[json.loads(line) for line in block.splitlines()] for block in blocks]
+
+
+@needs_sshd
+@pytest.mark.parametrize(
+    ("key", "values"), [("commit", COMMITS), ("file", NAMES), ("size", SIZES), ("identity", CONTENTS)]
+)
+def test_the_program_over_there_checks_for_itself(
+    far: str, tmp_path: Path, key: str, values: tuple[object, ...]
+) -> None:
+    """It is asked by whoever holds the connection, and does not rely on what was checked here."""
+    kept = valuables(tmp_path)
+    base = {"directory": str(tmp_path / "models/glm"), "address": "http://127.0.0.1:9", "headers": {}}
+    tried = [value for value in values if key != "file" or isinstance(value, str)]  # JSON has no other keys
+    files = ({"size": 5, "identity": BLOB, "file": "x.json", "commit": COMMIT} | {key: value} for value in tried)
+    requests: list[dict[str, object]] = [
+        {**base, "files": {str(f["file"]): [f["size"], f["identity"]]}, "commit": f["commit"]} for f in files
+    ]
+    answers = ask_there(far, requests)
+    reasons = [answer[0].get("error", "") if len(answer) == 1 else "" for answer in answers]
+    words = ("is not a", "cannot use the file name")
+    passed = [value for value, reason in zip(tried, reasons, strict=True) if not any(map(reason.count, words))]
+    assert passed == []
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == kept
+
+
+def test_a_body_without_end_is_left_when_it_is_longer_than_announced(
+    hub: Hub, tmp_path: Path, place: list[str]
+) -> None:
+    hub.more = [entry(path="long.json", size=1000, oid=BLOB)]
+    hub.answers = {"/long.json": bytes(5_000_000)}
+    done = stage(hub, tmp_path, *place)
+    assert done.returncode == 4
+    assert max(path.stat().st_size for path in tmp_path.rglob("long.json*")) <= 1001

@@ -1,0 +1,95 @@
+"""Values that a hub, an index or a remote host may give where a name, a commit or a size belongs."""
+
+NAMES: tuple[object, ...] = (
+    *("/etc/cron.d/x", "/x.json", "//x", "///", "/", "/../x", "/proc/self/mem", "/dev/sda"),
+    *("..", "../x", "a/..", "a/../../x", "a/../x", "../../../../etc/passwd", "x/../..", "./..", "a/b/c/../../../.."),
+    *(".", "./x", "a/.", "a/./b", "a//b", "a/", "x/.//y"),
+    *("..\\x", "a\\b", "C:\\x", "\\\\host\\share"),
+    *(
+        "x\ny",
+        "x\n",
+        "\nx",
+        "x\r",
+        "x\ty",
+        "x\x00",
+        "\x00",
+        "a\x00/../b",
+        "x\x1b[2J",
+        "\x1b]0;title\x07",
+        "x\x7f",
+        "x\x9by",
+    ),
+    *("x\u202ey", "x\u200by", "x\u2028y", "x\ufeff", "x\u2066y", "\ud800", "x\udcff"),
+    *(
+        ".parts/x",
+        ".parts",
+        ".parts/fetched",
+        ".PARTS/x",
+        "a/.parts/x",
+        ".git/config",
+        ".git/hooks/post-checkout",
+        "a/.git/x",
+    ),
+    *(".cache/huggingface/download/config.json.metadata", ".Git/config"),
+    *("-rf", "--help", "-/x", "-o/x"),
+    *(" x", "x ", " ", "a/ /b", "a/ b", "\u00a0"),
+    *("", "x" * 256, "a/" * 600 + "x", "\u00e9" * 200, "x" * 100_000),
+    *(None, 5, 1.5, True, ["x"], {"x": 1}, [], {}),
+)
+
+COMMITS: tuple[object, ...] = (
+    *("/some/dir", "../..", "..", ".", "", "/", "//", "../../..", "a/../..", "fetched", "../fetched", "."),
+    *(
+        "main",
+        "refs/heads/main",
+        "HEAD",
+        "0",
+        "386bd0e4",
+        "g" * 40,
+        "A" * 40,
+        "0" * 39,
+        "0" * 41,
+        "0" * 64,
+        "0x" + 38 * "0",
+    ),
+    *("0" * 40 + "\n", "\n" + "0" * 40, "0" * 39 + "\n", " " + "0" * 40, "0" * 40 + " ", "0" * 20 + "/" + "0" * 19),
+    *(
+        "0" * 40 + "/..",
+        "../" + "0" * 37,
+        "0" * 40 + "\x00",
+        "\x00" * 40,
+        "\x1b[2J" + "0" * 36,
+        "0" * 38 + "..",
+        "\u0660" * 40,
+        "0" * 39 + "\uff10",
+    ),
+    *(
+        "~",
+        "~root",
+        "$HOME",
+        "`id`",
+        "$(id)",
+        ";id",
+        "|id",
+        "-rf",
+        "--" + "0" * 38,
+        "*",
+        "?" * 40,
+        "%2e%2e",
+        "%2e%2e%2f",
+    ),
+    *("\ud800" * 40, "\u202e" + "0" * 39, "\\", "C:\\", "0" * 100_000),
+    *(None, 5, 10**40, 1.5, True, False, [], ["0" * 40], {}, {"sha": "0" * 40}),
+)
+
+SIZES: tuple[object, ...] = (
+    *(-1, -(2**63), 2**63, 2**64, 10**40, 1.0, 1.5, 1e308, True, False, None, "", "5", "-5", "0x5", "1e9", " 5", "5\n"),
+    *([], [5], {}, {"size": 5}, [[]], "nan", "inf", "5 GB", "\u0665", "../x", "\x00", "\x1b[2J"),
+)
+
+CONTENTS: tuple[object, ...] = (
+    *(each for each in COMMITS if each != "0" * 64),
+    "0" * 63,
+    "0" * 65,
+    "sha256:" + "0" * 64,
+)

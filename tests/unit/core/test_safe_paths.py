@@ -1,0 +1,204 @@
+"""Values from outside: what becomes a path, and what `join` and `remove_tree` refuse."""
+
+from pathlib import Path
+
+import pytest
+from hostile_values import COMMITS, CONTENTS, NAMES, SIZES
+
+from orchestrator.core.safe_paths import (
+    CheckpointFile,
+    CommitHash,
+    ContentHash,
+    FileName,
+    ImageDigest,
+    RelativePath,
+    RepositoryId,
+    UnsafeValueError,
+    byte_count,
+    join,
+    move,
+    open_to_append,
+    remove_tree,
+)
+
+RESERVED = {".parts", ".git", ".cache"}
+FORBIDDEN_REPOSITORIES = (
+    *("", " ", "/", "a/", "/a", "a/b/c", "a//b", "../b", "a/..", ".", "..", "a/.", "-a/b", "a/-b", "a/b-", "a/b."),
+    *("https://huggingface.co/amd/GLM", "http://x/y", "hf.co/amd/GLM", "huggingface.co/amd/GLM/tree/main", "amd/GLM "),
+    *(
+        " amd/GLM",
+        "amd /GLM",
+        "amd/GL M",
+        "amd/GLM\n",
+        "amd/GLM\x00",
+        "amd/GLM@main",
+        "amd/GLM:main",
+        "amd/GLM?x",
+        "amd/GLM#x",
+    ),
+    *(
+        "amd\\GLM",
+        "amd/GLM.git",
+        "a--b/c",
+        "a/b--c",
+        "a..b/c",
+        "amd/GLM/",
+        "~/glm",
+        "$HOME/x",
+        "a/" + "b" * 97,
+        None,
+        5,
+        [],
+        {},
+    ),
+    *(
+        "/models/glm",
+        "./glm",
+        "../glm",
+        "hf://amd/GLM",
+        "git@hf.co:amd/GLM",
+        "amd/GLM\x1b[2J",
+        "amd/é",
+        "amd/GLM\u202e",
+    ),
+    *(
+        "file:///x",
+        "amd%2fGLM",
+        "a/b?revision=x",
+        "'a/b'",
+        '"a/b"',
+        "a/b;id",
+        "$(id)/x",
+        "a/b|c",
+        "a/*",
+        "[a]/b",
+        "{}/b",
+        "a,b",
+    ),
+)
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:30])
+def test_a_hostile_name_is_no_file_of_a_checkpoint(name: object) -> None:
+    with pytest.raises(UnsafeValueError) as refused:
+        CheckpointFile(name)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 250
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in NAMES if not (isinstance(name, str) and ({each.lower() for each in name.split("/")} & RESERVED))],
+    ids=lambda name: ascii(name)[:30],
+)
+@pytest.mark.parametrize("kind", [RelativePath, FileName])
+def test_a_hostile_name_is_no_path_either(kind: type[RelativePath], name: object) -> None:
+    with pytest.raises(UnsafeValueError):
+        kind(name)
+
+
+@pytest.mark.parametrize("value", COMMITS, ids=lambda value: ascii(value)[:30])
+def test_a_hostile_commit_is_none(value: object) -> None:
+    with pytest.raises(UnsafeValueError):
+        CommitHash(value)
+    with pytest.raises(UnsafeValueError):
+        ImageDigest(value)
+
+
+@pytest.mark.parametrize("value", CONTENTS, ids=lambda value: ascii(value)[:30])
+def test_a_hostile_content_id_is_none(value: object) -> None:
+    with pytest.raises(UnsafeValueError):
+        ContentHash(value)
+
+
+@pytest.mark.parametrize("value", SIZES, ids=lambda value: ascii(value)[:30])
+def test_a_hostile_size_is_none(value: object) -> None:
+    with pytest.raises(UnsafeValueError):
+        byte_count(value)
+
+
+@pytest.mark.parametrize("value", FORBIDDEN_REPOSITORIES, ids=lambda value: ascii(value)[:30])
+def test_what_is_not_a_repository_is_refused_with_the_form_to_write(value: object) -> None:
+    with pytest.raises(UnsafeValueError, match="write `org/name`"):
+        RepositoryId(value)
+
+
+@pytest.mark.parametrize("value", ["amd/GLM-5.2-MXFP4", "gpt2", "a/b", "zai-org/GLM-4.5_x", "A1/_x", "a/" + "b" * 96])
+def test_a_repository(value: str) -> None:
+    assert RepositoryId(value) == value
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        ".gitattributes",
+        "a/b/c.safetensors",
+        "README.md",
+        "x y.txt",
+        "größe.txt",
+        "..x",
+        "x..",
+        "a/...",
+        "中/文.json",
+    ],
+)
+def test_a_file_of_a_checkpoint(name: str, tmp_path: Path) -> None:
+    assert join(tmp_path, CheckpointFile(name)) == tmp_path / name
+
+
+def test_a_link_among_the_folders_leads_nowhere_else(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (root / "inner").mkdir(parents=True)
+    outside.mkdir()
+    (root / "away").symlink_to(outside)
+    (root / "up").symlink_to("..")
+    (root / "beside").symlink_to(tmp_path / "root-2")
+    (root / "own").symlink_to("inner")
+    (root / "inner/deep").symlink_to(outside)
+    (root / "loop").symlink_to("loop")
+    for name in ("away/x", "up/x", "beside/x", "inner/deep/x", "up/root/../x"):
+        with pytest.raises(UnsafeValueError):
+            join(root, RelativePath(name))
+    assert join(root, RelativePath("own/x")) == root / "own/x"
+    assert join(root, RelativePath("away")) == root / "away", "the file itself may be a link"
+    linked = tmp_path / "linked"
+    linked.symlink_to(root)
+    assert join(linked, RelativePath("inner/x")) == linked / "inner/x"
+
+
+def test_a_tree_is_removed_below_its_directory_and_nowhere_else(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for folder in (root / "inner/deep", outside / "deep", tmp_path / "root-2"):
+        folder.mkdir(parents=True)
+        (folder / "kept").write_text("x")
+    (root / "away").symlink_to(outside)
+    for path in (
+        root,
+        tmp_path,
+        outside,
+        tmp_path / "root-2",
+        root / "..",
+        root / "inner/../..",
+        root / "away/deep",
+        Path("/"),
+    ):
+        with pytest.raises(UnsafeValueError, match="refused to remove"):
+            remove_tree(path, within=root)
+    remove_tree(root / "away", within=root)  # a link is no tree
+    assert (outside / "deep/kept").read_text() == "x"
+    remove_tree(root / "inner", within=root)
+    remove_tree(root / "missing", within=root)
+    assert sorted(path.name for path in root.iterdir()) == ["away"]
+
+
+def test_nothing_is_appended_to_through_a_link(tmp_path: Path) -> None:
+    outside, link = tmp_path / "outside", tmp_path / "link"
+    outside.write_text("x")
+    link.symlink_to(outside)
+    with pytest.raises(OSError, match="symbolic links"):
+        open_to_append(link)
+    new = tmp_path / "new"
+    new.write_text("y")
+    move(new, link)
+    assert (outside.read_text(), link.read_text(), link.is_symlink()) == ("x", "y", False)
