@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Final
 
+from orchestrator.core.safe_paths import CheckpointFile
 from orchestrator.plan import Model
 from orchestrator.weights.config import CONFIG, QUANT_CONFIG
 from orchestrator.weights.hub import Hub, list_files
 from orchestrator.weights.outline import CheckpointFiles, HubFiles, LocalFiles
 
-_NAMES: Final = (CONFIG, QUANT_CONFIG, "generation_config.json")
+_NAMES: Final = (CONFIG, QUANT_CONFIG, CheckpointFile("generation_config.json"))
 _MAX_BYTES: Final = 16 << 20  # of one file; Quark lists each layer that it leaves out
 _MAX_MODULES: Final = 32  # of a model that brings its own code
 
