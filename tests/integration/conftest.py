@@ -153,9 +153,9 @@ def slurm_cluster(slurm_daemons: SlurmCluster, monkeypatch: pytest.MonkeyPatch) 
     return slurm_daemons
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def slurm_home(tmp_path_factory: pytest.TempPathFactory, engine_home: Home, tiny_model: Path) -> Home:
-    """A home of its own: from one in which a job was started, Slurm is asked by every later command."""
+    """Return a home for one test: what a failed test has on record does not meet the next one."""
     home = Home(tmp_path_factory.mktemp("slurm-home"))
     home.environments.symlink_to(engine_home.environments)
     home.models.symlink_to(tiny_model.parent)
