@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import stat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -203,6 +204,8 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
+    # A second Ctrl-C would otherwise interrupt the removal that follows the first.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         with open(beside, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, mode)) as stream:
             stream.write(data)
@@ -214,6 +217,7 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> Path:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         beside.unlink(missing_ok=True)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return path
 
 

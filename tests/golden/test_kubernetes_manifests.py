@@ -4,6 +4,7 @@ Two profiles are kept whole, one as what differs from the first. `UPDATE_GOLDEN=
 """
 
 from pathlib import Path
+from textwrap import indent
 
 import kubernetes_validate
 import pytest
@@ -14,6 +15,8 @@ from golden_files import check_file, check_folder, differences
 from orchestrator.commands.planning import load, profile_names
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.errors import ProfileError
+from orchestrator.core.paths import data_root
+from orchestrator.engine import life
 from orchestrator.weights import overlay_path
 
 FOLDER = Path(__file__).parent / "kubernetes"
@@ -23,11 +26,21 @@ SHIPPED = {name: load(name).plan for name in profile_names(Catalogue.shipped())}
 FIT = [name for name, plan in SHIPPED.items() if plan.engine.image and not overlay_path(plan)]
 
 
+PROGRAMS = (data_root() / "images" / "check_server_args.py", Path(life.__file__))  # in a ConfigMap of each case
 DIFFERENCES = {"b200-tp8": "mi355x-tp4dp2"}  # a case, and the one that it is compared with
 
 
 def manifests(case: str) -> dict[str, str]:
-    return manifest_texts(cluster_plan(case, *CASES[case]))
+    """Its manifests, each program of this repository that they carry as its name alone."""
+    texts = manifest_texts(cluster_plan(case, *CASES[case]))
+    return {name: _without_programs(text) for name, text in texts.items()}
+
+
+def _without_programs(text: str) -> str:
+    for program in PROGRAMS:
+        carried = indent(program.read_text(), " " * 4)
+        text = text.replace(carried, f"    <{program.name}>\n")
+    return text
 
 
 @pytest.mark.parametrize("case", sorted(CASES.keys() - DIFFERENCES.keys()))

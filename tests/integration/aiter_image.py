@@ -13,7 +13,7 @@ from kernel_samples import HEADER, line
 
 COMMIT: Final = "9127c94a18e4398e1eba91f6639e910f0994ad02"
 AITER: Final = "/sgl-workspace/aiter"
-_FILES: Final = {
+FILES: Final = {
     "aiter/configs/model_configs/glm5_fp4_tuned_fmoe.csv": f"{HEADER}\n{line(32)}\n",
     "aiter/configs/model_configs/glm5_fp4_untuned_fmoe.csv": "token,model_dim\n1,6144\n",
     "aiter/configs/model_configs/bf16_tuned_gemm.csv": "M,N,K\n1,2,3\n",
@@ -28,7 +28,7 @@ def imported(engine: docker.DockerClient) -> Iterator[str]:
     """The image's name, until the end of the block."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
-        for path, text in _FILES.items():
+        for path, text in FILES.items():
             member = tarfile.TarInfo(f"{AITER.lstrip('/')}/{path}")
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text.encode()))

@@ -18,6 +18,8 @@ from kernel_samples import WHOLE_CONFIG
 from loopback_hub import COMMIT, Hub, serve
 from loopback_ssh import needs_sshd, ssh_server
 from patience import PATIENCE, wait_for
+from standin import base_image
+from wheels import wheel
 
 from orchestrator.commands import staging
 from orchestrator.commands.planning import load
@@ -168,22 +170,23 @@ def test_an_up_fetches_what_is_missing_over_there_and_only_that(
 
 
 @pytest.mark.docker
-def test_the_command_stages_there_before_it_makes_anything(
+@pytest.mark.wheels
+def test_up_stages_there_before_it_looks_at_the_machine(
     hub: Hub, tmp_path: Path, docker_daemon: Docker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No registry answers for the image, and so it ends there."""
-    assert docker_daemon.version
+    """It ends at its preflight: the remote host has no GPU of the profile."""
     (hub.directory / "config.json").write_text(json.dumps(WHOLE_CONFIG))
     home, ssh = tmp_path / "there", tmp_path / "ssh"
     ssh.mkdir()
-    image = ("--set", "engine.image=127.0.0.1:9/none:1", "--profile", "mi355x-tp8")
+    base = base_image(wheel("0.5.16"), docker=docker_daemon.program)
+    image = ("--set", f"engine.image={base}", "--profile", "mi355x-tp8", "--accept-untuned")
     with ssh_server(ssh, deploy_home=home, monkeypatch=monkeypatch) as url:
         done = subprocess.run(
             [sys.executable, "-m", "orchestrator", "up", "--host", url, *image],
             env=environment(hub, tmp_path), capture_output=True, text=True, check=False, timeout=PATIENCE,
         )  # fmt: skip
     assert f"checkpoint {url}: {home}/models/glm-5.2-mxfp4: 3 shards" in done.stderr
-    assert done.stderr.index("checkpoint ssh://") < done.stderr.index("base image `127.0.0.1:9/none:1`")
+    assert "error: the machine is not ready for `mi355x-tp8`" in done.stderr
     assert (home / "models/glm-5.2-mxfp4" / SECOND).is_file()
     assert not (tmp_path / "here/models").exists()
 
