@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 from hypothesis import settings
+from kubernetes_runs import MARKER, record_run
 from real_servers import RealServers
 from schedule import GroupScheduling, judges_times, sort_longest_first
 from summary import last_lines, needless
@@ -88,6 +89,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sort_longest_first(items)
+    for item in items:
+        if "cluster_of_tests" in getattr(item, "fixturenames", ()):
+            item.add_marker(MARKER)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -135,6 +139,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line("\n".join(attack_table(rows.values())))
     terminalreporter.section("this run")
     seconds, servers = time.monotonic() - config.stash[STARTED], config.stash[SERVERS].stop()
+    record_run(reports)
     for line in last_lines(terminalreporter, seconds=seconds, real_servers=servers):
         terminalreporter.write_line(line)
     if config.getoption("--fail-on-needless-skips"):

@@ -25,7 +25,11 @@ from orchestrator.core.paths import Home
 from orchestrator.runtimes import Handle
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
-pytestmark = [pytest.mark.skipif(bool(unavailable()), reason=f"a real Kubernetes {unavailable()}"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif(bool(unavailable()), reason=f"a real Kubernetes {unavailable()}"),
+    pytest.mark.kubernetes,
+    pytest.mark.slow,
+]
 
 IMAGE: Final = f"registry.invalid/sglang@sha256:{'0123456789abcdef' * 4}"
 KEY: Final = "sk-0f-the-tests-0f-the-tests"

@@ -64,7 +64,14 @@ def slurm_case(request: pytest.FixtureRequest) -> Case:
 CASES = {"docker": docker_case, "kubernetes": kubernetes_case, "process": process_case, "slurm": slurm_case}
 
 
-@pytest.fixture(params=["process", "slurm", pytest.param("docker", marks=pytest.mark.docker), "kubernetes"])
+@pytest.fixture(
+    params=[
+        "process",
+        "slurm",
+        pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param("kubernetes", marks=pytest.mark.kubernetes),
+    ]
+)
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     """Each runtime in turn; what was started is taken down after the test."""
     made = CASES[request.param](request)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import summary
+from kubernetes_runs import last_run
 from schedule import LONGEST, SHARES_SERVER, group_of
 from summary import excuse_for
 
@@ -81,6 +82,34 @@ def test_a_missing_package_is_an_excuse_only_where_the_tests_do_not_install_it(m
         ):
             assert (excuse_for(reason) is not None) == excused, reason
         assert excuse_for("no wheel of sglang 0.5.14: the index does not answer") is not None
+
+
+ON_KUBERNETES = """
+import pytest
+
+@pytest.mark.kubernetes
+@pytest.mark.parametrize("number", range(2))
+def test_on_a_cluster(number):
+    assert number < {passing}
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_run_on_a_real_kubernetes_is_recorded_only_where_all_pass(
+    tmp_path: Path, workers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "record.json"
+    monkeypatch.setenv("KUBERNETES_RUN", str(record))
+    assert run(tmp_path, ON_KUBERNETES.format(passing=1), "--numprocesses", workers)[0] == 1
+    assert last_run(record) == "real Kubernetes: its tests have never run"
+    assert run(tmp_path, ON_KUBERNETES.format(passing=2), "--numprocesses", workers)[0] == 0
+    assert re.fullmatch(r"real Kubernetes: 2 tests last passed on 20\d\d-\d\d-\d\d, at commit \S+", last_run(record))
+
+
+def test_where_no_kubernetes_is_built_the_last_run_is_told(tmp_path: Path) -> None:
+    skipped = '@pytest.mark.skip(reason="a real Kubernetes needs etcd")\ndef test_on_a_cluster():\n    pass\n'
+    assert last_run() in run(tmp_path, "import pytest\n\n" + skipped)[1]
+    assert last_run() not in run(tmp_path, RUN)[1]
 
 
 def test_every_file_that_is_scheduled_by_its_name_exists() -> None:

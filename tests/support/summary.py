@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import pytest
+from kubernetes_runs import last_run
 from schedule import seconds_by_group
 
 _SLOWEST: Final = 5
+_NO_KUBERNETES: Final = "no Kubernetes built"
 
 
 def _installs_packages() -> bool:
@@ -31,7 +33,7 @@ class Excuse:
 EXCUSES: Final = (
     Excuse(kind="no NVIDIA GPU", pattern=r"NVIDIA GPU"),
     Excuse(kind="the machine has GPUs", pattern=r"this machine has (GPUs|the real tools)"),
-    Excuse(kind="no Kubernetes built", pattern=r"a real Kubernetes "),
+    Excuse(kind=_NO_KUBERNETES, pattern=r"a real Kubernetes "),
     Excuse(kind="does not apply", pattern=r"a pod of a Deployment is always started again"),
     Excuse(kind="not asked for", pattern=r"`make quark` runs this"),
     Excuse(kind="the machine was busy", pattern=r"^not judged: "),
@@ -78,6 +80,8 @@ def last_lines(reporter: pytest.TerminalReporter, *, seconds: float, real_server
     for reason, times in Counter(map(reason_of, skipped)).most_common():
         excuse = excuse_for(reason)
         yield f"skipped {times} ({excuse.kind if excuse else 'COULD HAVE RUN'}): {reason}"
+    if any((found := excuse_for(reason_of(each))) and found.kind == _NO_KUBERNETES for each in skipped):
+        yield last_run()
     slowest = sorted(seconds_by_group(reports).items(), key=lambda each: -each[1])[:_SLOWEST]
     yield from (f"slowest {taken:6.1f} s  {group}" for group, taken in slowest)
     yield f"{real_servers} real servers started"

@@ -289,8 +289,8 @@ def test_a_text_around_secrets_is_not_known_as_a_whole() -> None:
         ("hf_0123456789abcdefXYZ", REDACTED),
         ("HTTPS_PROXY=http://me:pa55@proxy:3128", f"HTTPS_PROXY=http://me:{REDACTED}@proxy:3128"),
         (
-            "Looking in indexes: https://u:1234@pypi.org/simple/",
-            f"Looking in indexes: https://u:{REDACTED}@pypi.org/simple/",
+            "Looking in indexes: https://u:1234@pypi.example/simple/",
+            f"Looking in indexes: https://u:{REDACTED}@pypi.example/simple/",
         ),
         ("git+https://x-access-token:t0k@h.org/a/b@v1", f"git+https://x-access-token:{REDACTED}@h.org/a/b@v1"),
         ("redis://:p@ss,w\\'d@[::1]:6379/0", f"redis://:{REDACTED}@[::1]:6379/0"),
@@ -315,7 +315,7 @@ def test_what_looks_like_a_secret_is_taken_out(text: str, shown: str) -> None:
         "http://host:30000/path@x, http://host:30000?to=a@b, http://host:30000 me@host.org, http://[::1]:30000/a:b@c",
         "ssh://user@host, ssh://user:@host, http://me@[::1]:30000, scp me@host:/a, https://h/see:me@host.org",
         'tcp://127.0.0.1:29500, ["http://a:1","me@b"], docker://sglang:v0.5.14@sha256:0123abcd',
-        "https://me:****@pypi.org/simple",
+        "https://me:****@pypi.example/simple",
     ],
 )
 def test_ordinary_text_stays_as_it_is(text: str) -> None:
@@ -564,7 +564,7 @@ def test_a_flood_costs_no_more_than_its_beginning(lead: str) -> None:
         ('Worker {{ url: "http://10.0.0.1:30000", api_key: None, id: {word} }}', KEY),
         ('{{"rid": "{word}", "api_key": null, "auth_token": null}}', KEY),
         ("Receive: obj=GenerateReqInput(rid='{word}', text='the key is important to basic training')", KEY),
-        ("Looking in indexes: https://me:****@pypi.org/simple for {word}", KEY),
+        ("Looking in indexes: https://me:****@pypi.example/simple for {word}", KEY),
         ('  File "/sgl-workspace/sglang/python/sglang/srt/models/{word}.py", line 1, in forward', "sglang"),
     ],
 )

@@ -1,0 +1,41 @@
+"""When the tests on a real Kubernetes last passed: kept in a file that a run writes, and that is committed."""
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+MARKER: Final = "kubernetes"
+ROOT: Final = Path(__file__).parents[2]
+LAST_RUN: Final = Path(os.environ.get("KUBERNETES_RUN") or ROOT / "tests" / "integration" / "kubernetes_run.json")
+
+
+def record_run(reports: Sequence[pytest.TestReport], path: Path = LAST_RUN) -> None:
+    """Write the date, the commit and the number of tests, where all that ran on a real Kubernetes passed."""
+    called = [each for each in reports if MARKER in each.keywords and each.when == "call"]
+    failed = [each for each in reports if MARKER in each.keywords and each.failed]
+    passed = sum(each.passed for each in called)
+    if failed or not passed:
+        return
+    found = {"when": f"{datetime.now(UTC):%Y-%m-%d}", "commit": commit(), "tests": passed}
+    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+def last_run(path: Path = LAST_RUN) -> str:
+    """One line for the summary."""
+    if not path.is_file():
+        return "real Kubernetes: its tests have never run"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return f"real Kubernetes: {found['tests']} tests last passed on {found['when']}, at commit {found['commit']}"
+
+
+def commit() -> str:
+    """The commit of this checkout, with `-dirty` where files differ from it; `unknown` outside a repository."""
+    argv = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty", "--abbrev=12"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
