@@ -27,7 +27,7 @@ from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
 pytestmark = [
     pytest.mark.skipif(bool(unavailable()), reason=f"a real Kubernetes {unavailable()}"),
-    pytest.mark.kubernetes,
+    pytest.mark.real_kubernetes,
     pytest.mark.slow,
 ]
 

@@ -69,7 +69,7 @@ CASES = {"docker": docker_case, "kubernetes": kubernetes_case, "process": proces
         "process",
         "slurm",
         pytest.param("docker", marks=pytest.mark.docker),
-        pytest.param("kubernetes", marks=pytest.mark.kubernetes),
+        pytest.param("kubernetes", marks=pytest.mark.real_kubernetes),
     ]
 )
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:

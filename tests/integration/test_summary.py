@@ -87,7 +87,7 @@ def test_a_missing_package_is_an_excuse_only_where_the_tests_do_not_install_it(m
 ON_KUBERNETES = """
 import pytest
 
-@pytest.mark.kubernetes
+@pytest.mark.real_kubernetes
 @pytest.mark.parametrize("number", range(2))
 def test_on_a_cluster(number):
     assert number < {passing}

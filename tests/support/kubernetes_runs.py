@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-MARKER: Final = "kubernetes"
+MARKER: Final = "real_kubernetes"
 ROOT: Final = Path(__file__).parents[2]
 LAST_RUN: Final = Path(os.environ.get("KUBERNETES_RUN") or ROOT / "tests" / "integration" / "kubernetes_run.json")
 
