@@ -11,7 +11,7 @@ from ports import free_port
 from survivors import programs_of, survivors
 
 _AT_ONCE = 200  # rounds: more than run at a time
-ENGINE = Path(__file__).with_name("scripted_engine.py")
+ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
 
 
 @dataclass(frozen=True)

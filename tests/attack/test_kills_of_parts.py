@@ -9,17 +9,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from random import Random
 
 import pytest
 from deployment import Deployment, Deployments
+from parts import pids_of, record_of
 from patience import wait_for
 from rounds import attack
 from survivors import SOON, programs_of
 
 from orchestrator.core.procfs import read_process
-from orchestrator.runtimes.supervised.record import Record, read_record, write_record
+from orchestrator.runtimes.supervised.record import write_record
 
 pytestmark = pytest.mark.attack
 
@@ -55,24 +55,6 @@ def test_parts_that_die_are_told_and_leave_nothing(deployments: Deployments) -> 
         yield from (f"{part} {stage.__name__}: {fault}" for fault in deployment.survivors())
 
     attack("kills of parts", ROUNDS, kill)
-
-
-def record_of(deployment: Deployment) -> tuple[Path, Record] | None:
-    for path in sorted(deployment.home.glob("runs/*/*/process.json"), reverse=True):  # the newest start
-        if (record := read_record(path.parent)) is not None:
-            return path.parent, record
-    return None
-
-
-def pids_of(deployment: Deployment, part: str) -> list[int]:
-    """The processes of a part; none before it runs."""
-    if (found := record_of(deployment)) is None or found[1].server is None:
-        return []
-    supervisor, server = (int(known.split("/")[1]) for known in (found[1].supervisor, found[1].server))
-    programs = dict(programs_of(deployment.home))
-    named = [pid for pid, line in programs.items() if line.startswith(part)]
-    everything = [pid for pid in programs if (process := read_process(pid)) and process.session == supervisor]
-    return {"supervisor": [supervisor], "server": [server], "all": everything}.get(part, named)
 
 
 def kill(deployment: Deployment, part: str) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from deployment import Deployment, Deployments
 from forked import Command
+from parts import pids_of
 from patience import wait_for
 from rounds import attack
 from survivors import listens
-from test_kills_of_parts import pids_of
 
 pytestmark = pytest.mark.attack
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from deployment import Deployments
+from parts import pids_of
 from patience import wait_for
-from test_kills_of_parts import pids_of
-from test_watched_impostors import end, events, wait_for_event, watched
+from watching import end, events, wait_for_event, watched
 
 pytestmark = pytest.mark.attack
 

@@ -6,24 +6,22 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
-from deployment import ENGINE, Deployment, Deployments
-from forked import Command
+from deployment import ENGINE, Deployments
+from parts import pids_of
 from patience import wait_for
 from survivors import listens
-from test_kills_of_parts import pids_of
+from watching import end, wait_for_event, watched
 
 from orchestrator.core import shell
 
 pytestmark = pytest.mark.attack
 
-NOTICED = 120  # seconds; it takes three, and a watch that is deceived looks at the server itself after 300
 NO_TOKEN = {"text": "", "output_ids": [], "meta_info": {"prompt_tokens": 3, "completion_tokens": 0, "cached_tokens": 0}}
 
 
@@ -59,33 +57,6 @@ def impostor(port: int, model: str) -> Iterator[None]:
     with shell.start(argv, output=shell.DEVNULL, tied=True):
         wait_for(lambda: listens(port))
         yield
-
-
-def events(watch: Command) -> list[str]:
-    return [json.loads(line)["event"] for line in watch.stdout.splitlines()]
-
-
-def wait_for_event(watch: Command, event: str) -> None:
-    deadline = time.monotonic() + NOTICED
-    while event not in events(watch):
-        assert time.monotonic() < deadline, f"no `{event}` among {events(watch)}"
-        time.sleep(0.1)
-
-
-def watched(deployment: Deployment, *settings: str) -> Command:
-    """A server that is watched."""
-    chosen = [word for setting in ("healing.unhealthy_after=3", "healing.restarts=1000") for word in ("--set", setting)]
-    assert not list(deployment.run(*deployment.up(*settings, *chosen)).faults(0))
-    watch = deployment.start("watch", deployment.name, "--json")
-    wait_for_event(watch, "watching")
-    return watch
-
-
-def end(deployment: Deployment, watch: Command) -> None:
-    assert not list(deployment.run("down", deployment.name).faults(0))
-    watch.send(signal.SIGINT)
-    assert not list(watch.wait().faults(130))
-    assert deployment.survivors(killed=True) == []
 
 
 @pytest.mark.parametrize("model", ["", "another", "tiny"], ids=["an-empty-object", "another-model", "the-same-model"])

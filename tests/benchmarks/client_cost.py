@@ -3,7 +3,7 @@
     python tests/benchmarks/client_cost.py [--aiohttp] [--sglang PYTHON] [--aiperf PROGRAM] [--requests 500]
                                            [--rates 50,100,200] [--rounds 5]
 
-Each client sends the same streamed requests to the same scripted server (tests/integration/scripted_server.py, in a
+Each client sends the same streamed requests to the same scripted server (tests/support/scripted_server.py, in a
 process of its own): 32 ids in, 50 tokens out, one a chunk, TTFT 50 ms, then a token every 5 ms. The clients take turns,
 and what is printed of each is the median over the rounds: CPU seconds per 1,000 requests (what the client's processes
 used, less what they use for two requests: start-up is not load), how far the median TTFT it reports lies above the one

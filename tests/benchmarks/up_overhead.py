@@ -5,7 +5,7 @@
 By hand: the rendered command is executed, and `/health` polled every 0.1 s until it answers 200. `deploy up`: from the
 command's first moment to the line that says ready; the smoke test that follows is shown apart. The two alternate, so
 that whatever else the machine does meets both. Needs the environment of `cpu-tiny` (`make demo` builds it). With IMAGE
-(tests/integration/standin.py makes one that holds sglang) both are containers: the rendered `docker run` line by hand.
+(tests/support/standin.py makes one that holds sglang) both are containers: the rendered `docker run` line by hand.
 """
 
 import json

@@ -10,8 +10,8 @@ import pytest
 from command_line import CommandLine
 from loopback_hub import COMMIT, Hub, serve
 from ports import free_port
+from server_commands import command, model_in, with_setting
 from standin import AITER, PACKAGE, engine_image, packages_of
-from test_server_args import command, model_in, with_setting
 from torch_forks import Program, run_forked
 from wheels import unpacked
 

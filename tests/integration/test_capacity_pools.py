@@ -18,7 +18,7 @@ from orchestrator.plan.capacity import KvCache
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-SCRIPT = Path(__file__).with_name("cache_pools.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "cache_pools.py"
 ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
 IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
 LLAMA = {

@@ -30,7 +30,7 @@ from orchestrator.runtimes.supervised.record import read_record
 
 pytestmark = pytest.mark.engine
 
-ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
+ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
 KEY = "sk-of-the-clients-alone"
 NAME = "pair"
 

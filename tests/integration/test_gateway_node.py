@@ -33,7 +33,7 @@ KEY = "sk-0f-several-p0ds"
 IMAGE = "deploy.test/gateway:1"
 ACCOUNT = f"system:serviceaccount:default:deploy-{NAME}"
 KINDS = "deployments,replicasets,services,configmaps,secrets,networkpolicies,serviceaccounts,roles,rolebindings"
-_ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
+_ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
 _LAUNCHER = b"""
 import runpy, sys
 sys.argv = ["/opt/scripted_engine.py", "-m", "sglang.launch_server", *sys.argv[1:]]

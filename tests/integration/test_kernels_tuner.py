@@ -19,7 +19,7 @@ from orchestrator.kernels.disk.tuner import Tuned, TuningJob, tune
 from orchestrator.kernels.disk.watch import WatchLimits, watch
 from orchestrator.kernels.rows import RowOrigin
 
-STANDIN = Path(__file__).with_name("tuner_standin.py")
+STANDIN = Path(__file__).parents[1] / "support" / "tuner_standin.py"
 KEYS = tuple(row.key for row in every_bucket(FUSED_TP8))[:6]
 WHO = RowProvenance(host="h", image="sha256:1", aiter_commit="9127c94a", date="2026-11-20T00:00:00Z")
 

@@ -4,14 +4,13 @@ Checkpoints have GLM-5.2's structure with shrunken dimensions; nothing of sglang
 """
 
 import json
-import os
 import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from draft_model_runs import run, run_lines
 from wheels import unpacked
 
 from orchestrator.environments import Environment
@@ -19,7 +18,6 @@ from orchestrator.weights import write_overlay
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels, pytest.mark.slow]
 
-SCRIPT = Path(__file__).with_name("draft_model.py")
 KINDS = ("bf16", "mxfp4")  # the dtype of the MTP layer's routed experts; the rest of that layer is bf16 in both
 
 
@@ -112,27 +110,3 @@ def copy_literally(checkpoint: Path, copy: Path) -> None:
 
 def load(environment: Environment, folders: list[Path], *, sources: Path | None = None) -> dict[str, dict[str, Any]]:
     return run_lines(environment, "load", *map(str, folders), sources=sources)
-
-
-def run_lines(environment: Environment, *arguments: str, sources: Path | None = None) -> dict[str, dict[str, Any]]:
-    """What `draft_model.py` says of each checkpoint, by its folder's name."""
-    return run_orders(environment, arguments, sources=sources)[0]
-
-
-def run_orders(
-    environment: Environment, *orders: Sequence[str], sources: Path | None = None
-) -> list[dict[str, dict[str, Any]]]:
-    """The same of several orders, which share what a process imports."""
-    arguments = [word for order in orders for word in (*order, "--")][:-1]
-    lines = run(environment, *arguments, sources=sources).splitlines()
-    results = [json.loads(line) for line in lines if line.startswith('{"checkpoint"')]
-    return [{each["checkpoint"]: each for each in results if each["order"] == at} for at in range(len(orders))]
-
-
-def run(environment: Environment, *arguments: str, sources: Path | None = None) -> str:
-    variables = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
-    variables |= {"PYTHONPATH": str(sources)} if sources else {}
-    argv = [str(environment.python), str(SCRIPT), *arguments]
-    done = subprocess.run(argv, env=variables, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout

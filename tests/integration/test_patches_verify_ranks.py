@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.wheels, pytest.mark.engine, pytest.mark.slow]
 
 PATCH = "eagle-verify-broadcast"
 DIFF = SourceChecker.of_ledger().diffs[PATCH]
-RANKS = Path(__file__).with_name("eagle_ranks.py")
+RANKS = Path(__file__).parents[1] / "support" / "eagle_ranks.py"
 RANK_0 = {"length": 3, "accepted": [0, 1, 2], "tokens": [5, 7, 11]}
 RANK_1 = {"length": 1, "accepted": [0], "tokens": [5]}
 

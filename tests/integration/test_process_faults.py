@@ -95,7 +95,7 @@ def test_server_outlives_a_killed_cli_and_is_found_again(cpu_engine: CpuEngine) 
     """
     lines = "\n".join(line.strip() for line in script.splitlines())
     argv = [sys.executable, "-c", lines, str(cpu_engine.home.root), str(cpu_engine.python)]
-    code = subprocess.run(argv, cwd=Path(__file__).parent, check=False).returncode
+    code = subprocess.run(argv, cwd=Path(__file__).parents[1] / "support", check=False).returncode
 
     runtime = ProcessRuntime(cpu_engine.home)
     (handle,) = runtime.find("survivor")

@@ -384,7 +384,7 @@ def test_starter_killed_at_any_moment_leaves_a_server_that_is_found_or_none(engi
 
 def starter(program: str, engine: CpuEngine, *words: str, **environ: str) -> "subprocess.Popen[bytes]":
     argv = [sys.executable, "-c", program, str(engine.home.root), *words]
-    return subprocess.Popen(argv, cwd=Path(__file__).parent, env={**os.environ, **environ})
+    return subprocess.Popen(argv, cwd=Path(__file__).parents[1] / "support", env={**os.environ, **environ})
 
 
 def running(runtime: ProcessRuntime) -> list[Handle]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draft_model_runs import run_orders
 from plan_samples import plan_of
 from quark_samples import RECIPES, Tiny, write_tiny
-from test_patches_draft_model import run_orders
 from wheels import read, unpacked
 
 from orchestrator.environments import Environment

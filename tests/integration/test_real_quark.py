@@ -9,9 +9,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from draft_model_runs import run_lines
+from quantising import Quantising
 from quark_source import REAL_FILES, files_digest, write_source
-from test_patches_draft_model import run_lines
-from test_quantise import Quantising
 
 from orchestrator.core.paths import Home
 from orchestrator.environments import Environment

@@ -34,7 +34,7 @@ from orchestrator.runtimes.supervised import interpreter
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
+ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
 KEY = Secret("sk-of-the-comparison")
 COUNTED = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from draft_model_config import glm_config
+from server_commands import command, model_in, with_setting
 from torch_forks import Program, run_forked
 from wheels import unpacked
 
-from orchestrator.commands.planning import load, profile_names, render_artifacts
+from orchestrator.commands.planning import load, profile_names
 from orchestrator.core.catalogue import Catalogue
 from orchestrator.core.errors import ProfileError
 from orchestrator.environments import Environment
@@ -24,7 +24,7 @@ VERSIONS: Mapping[str, tuple[str, ...]] = {
     "0.5.16": ("engine=sglang-0.5.16-rocm",),
     "0.5.23": ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x"),
 }
-SCRIPT = Path(__file__).with_name("server_args.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "server_args.py"
 Ask = Callable[[str, str], dict[str, str]]  # version and platform, to the verdict of each profile and setting
 
 # What the engine refuses in at least one of the versions.
@@ -167,47 +167,10 @@ def ask(cpu_environment: Environment, tiny_model: Path, tmp_path_factory: pytest
     return said
 
 
-def model_in(folder: Path, **parts: object) -> Path:
-    """The folder with a config.json of GLM-5.2's shape: as many heads and as long a context."""
-    shape = {"max_position_embeddings": 1 << 20, "num_attention_heads": 64, "num_key_value_heads": 64}
-    (folder / "config.json").write_text(json.dumps({**glm_config("bf16"), **shape, **parts}))
-    return folder
-
-
-def command(profile: str, model: Path, *overrides: str) -> tuple[str, ...]:
-    """The arguments of a profile's server."""
-    rendered = render_artifacts(load(profile, overrides=overrides).plan)
-    argv = list(next(iter(rendered.replicas), rendered).command.argv)  # before several servers stands a gateway
-    argv[argv.index("--model-path") + 1] = str(model)
-    return tuple(argv[argv.index("sglang.launch_server") + 1 :])
-
-
 def wrong(model: Path) -> dict[str, tuple[str, ...]]:
     """A command that is right, by the name "", and one with each setting, by that."""
     base = command("mi355x-tp8", model)
     return {"": base, **{setting: with_setting(base, setting) for setting in (*REFUSED, *STRICTER, *RIGHT)}}
-
-
-def with_setting(argv: Sequence[str], setting: str) -> tuple[str, ...]:
-    """A command line with flags set as an override says, whatever a plan thinks of them."""
-    words = list(argv)
-    for override in setting.split(" & "):
-        name, _, text = override.partition("=")
-        option, values = f"--{name}", _values(text)
-        if option in words:
-            at = words.index(option)
-            after = next((place for place in range(at + 1, len(words)) if words[place].startswith("--")), len(words))
-            del words[at:after]
-        words += [] if values is None else [option, *values]
-    return tuple(words)
-
-
-def _values(text: str) -> list[str] | None:
-    if text in {"true", "null"}:
-        return [] if text == "true" else None
-    if text.startswith("["):
-        return [item for item in text[1:-1].split(",") if item]
-    return [text]
 
 
 def overrides_of(setting: str) -> list[str]:

@@ -13,7 +13,7 @@ from ports import free_port
 
 from orchestrator.core.paths import Home
 
-ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
+ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
 NAME = "owl"
 
 

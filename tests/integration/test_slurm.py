@@ -24,7 +24,7 @@ from orchestrator.core.paths import Home
 from orchestrator.runtimes.slurm.jobs import cancel, signal_server
 
 pytestmark = pytest.mark.engine
-SCRIPTED = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
+SCRIPTED = Path(__file__).parents[1] / "support" / "scripted_engine.py"
 KEY = "wJ4-an-API-key-of-the-test"
 
 

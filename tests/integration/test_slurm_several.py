@@ -24,7 +24,7 @@ from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
+ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
 KEY = "sk-of-the-clients-of-the-cluster"
 NAME = "pair"
 FILL = (("n0", 3), ("n1", 4))  # nodes have four CPUs; a server of these tests takes one

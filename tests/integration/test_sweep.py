@@ -14,7 +14,7 @@ from orchestrator.core.paths import Home
 
 pytestmark = pytest.mark.slow
 
-ENGINE = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
+ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
 # A token takes a fiftieth or a five-hundredth of a second, or the server ends while it loads; half cannot be planned.
 SPACE = """
 workload: ./load.yaml

@@ -23,7 +23,7 @@ from orchestrator.core.paths import Home
 from orchestrator.runtimes.supervised.record import read_record
 
 pytestmark = pytest.mark.engine
-SCRIPTED = Path(__file__).parents[1] / "attack" / "scripted_engine.py"
+SCRIPTED = Path(__file__).parents[1] / "support" / "scripted_engine.py"
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from test_vigil import SERVES, UNHEALTHY, World
+from watched_world import SERVES, UNHEALTHY, World
 
 from orchestrator.commands.announcer import EventKind
 from orchestrator.commands.vigil import GATEWAY, Vigil

@@ -7,10 +7,29 @@ from typing import Any
 
 import httpx
 
+from orchestrator.prove import Target
+
 NAME = "glm-5.2"
 CONTEXT = 4096
 PAGE = 64
 Body = dict[str, Any]
+TARGET = Target(
+    url="http://127.0.0.1:30000",
+    served_name=NAME,
+    context_length=CONTEXT,
+    dp=1,
+    speculative=False,
+    prefix_cache=True,
+    cache_report=True,
+    metrics=True,
+    grammar=True,
+    questions=(),
+    prefill_chunk=None,
+    wrong_answers=(),
+    inexact=(),
+    greedy=(),
+    api_key=None,
+)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from likelihood_server import NAME, LikelihoodServer, Way
-from test_smoke_checks import TARGET
+from smoke_server import TARGET
 
 from orchestrator.commands.probe import ProbeOptions, ProbeSide, load_reference, reference_of, run_probe, save_reference
 from orchestrator.core.errors import BenchError, SmokeError

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import httpx
 import pytest
-from smoke_server import CONTEXT, NAME, ScriptedServer
+from smoke_server import TARGET, ScriptedServer
 
 from orchestrator import prove as smoke
 from orchestrator.commands.planning import load
@@ -18,23 +18,6 @@ from orchestrator.core.secret import Secret
 from orchestrator.plan import Hazard, Origin, Question
 from orchestrator.prove import CheckResult, SmokeReport, Target, Verdict
 
-TARGET = Target(
-    url="http://127.0.0.1:30000",
-    served_name=NAME,
-    context_length=CONTEXT,
-    dp=1,
-    speculative=False,
-    prefix_cache=True,
-    cache_report=True,
-    metrics=True,
-    grammar=True,
-    questions=(),
-    prefill_chunk=None,
-    wrong_answers=(),
-    inexact=(),
-    greedy=(),
-    api_key=None,
-)
 ASKED = (("What is 17 times 3?", "51"), ("{filler} Which city?", "Paris"), ("{filler} Which word?", "kestrel"))
 KNOWS = {question.removeprefix("{filler}"): answer for question, answer in ASKED}
 CAUSE = Hazard(id="gemm", what="a GEMM reckons wrongly", source="sglang #28685", hint="take another engine")

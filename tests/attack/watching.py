@@ -1,0 +1,37 @@
+"""A server under `deploy watch`, and the events that it prints."""
+
+import json
+import signal
+import time
+
+from deployment import Deployment
+from forked import Command
+
+NOTICED = 120  # seconds; it takes three, and a watch that is deceived looks at the server itself after 300
+
+
+def events(watch: Command) -> list[str]:
+    return [json.loads(line)["event"] for line in watch.stdout.splitlines()]
+
+
+def wait_for_event(watch: Command, event: str) -> None:
+    deadline = time.monotonic() + NOTICED
+    while event not in events(watch):
+        assert time.monotonic() < deadline, f"no `{event}` among {events(watch)}"
+        time.sleep(0.1)
+
+
+def watched(deployment: Deployment, *settings: str) -> Command:
+    """A server that is watched."""
+    chosen = [word for setting in ("healing.unhealthy_after=3", "healing.restarts=1000") for word in ("--set", setting)]
+    assert not list(deployment.run(*deployment.up(*settings, *chosen)).faults(0))
+    watch = deployment.start("watch", deployment.name, "--json")
+    wait_for_event(watch, "watching")
+    return watch
+
+
+def end(deployment: Deployment, watch: Command) -> None:
+    assert not list(deployment.run("down", deployment.name).faults(0))
+    watch.send(signal.SIGINT)
+    assert not list(watch.wait().faults(130))
+    assert deployment.survivors(killed=True) == []

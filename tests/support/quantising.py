@@ -1,0 +1,53 @@
+"""A `deploy quantise` that runs, its shards and its processes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from quark_source import stand_in_path
+
+from orchestrator.core.waiting import look_until
+
+
+class Quantising:
+    """A `deploy quantise` that runs."""
+
+    def __init__(
+        self, place: Path, target: str, *words: str, does: str = "", recipe: str = "glm-5.2-amd", real: bool = False
+    ) -> None:
+        self.target = place / target
+        argv = [sys.executable, "-P", "-m", "orchestrator", "quantise", str(place / "tiny"), str(self.target)]
+        env = {**os.environ, "DEPLOY_HOME": str(place / "home")}
+        env |= {} if real else {"PYTHONPATH": stand_in_path(), "QUARK_STAND_IN": does}
+        self.process = subprocess.Popen(
+            [*argv, "--recipe", recipe, *words], env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def end(self) -> tuple[int, str]:
+        try:
+            _, said = self.process.communicate(timeout=1000)
+        finally:
+            self.process.kill()
+            self.process.wait()
+        return self.process.returncode, said
+
+    def shards(self) -> list[Path]:
+        return sorted(self.target.with_name(f"{self.target.name}.quantising").glob("checkpoint/*.safetensors"))
+
+    def wait_for_shards(self, count: int, *, within: float = 60, pause: float = 0.05) -> None:
+        look_until(lambda found: len(found) >= count, self.shards, within=within, pause=pause)
+        assert len(self.shards()) >= count
+
+    def workers(self) -> list[int]:
+        """Processes that name this target's folder, wherever they are."""
+        return [pid for pid, words in _processes() if f"{self.target}.quantising" in words and pid != self.process.pid]
+
+
+def _processes() -> Iterator[tuple[int, str]]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            yield int(path.parent.name), path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
