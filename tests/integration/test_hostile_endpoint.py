@@ -233,7 +233,8 @@ def test_no_metrics_are_no_failed_point(behaviour: str, tmp_path: Path) -> None:
 CHILD = """
 import sys
 from pathlib import Path
-sys.path[:0] = [str(Path(sys.argv[1]).parent)]
+tests = Path(sys.argv[1]).parents[1]
+sys.path[:0] = [str(tests / "integration"), str(tests / "support")]
 import test_hostile_endpoint as verbs
 from orchestrator.core.errors import DeployError
 from contextlib import nullcontext
