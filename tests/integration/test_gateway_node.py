@@ -33,7 +33,7 @@ KEY = "sk-0f-several-p0ds"
 IMAGE = "deploy.test/gateway:1"
 ACCOUNT = f"system:serviceaccount:default:deploy-{NAME}"
 KINDS = "deployments,replicasets,services,configmaps,secrets,networkpolicies,serviceaccounts,roles,rolebindings"
-_ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
+_SUPPORT = Path(__file__).parents[1] / "support"
 _LAUNCHER = b"""
 import runpy, sys
 sys.argv = ["/opt/scripted_engine.py", "-m", "sglang.launch_server", *sys.argv[1:]]
@@ -51,7 +51,8 @@ def image(cluster_of_tests: ClusterEngine) -> str:
         python = f"/usr/local/lib/{debian_python()}/dist-packages/sglang"
         add_file(tar, f"{python}/__init__.py", b"")
         add_file(tar, f"{python}/launch_server.py", _LAUNCHER)
-        add_file(tar, "/opt/scripted_engine.py", _ENGINE.read_bytes())
+        for name in ("scripted_engine.py", "engine_api.py"):
+            add_file(tar, f"/opt/{name}", (_SUPPORT / name).read_bytes())
         add_file(tar, f"{IN_IMAGE}/{LAUNCHER}", (data_root() / "images" / LAUNCHER).read_bytes())
         library = packages.parent.parent / "lib" / debian_python() / "site-packages"
         tar.add(library, arcname=IN_IMAGE_PACKAGES.lstrip("/"))

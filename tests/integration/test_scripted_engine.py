@@ -25,7 +25,10 @@ from orchestrator.engine import (
     read_chat,
     read_chat_events,
     read_generated,
+    read_scored,
     read_server_info,
+    scoring_body,
+    tokenize_body,
     tokens_so_far,
 )
 from orchestrator.engine.client import EngineClient
@@ -111,6 +114,22 @@ def seen(server: CpuServer) -> Mapping[str, object]:
         events = list(client.events(endpoints.COMPLETIONS, body))
         native = list(client.events(endpoints.GENERATE, generate_body([9] * 16, tokens=5)))
         together = read_chat_events(streamed)
+        schema = {
+            "type": "object",
+            "properties": {"ready": {"const": True}},
+            "required": ["ready"],
+            "additionalProperties": False,
+        }
+        wanted = {"type": "json_schema", "json_schema": {"name": "ready", "schema": schema}}
+        structured = read_chat(
+            client.post(endpoints.CHAT_COMPLETIONS, {**chat_body(name, "?", tokens=64), "response_format": wanted})
+        )
+        tokenized = client.post(endpoints.TOKENIZE, tokenize_body(name, "Once upon a time"))
+        scoring = scoring_body([[7] * 16, [9] * 16], top=2, tokens=3, start=4)
+        scored = [
+            read_scored(each, (7 + 2 * place,) * 16, start=4, tokens=3, top=2)
+            for place, each in enumerate(client.post_list(endpoints.GENERATE, scoring))
+        ]
         return {
             "health": client.health(tries=3),
             "models": client.models(),
@@ -137,6 +156,12 @@ def seen(server: CpuServer) -> Mapping[str, object]:
             ),
             "chat in pieces": together.pieces > 1,
             "tokens at the end": [tokens_so_far(stream[-1]) for stream in (events, native)],
+            "structured": (structured.finish_reason, json.loads(structured.text)["ready"]),
+            "tokens of a text": len(tokenized) > 0,
+            "scores": [
+                [(len(part.own), [len(top) for top in part.top]) for part in (each.prompt, each.said)]
+                for each in scored
+            ],
             "choices": (has_choices(events[0]), has_choices(events[-1])),
             "stages": stages(server),
             "key in log": KEY.reveal() in server.log.read_text(),

@@ -19,20 +19,19 @@ import argparse
 import asyncio
 import json
 import os
-import random
 import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
 
-PAGE = 1
+from engine_api import EngineApi
+
 DRIP = 0.05  # seconds between two drops
-CONTEXT = 32768
 MARK = "\N{PILE OF POO}"  # stands in a polite answer where raw text is to go
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -129,135 +128,12 @@ BEHAVIOURS: Mapping[str, Behaviour] = {
 }  # fmt: skip
 
 
-class Polite:
-    """What sglang would answer, as far as this project asks it."""
-
-    def __init__(self, model: str) -> None:
-        self.model = model
-        self.generated = 0
-        self.seen: set[str] = set()
-
-    def answer(self, path: str, content: bytes) -> tuple[int, list[Any], bool]:
-        """Status, documents (the events of a stream, or one body), and whether they are a stream."""
-        if path == "/metrics":
-            name = f'{{model_name="{self.model}"}}'
-            return 200, [f"sglang:generation_tokens_total{name} {self.generated}.0\n"], False
-        documents: dict[str, Any] = {
-            "/v1/models": {"data": [{"id": self.model, "max_model_len": CONTEXT}]},
-            "/model_info": {"model_path": f"models/{self.model}"},
-            "/server_info": {"version": "0.5.14", "page_size": PAGE, "dp_size": 1, "enable_cache_report": True},
-        }
-        answers = {"/generate": self._generate, "/v1/completions": self._complete, "/v1/chat/completions": self._chat}
-        if path not in {*answers, "/tokenize"}:
-            return 200, [documents.get(path, {})], False
-        try:
-            asked = json.loads(content)
-        except ValueError:
-            return 400, [{"error": "not JSON"}], False
-        if path == "/tokenize" or asked.get("return_logprob"):
-            return 200, [_scored_all(asked)], False
-        text = asked.get("input_ids") or asked.get("prompt") or asked.get("text") or asked.get("messages")
-        count = (
-            asked.get("max_tokens", 16)
-            if "sampling_params" not in asked
-            else asked["sampling_params"]["max_new_tokens"]
-        )
-        if (path.endswith("chat/completions") and isinstance(text, str)) or count < 0 or len(text) > CONTEXT:
-            return 400, [{"error": "bad request"}], False
-        self.generated += count
-        counts = {"prompt_tokens": len(text), "completion_tokens": count, "cached_tokens": self._cached(text)}
-        documents_of = answers[path](asked, _words(text, count, asked.get("sampling_params", asked)), counts)
-        return 200, documents_of, bool(asked.get("stream"))
-
-    def _cached(self, text: object) -> int:
-        known = json.dumps(text) in self.seen
-        self.seen.add(json.dumps(text))
-        return len(str(text) if not isinstance(text, list) else text) - 1 if known else 0
-
-    def _generate(self, asked: dict[str, Any], ids: list[int], counts: dict[str, int]) -> list[Any]:
-        def document(until: int) -> dict[str, Any]:
-            reason = {"type": "length"} if until == len(ids) else None
-            meta = {
-                **counts,
-                "completion_tokens": until,
-                "dp_rank": asked.get("routed_dp_rank"),
-                "finish_reason": reason,
-            }
-            return {"text": "a" * until, "output_ids": ids[:until], "meta_info": meta}
-
-        return [document(until) for until in range(1, len(ids) + 1)] if asked.get("stream") else [document(len(ids))]
-
-    def _complete(self, asked: dict[str, Any], ids: list[int], counts: dict[str, int]) -> list[Any]:
-        words = [f"w{each} " for each in ids]
-        if not asked.get("stream"):
-            return [{"choices": [{"text": "".join(words), "finish_reason": "length"}], "usage": _usage(counts)}]
-        return _chunks([{"text": word} for word in words], counts)
-
-    def _chat(self, asked: dict[str, Any], ids: list[int], counts: dict[str, int]) -> list[Any]:
-        words = (
-            ['{"ready": true, ', '"colour": "red"}'] if "response_format" in asked else [f"w{each} " for each in ids]
-        )
-        counts = {**counts, "completion_tokens": len(words)}
-        if not asked.get("stream"):
-            reason = "stop" if "response_format" in asked else "length"
-            choice = {"message": {"content": "".join(words), "reasoning_content": None}, "finish_reason": reason}
-            return [{"choices": [choice], "usage": _usage(counts)}]
-        return _chunks([{"delta": {"content": word}} for word in words], counts)
-
-
-def _scored_all(asked: dict[str, Any]) -> object:
-    """What the probe asks for: tokens of a text, or log-probabilities of several."""
-    if "prompt" in asked:
-        return {"tokens": [ord(each) for each in asked["prompt"]]}
-    return [_scored(ids, asked) for ids in asked["input_ids"]]
-
-
-def _scored(ids: list[int], asked: dict[str, Any]) -> dict[str, Any]:
-    """Log-probabilities of a prompt and of what follows it, by the tokens alone."""
-    start, tokens = asked["logprob_start_len"], asked["sampling_params"]["max_new_tokens"]
-    whole = [*ids, *([100] * tokens)]
-    own = [[-2.0 - token % 7 / 10, token, None] for token in whole[start:]]
-    top = [[[-1.0 - place, 300 + place, None] for place in range(asked["top_logprobs_num"])] for _ in own]
-    given = len(ids) - start
-    meta = {"finish_reason": {"type": "length", "length": tokens}, "cached_tokens": start}
-    meta |= {"input_token_logprobs": [[None, ids[start], None], *own[1:given]], "output_token_logprobs": own[given:]}
-    meta |= {"input_top_logprobs": [None, *top[1:given]], "output_top_logprobs": top[given:]}
-    return {"text": "", "output_ids": whole[len(ids) :], "meta_info": meta}
-
-
-def _words(text: object, count: int, sampling: Mapping[str, Any]) -> list[int]:
-    return random.Random(None if sampling.get("temperature") else str(text)).choices(range(100, 200), k=count)
-
-
-def _usage(counts: Mapping[str, int]) -> dict[str, Any]:
-    asked, given = counts["prompt_tokens"], counts["completion_tokens"]
-    details = {"cached_tokens": counts["cached_tokens"]}
-    return {
-        "prompt_tokens": asked,
-        "completion_tokens": given,
-        "total_tokens": asked + given,
-        "prompt_tokens_details": details,
-    }
-
-
-def _chunks(choices: list[dict[str, Any]], counts: dict[str, int]) -> list[Any]:
-    last = len(choices) - 1
-    whole = [
-        {
-            "choices": [{**choice, "index": 0, "finish_reason": "length" if place == last else None}],
-            "usage": _usage({**counts, "completion_tokens": place + 1}),
-        }
-        for place, choice in enumerate(choices)
-    ]
-    return [*whole, {"choices": [], "usage": _usage(counts)}]
-
-
 class HostileServer:
     """Serves by rules: path, or path and key, to what is done there."""
 
     def __init__(self, rules: Mapping[str, str], *, model: str = "tiny") -> None:
         self._rules = rules
-        self._polite = Polite(model)
+        self._api = EngineApi(model=model)
         self.asked: list[str] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -293,13 +169,12 @@ class HostileServer:
                     await writer.drain()
                     await asyncio.sleep(0)  # the buffer takes small pieces without a pause
             return False
-        status, documents, stream = self._polite.answer(path, content)
-        texts = [self._changed(path, each) for each in documents]
-        if stream:
-            sent = "".join(f"data: {text}\n\n" for text in [*texts, "[DONE]"]).encode()
+        answer = self._api.answer(path, content)
+        changed = replace(answer, documents=[self._changed(path, each) for each in answer.documents])
+        sent, status = changed.body().encode(), answer.status
+        if answer.stream:
             writer.write(CHUNKED + b"%x\r\n%s\r\n0\r\n\r\n" % (len(sent), sent))
         else:
-            sent = texts[0].encode()
             writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(sent), sent))
         await writer.drain()
         return True

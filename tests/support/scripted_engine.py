@@ -12,7 +12,8 @@ Told by variables of its environment:
     SCRIPTED_BROKEN=1        it ends while it loads, with a traceback
     SCRIPTED_DETACHED=1      the scheduler starts a program that leaves its session, with an empty environment
     SCRIPTED_DEAF=1          SIGTERM does not end it
-    SCRIPTED_ECHO=base64     it repeats its API key so encoded: in its log, in errors and in streams
+    SCRIPTED_ECHO=base64,hex it repeats its API key in these encodings: in its log, in errors and in answers
+    SCRIPTED_LOG=OOMKilled   a line of its log says this
     SCRIPTED_REFUSE=1        it generates nothing for others, and says so with 400
     SCRIPTED_UNHEALTHY=FILE  while that file names its port, a health check gets 503
     SCRIPTED_MUTE=FILE       while there is such a file, it is healthy and generates nothing: where the file says
@@ -28,30 +29,29 @@ import os
 import signal
 import socketserver
 import sys
-import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import Any, NoReturn
+from typing import NoReturn
 from urllib.parse import quote
 
-Json = dict[str, Any]
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - also where PYTHONSAFEPATH is set
 
-CONTEXT = 32768
+from engine_api import VERSION, Answer, EngineApi
+
+UNHEALTHY = os.environ.get("SCRIPTED_UNHEALTHY", "")
 VERSIONS = {
     "python": "3.11.2",
     "torch": "2.9.1+cpu",
     "cuda": None,
     "hip": None,
-    "sglang": "0.5.14",
+    "sglang": VERSION,
     "sglang-kernel": None,
     "flashinfer-python": None,
     "triton": None,
     "transformers": "5.3.0",
 }
-WORDS = ("the", "server", "answers", "with", "tokens", "while", "its", "cache", "keeps", "every", "prefix", "seen")
 ENCODINGS: dict[str, Callable[[str], str]] = {
     "plain": str,
     "base64": lambda key: base64.b64encode(key.encode()).decode(),
@@ -68,62 +68,8 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
 }
 
 
-class Scheduler:
-    """What is behind the API: tokens that follow from the prompt where none are sampled, a prefix cache, counters."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: list[list[int]] = []
-        self.counts = dict.fromkeys(("prompt_tokens", "generation_tokens", "cached_tokens", "num_requests"), 0)
-        self.came_out = 0  # requests, behind the detokenizer
-
-    def generate(self, prompt: list[int], tokens: int, *, greedy: bool = True) -> tuple[list[int], int]:
-        """The ids after `prompt`, and how many tokens of it came from the cache."""
-        with self._lock:
-            cached = min(max((common(prompt, known) for known in self._known), default=0), len(prompt) - 1)
-            seed = zlib.crc32(repr(prompt).encode()) + (0 if greedy else self.counts["num_requests"])
-            ids = [100 + (seed + 7919 * place) % 400 for place in range(tokens)]
-            self._known = [*self._known[-20:], prompt + ids]
-            for name, more in zip(self.counts, (len(prompt), tokens, cached, 1), strict=True):
-                self.counts[name] += more
-            return ids, cached
-
-    def forget(self) -> None:
-        self._known = []
-
-    def metrics(self) -> str:
-        labels = '{engine_type="unified",model_name="tiny",moe_ep_rank="0",pp_rank="0",tp_rank="0"}'
-        counts = {**self.counts, "num_requests": self.came_out}
-        lines = [f"sglang:{name}_total{labels} {float(value)}" for name, value in counts.items()]
-        lines += [f"sglang:num_{state}_reqs{labels} 0.0" for state in ("queue", "running")]
-        lines += [f"sglang:num_used_tokens{labels} 0.0", f"sglang:max_total_num_tokens{labels} 65536.0"]
-        lines += [f"sglang:fwd_occupancy{labels} NaN"]
-        for mode, name in (("prefill_compute", "prompt_tokens"), ("decode", "generation_tokens")):
-            of_mode = labels.replace("}", f',mode="{mode}"}}')
-            lines += [f"sglang:realtime_tokens_total{of_mode} {float(self.counts[name])}"]
-        lines += ['sglang:http_requests_active{endpoint="/metrics",method="GET"} 1.0']
-        for latency in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
-            lines += [f"sglang:{latency}_sum{labels} 0.1", f"sglang:{latency}_count{labels} 1.0"]
-        return "\n".join(lines) + "\n"
-
-
-def common(one: list[int], other: list[int]) -> int:
-    """The length of the prefix they share."""
-    return next(
-        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
-
-
-def ids_of(prompt: object) -> list[int]:
-    return list(prompt) if isinstance(prompt, list) else [100 + letter for letter in str(prompt).encode()]
-
-
-def words(ids: list[int]) -> list[str]:
-    return [f" {WORDS[each % len(WORDS)]}" for each in ids]
-
-
 class Handler(BaseHTTPRequestHandler):
-    """sglang's HTTP API, as far as it is asked here."""
+    """Sends what `EngineApi` answers."""
 
     protocol_version = "HTTP/1.1"
     server: "Server"
@@ -139,151 +85,39 @@ class Handler(BaseHTTPRequestHandler):
         say(f'INFO:     127.0.0.1:{self.client_address[1]} - "{line}" {status.value} {status.phrase}')
 
     def _respond(self, content: bytes) -> None:
-        open_to_all = self.path in {"/health", "/metrics"}
-        if self.server.key and not open_to_all and self.headers.get("Authorization") != f"Bearer {self.server.key}":
-            self._answer(401, {"error": "Unauthorized"})
+        if self.path == "/generate" and (mute := content_of(os.environ.get("SCRIPTED_MUTE", ""))):
+            while mute == "hangs":
+                time.sleep(0.1)
+            self._send(200, mute, "text/plain")
             return
-        route = ROUTES.get(self.path)
-        if route is None:
-            self._answer(404, {"detail": "Not Found"})
-            return
-        try:
-            route(self, json.loads(content) if content else {})
-        except (ValueError, KeyError, TypeError) as error:
-            say(f"[http_server] Error: {error}{self.server.echo}")
-            self._answer(400, {"object": "error", "message": f"{error}{self.server.echo}", "code": 400})
+        answer = self.server.api.answer(self.path, content, self.headers.get("Authorization"))
+        unhealthy = self.path == "/health" and self.server.port in content_of(UNHEALTHY).split()
+        if answer.status == 400:
+            say(f"[http_server] Error: {answer.body()}{self.server.api.echo}")
+        if answer.stream:
+            self._stream(answer)
+        else:
+            kind = "text/plain" if isinstance(answer.documents[0], str) else "application/json"
+            self._send(503 if unhealthy else answer.status, answer.body(), kind)
 
-    def _answer(self, status: int, body: Json | str) -> None:
-        data = (body if isinstance(body, str) else json.dumps(body)).encode()
+    def _send(self, status: int, body: str, kind: str) -> None:
+        data = body.encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
-        self.send_header("Content-Type", "text/plain" if isinstance(body, str) else "application/json")
+        self.send_header("Content-Type", kind)
         self.end_headers()
         self.wfile.write(data)
 
-    def _stream(self, events: Iterator[Json]) -> None:
+    def _stream(self, answer: Answer) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for event in (*map(json.dumps, events), "[DONE]"):
+        for event in (*answer.texts(), "[DONE]"):
             time.sleep(self.server.step)
             data = f"data: {event}\n\n".encode()
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         self.wfile.write(b"0\r\n\r\n")
-
-    def health(self, _: Json) -> None:
-        self.server.scheduler.generate([1], 1)
-        unhealthy = self.server.options["port"] in content_of(os.environ.get("SCRIPTED_UNHEALTHY", "")).split()
-        self._answer(503 if unhealthy else 200, "")
-
-    def metrics(self, _: Json) -> None:
-        self._answer(200, self.server.scheduler.metrics())
-
-    def flush(self, _: Json) -> None:
-        self.server.scheduler.forget()
-        self._answer(200, "Cache flushed.\n")
-
-    def models(self, _: Json) -> None:
-        name = self.server.options["served-model-name"]
-        self._answer(200, {"object": "list", "data": [{"id": name, "object": "model", "max_model_len": CONTEXT}]})
-
-    def model_info(self, _: Json) -> None:
-        self._answer(200, {"model_path": self.server.options["model-path"], "is_generation": True})
-
-    def server_info(self, _: Json) -> None:
-        known = {"version": "0.5.14", "page_size": 1, "dp_size": 1, "enable_cache_report": True}
-        self._answer(200, {**known, "api_key": self.server.key, "speculative_algorithm": None})
-
-    def generate(self, body: Json) -> None:
-        """sglang's own API."""
-        if mute := content_of(os.environ.get("SCRIPTED_MUTE", "")):
-            while mute == "hangs":
-                time.sleep(0.1)
-            self._answer(200, mute)
-            return
-        prompt, tokens = ids_of(body.get("text") or body["input_ids"]), body["sampling_params"]["max_new_tokens"]
-        ids, cached = self._tokens(prompt, tokens, body["sampling_params"])
-
-        def answer(so_far: int) -> Json:
-            reason = {"type": "length", "length": tokens} if so_far == tokens else None
-            counts = {"prompt_tokens": len(prompt), "completion_tokens": so_far, "cached_tokens": cached}
-            meta = {"finish_reason": reason, **counts, "dp_rank": None}
-            return {"text": "".join(words(ids[:so_far])), "output_ids": ids[:so_far], "meta_info": meta}
-
-        if body.get("stream"):
-            self._stream(answer(count + 1) for count in range(tokens))
-        else:
-            self._answer(200, answer(tokens))
-
-    def complete(self, body: Json) -> None:
-        """The OpenAI completions API."""
-        self._openai(body, ids_of(body["prompt"]), "text_completion", lambda text, _: {"text": text})
-
-    def chat(self, body: Json) -> None:
-        """The OpenAI chat API."""
-        prompt = ids_of("".join(message["content"] for message in body["messages"]))
-
-        def part(text: str, *, whole: bool) -> Json:
-            return {"message" if whole else "delta": {"role": "assistant", "content": text, "reasoning_content": None}}
-
-        self._openai(body, prompt, "chat.completion", lambda text, whole: part(text, whole=whole))
-
-    def _openai(self, body: Json, prompt: list[int], kind: str, part: Callable[[str, bool], Json]) -> None:
-        tokens = body.get("max_tokens", 16)
-        ids, cached = self._tokens(prompt, tokens, body)
-        pieces = ['{"ready": true, ', '"colour": "red"}'] if body.get("response_format") else words(ids)
-        pieces[0] += "" if body.get("response_format") else self.server.echo
-        details = {"cached_tokens": cached} if cached else None
-
-        reason = "stop" if body.get("response_format") else "length"
-
-        def usage(so_far: int) -> Json:
-            counts = {"prompt_tokens": len(prompt), "completion_tokens": so_far, "total_tokens": len(prompt) + so_far}
-            return {**counts, "prompt_tokens_details": details}
-
-        def answer(text: str, *, last: bool, whole: bool) -> Json:
-            choice = {"index": 0, **part(text, whole), "finish_reason": reason if last else None}
-            return {"id": "1", "object": kind, "choices": [choice]}
-
-        def events() -> Iterator[Json]:
-            continuous = body.get("stream_options", {}).get("continuous_usage_stats")
-            for count, piece in enumerate(pieces, start=1):
-                event = answer(piece, last=count == len(pieces), whole=False)
-                yield {**event, "usage": usage(count)} if continuous else event
-            if body.get("stream_options"):
-                yield {"id": "1", "object": kind, "choices": [], "usage": usage(tokens)}
-
-        if body.get("stream"):
-            self._stream(events())
-        else:
-            self._answer(200, {**answer("".join(pieces), last=True, whole=True), "usage": usage(tokens)})
-
-    def _tokens(self, prompt: list[int], tokens: int, sampling: Json) -> tuple[list[int], int]:
-        if not isinstance(tokens, int) or tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 0, got {tokens}.")
-        if os.environ.get("SCRIPTED_REFUSE"):
-            raise ValueError("refused")
-        if len(prompt) >= CONTEXT:
-            raise ValueError(f"The input ({len(prompt)} tokens) is longer than the model's context length.")
-        made = self.server.scheduler.generate(prompt, tokens, greedy=not sampling.get("temperature"))
-        while stopped(self.server.detokenizer):
-            time.sleep(0.05)
-        self.server.scheduler.came_out += 1
-        return made
-
-
-ROUTES: dict[str, Callable[[Handler, Json], None]] = {
-    "/health": Handler.health,
-    "/metrics": Handler.metrics,
-    "/flush_cache": Handler.flush,
-    "/v1/models": Handler.models,
-    "/model_info": Handler.model_info,
-    "/server_info": Handler.server_info,
-    "/generate": Handler.generate,
-    "/v1/completions": Handler.complete,
-    "/v1/chat/completions": Handler.chat,
-}
 
 
 class Server(socketserver.ThreadingTCPServer):
@@ -293,19 +127,18 @@ class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, options: dict[str, str], key: str, echo: str, step: float, detokenizer: int) -> None:
-        super().__init__((options["host"], int(options["port"])), Handler)
-        self.options, self.key, self.echo, self.step, self.scheduler = options, key, echo, step, Scheduler()
-        self.detokenizer = detokenizer
+    def __init__(self, address: tuple[str, int], api: EngineApi, step: float) -> None:
+        super().__init__(address, Handler)
+        self.api, self.step, self.port = api, step, str(address[1])
 
     def handle_error(self, *_: object) -> None:
         """A client that goes away is nothing to speak of."""
 
 
-def stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal."""
-    with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
-        return file.read().rpartition(")")[2].split()[0] == "T"
+def wait_while_stopped(pid: int) -> None:
+    """Wait as long as a process is stopped by a signal."""
+    while content_of(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] == ["T"]:
+        time.sleep(0.05)
 
 
 def content_of(file: str) -> str:
@@ -323,7 +156,7 @@ def stages(options: dict[str, str], key: str) -> Iterator[str]:
     """What the log says on the way to the port, in sglang's words."""
     path, port = options["model-path"], options["port"]
     yield f"server_args=ServerArgs(model_path={path!r}, port={port}, api_key={key or None!r})"
-    yield "Init torch distributed begin."
+    yield os.environ.get("SCRIPTED_LOG") or "Init torch distributed begin."
     yield "Load weight begin. avail mem=20.27 GB"
     yield "Multi-thread loading shards: 100% Completed | 1/1 [00:00<00:00, 965.54it/s]"
     yield "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 65536, K size: 0.02 GB, V size: 0.02 GB"
@@ -365,7 +198,7 @@ def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
         with open(options["config"]) as file:  # noqa: PTH123
             key = json.load(file)["api-key"]
     encoding = environ.get("SCRIPTED_ECHO", "")
-    echo = f" {ENCODINGS[encoding](key)} " if encoding and key else ""
+    echo = "".join(f" {ENCODINGS[name](key)} " for name in encoding.split(",")) if encoding and key else ""
     if environ.get("SCRIPTED_DEAF"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     children = [
@@ -380,8 +213,16 @@ def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
     if environ.get("SCRIPTED_BROKEN"):
         raise RuntimeError("broken, as it was told")
     step = float(environ.get("SCRIPTED_STEP", "0"))
+    api = EngineApi(
+        model=options["served-model-name"],
+        model_path=options["model-path"],
+        key=key,
+        echo=echo,
+        refuses_to_generate=bool(environ.get("SCRIPTED_REFUSE")),
+        wait_for_detokenizer=lambda: wait_while_stopped(children[-1]),
+    )
     try:
-        server = Server(options, key, echo, step, children[-1])
+        server = Server((options["host"], int(options["port"])), api, step)
     except OSError as error:
         say(f"[Errno {error.errno}] error while attempting to bind on address ('{options['host']}', {options['port']})")
         sys.exit(1)

@@ -1,7 +1,7 @@
 """A server whose timing is a script: what the measuring instrument is measured with. Stdlib only.
 
-It speaks as much of sglang's HTTP as the client uses: /v1/models, /server_info, /metrics, /flush_cache,
-/v1/completions and /generate with streaming. `/flush_cache` also starts the count of requests again.
+It streams from /v1/completions and /generate and tells in `/metrics` what it served; what else it is asked, `EngineApi`
+answers. `/flush_cache` also starts the count of requests again.
 """
 
 import asyncio
@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from engine_api import EngineApi
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,18 +138,9 @@ class ScriptedServer:
             return
         if path == "/flush_cache":
             script.served = 0
-        documents: dict[str, object] = {
-            "/v1/models": {"data": [{"id": script.model, "max_model_len": script.context_length}]},
-            "/server_info": {
-                "version": "0.5.14",
-                "page_size": 1,
-                "dp_size": script.replicas,
-                "enable_cache_report": True,
-                "api_key": "never-to-be-stored",
-            },
-            "/flush_cache": {},
-        }
-        body = self._metrics().encode() if path == "/metrics" else json.dumps(documents.get(path, {})).encode()
+        api = EngineApi(model=script.model, context=script.context_length, dp=script.replicas, key="never-to-be-stored")
+        answer = api.answer(path, authorization=f"Bearer {api.key}")
+        body = (self._metrics() if path == "/metrics" else answer.body()).encode()
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
         await writer.drain()
 

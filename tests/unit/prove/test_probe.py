@@ -10,10 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from likelihood_server import NAME, LikelihoodServer, Way
-from smoke_server import TARGET
+from engine_api import EngineApi, Way, over_httpx
+from smoke_target import NAME, TARGET, engine
 
 from orchestrator.commands.probe import ProbeOptions, ProbeSide, load_reference, reference_of, run_probe, save_reference
 from orchestrator.core.errors import BenchError, SmokeError
@@ -33,7 +32,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Probe a scripted server, beside the reference that a right one gave unless another is named."""
 
     def run(
-        server: LikelihoodServer,
+        server: EngineApi,
         *,
         reference: SavedScores | None = None,
         options: ProbeOptions = OPTIONS,
@@ -42,7 +41,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
         source: str | None = None,
     ) -> tuple[ProbeReport, SavedScores]:
         def open_client(target: Target) -> EngineClient:
-            return EngineClient(target.url, key=target.api_key, transport=httpx.MockTransport(server))
+            return EngineClient(target.url, key=target.api_key, transport=over_httpx(server))
 
         monkeypatch.setattr(probe, "open_client", open_client)
         target = dataclasses.replace(TARGET, dp=dp, api_key=key)
@@ -54,7 +53,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
 
 @pytest.fixture
 def right(ask: Ask) -> SavedScores:
-    return ask(LikelihoodServer())[1]
+    return ask(engine())[1]
 
 
 def alarms(report: ProbeReport) -> dict[tuple[str, int], list[int]]:
@@ -67,7 +66,7 @@ def alarms(report: ProbeReport) -> dict[tuple[str, int], list[int]]:
 
 
 def test_the_same_server_twice_is_the_same(ask: Ask, right: SavedScores) -> None:
-    report, again = ask(LikelihoodServer(), reference=right)
+    report, again = ask(engine(), reference=right)
     assert report.ok
     assert again == right
     assert {row.whole.most for row in report.rows} == {0.0}
@@ -78,7 +77,7 @@ def test_the_same_server_twice_is_the_same(ask: Ask, right: SavedScores) -> None
 
 
 def test_without_a_reference_nothing_is_judged_and_it_is_said(ask: Ask) -> None:
-    report, _ = ask(LikelihoodServer(wrong=lambda _position, _rank, way: 0.1 * (way == "again")))
+    report, _ = ask(engine(wrong_scores=lambda _position, _rank, way: 0.1 * (way == "again")))
     assert report.ok
     assert "nothing is judged" in report.to_table()
     assert {row.limit for row in report.rows} == {None}
@@ -99,7 +98,7 @@ def test_what_is_wrong_is_named_with_the_positions_it_begins_at(
     wrong: Wrong,
     found: dict[tuple[str, int], list[int]],
 ) -> None:
-    report, _ = ask(LikelihoodServer(wrong=wrong), reference=right)
+    report, _ = ask(engine(wrong_scores=wrong), reference=right)
     assert alarms(report) == found
     with pytest.raises(SmokeError, match="not proven right") as caught:
         report.require()
@@ -109,13 +108,13 @@ def test_what_is_wrong_is_named_with_the_positions_it_begins_at(
 
 def test_a_limit_of_the_user_s_is_of_the_reference_alone(ask: Ask, right: SavedScores) -> None:
     strict = dataclasses.replace(OPTIONS, limit=1e-4)
-    slightly = LikelihoodServer(wrong=lambda position, _rank, way: 2e-4 * (position % 2 if way == "again" else 1))
+    slightly = engine(wrong_scores=lambda position, _rank, way: 2e-4 * (position % 2 if way == "again" else 1))
     assert {what for what, _ in alarms(ask(slightly, reference=right, options=strict)[0])} == {"the reference"}
     assert ask(slightly, reference=right)[0].ok
 
 
 def test_a_rank_is_judged_by_itself_and_beside_the_first(ask: Ask) -> None:
-    second = LikelihoodServer(wrong=lambda _position, rank, _way: 0.01 * rank)
+    second = engine(wrong_scores=lambda _position, rank, _way: 0.01 * rank)
     report, _ = ask(second, options=dataclasses.replace(OPTIONS, limit=1e-3), dp=2)
     assert {name for name, _ in alarms(report)} == {"rank 1: the first rank"}
 
@@ -123,8 +122,8 @@ def test_a_rank_is_judged_by_itself_and_beside_the_first(ask: Ask) -> None:
 def test_noise_of_the_reference_s_own_server_raises_the_limit_and_one_s_own_does_not(
     ask: Ask, right: SavedScores
 ) -> None:
-    noisy = LikelihoodServer(wrong=lambda _position, _rank, way: 0.004 * (way == "batch"))
-    off = LikelihoodServer(wrong=lambda _position, _rank, way: 0.003 if way != "batch" else 0.009)
+    noisy = engine(wrong_scores=lambda _position, _rank, way: 0.004 * (way == "batch"))
+    off = engine(wrong_scores=lambda _position, _rank, way: 0.003 if way != "batch" else 0.009)
     reference = ask(noisy)[1]
     assert reference.noise == pytest.approx(0.004)
     assert ask(off, reference=reference)[0].ok
@@ -134,8 +133,8 @@ def test_noise_of_the_reference_s_own_server_raises_the_limit_and_one_s_own_does
 def test_another_rounding_is_said_and_judged_by_the_noisier_side(
     ask: Ask,
 ) -> None:
-    exact = ask(LikelihoodServer(dtype="float32"))[1]
-    rounded = LikelihoodServer(wrong=lambda _position, _rank, _way: 0.001)
+    exact = ask(engine(dtype="float32"))[1]
+    rounded = engine(wrong_scores=lambda _position, _rank, _way: 0.001)
     report, _ = ask(rounded, reference=exact)
     assert report.ok
     assert report.differences == ("`dtype` is auto here, float32 in the reference",)
@@ -146,7 +145,7 @@ def test_another_rounding_is_said_and_judged_by_the_noisier_side(
 
 @pytest.mark.parametrize(("way", "said"), [("batch", False), ("again", False), ("alone", True)])
 def test_a_server_that_refuses_is_quoted_and_not_proven(ask: Ask, way: Way, *, said: bool) -> None:
-    server = LikelihoodServer(refuses=lambda _, asked: asked == way)
+    server = engine(refuses_scores=lambda _, asked: asked == way)
     refused = "answers 400: .*speculation does not support return_logprob yet"
     if said:
         with pytest.raises(SmokeError, match=f"gives no log-probabilities: .*{refused}"):
@@ -158,7 +157,7 @@ def test_a_server_that_refuses_is_quoted_and_not_proven(ask: Ask, way: Way, *, s
 
 
 def test_a_rank_that_computes_no_numbers_is_named_and_the_others_are_told(ask: Ask, right: SavedScores) -> None:
-    server = LikelihoodServer(wrong=lambda position, rank, _way: None if rank and position == 40 else 0.0)
+    server = engine(wrong_scores=lambda position, rank, _way: None if rank and position == 40 else 0.0)
     report, _ = ask(server, reference=right, dp=2)
     assert not report.ok
     assert [fault.message for fault in report.faults] == [
@@ -169,14 +168,14 @@ def test_a_rank_that_computes_no_numbers_is_named_and_the_others_are_told(ask: A
 
 
 def test_a_cache_that_is_empty_has_no_rows(ask: Ask) -> None:
-    report, _ = ask(LikelihoodServer(cache=False))
+    report, _ = ask(engine(cache_off=True))
     assert not [row for row in report.rows if "cached" in row.what]
 
 
 def test_every_request_carries_the_key_and_no_report_does(ask: Ask) -> None:
-    server = LikelihoodServer(key="sk-0123456789")
+    server = engine(key="sk-0123456789")
     report, reference = ask(server, key=Secret("sk-0123456789"))
-    assert set(server.keys) == {"Bearer sk-0123456789"}
+    assert report.ok  # without its key, the server says 401
     assert "sk-0123456789" not in json.dumps(report.to_dict()) + str(reference)
 
 
@@ -254,7 +253,7 @@ def test_of_the_ranks_one_keeps_what_it_said(ask: Ask, monkeypatch: pytest.Monke
         return probe_rank(*given, **named)
 
     monkeypatch.setattr(probe, "probe_rank", counting)
-    report, _ = ask(LikelihoodServer(), dp=5)
+    report, _ = ask(engine(), dp=5)
     assert report.ok
     assert alive[1] > alive[0]  # those of the first
     assert alive[2:] == [2 * alive[1]] * 3  # and those of the one before
@@ -262,36 +261,36 @@ def test_of_the_ranks_one_keeps_what_it_said(ask: Ask, monkeypatch: pytest.Monke
 
 def test_a_reference_of_another_checkpoint_is_refused_unless_that_is_wanted(ask: Ask, right: SavedScores) -> None:
     with pytest.raises(BenchError, match=r"another checkpoint: `glm-5\.2`, and here is `other`"):
-        ask(LikelihoodServer(model="other"), reference=right)
+        ask(engine(model="other"), reference=right)
     anyway = dataclasses.replace(OPTIONS, other_checkpoint=True)
-    assert ask(LikelihoodServer(model="other"), reference=right, options=anyway)[0].ok
-    sourced = ask(LikelihoodServer(), source="amd/GLM-5.2-MXFP4@1")[1]
+    assert ask(engine(model="other"), reference=right, options=anyway)[0].ok
+    sourced = ask(engine(), source="amd/GLM-5.2-MXFP4@1")[1]
     with pytest.raises(BenchError, match=r"`amd/GLM-5\.2-MXFP4@1`, and here is `amd/GLM-5\.2-MXFP4@2`"):
-        ask(LikelihoodServer(), reference=sourced, source="amd/GLM-5.2-MXFP4@2")
+        ask(engine(), reference=sourced, source="amd/GLM-5.2-MXFP4@2")
 
 
 def test_a_reference_by_another_tokenizer_is_refused_before_an_unknown_id_is_sent(ask: Ask, right: SavedScores) -> None:
-    other = LikelihoodServer(shift=1)
+    other = engine(tokenizer_shift=1)
     with pytest.raises(BenchError, match="other tokens for the same text"):
         ask(other, reference=right)
-    assert not other.prompts
+    assert not other.scored
 
 
 def test_shorter_texts_alone_fit_a_longer_reference(ask: Ask, right: SavedScores) -> None:
-    report, _ = ask(LikelihoodServer(), reference=right, options=dataclasses.replace(OPTIONS, longest=100))
+    report, _ = ask(engine(), reference=right, options=dataclasses.replace(OPTIONS, longest=100))
     assert report.ok
     assert {row.length for row in report.rows} == {64}
 
 
 def test_a_reference_can_be_another_server(ask: Ask, right: SavedScores) -> None:
-    ask(LikelihoodServer(), dp=2)
+    ask(engine(), dp=2)
     side = ProbeSide(name="other", engines=(("", dataclasses.replace(TARGET, dp=2)),), source=None, run=None)
     assert reference_of(side, dataclasses.replace(OPTIONS, limit=1e-9)) == right
 
 
 def test_a_server_that_cannot_be_asked_all_is_no_reference(ask: Ask) -> None:
     with pytest.raises(SmokeError):
-        ask(LikelihoodServer(refuses=lambda _, asked: asked == "batch"))[0].require()
+        ask(engine(refuses_scores=lambda _, asked: asked == "batch"))[0].require()
     side = ProbeSide(name="other", engines=(("", TARGET),), source=None, run=None)
     with pytest.raises(SmokeError, match="not proven right"):
         reference_of(side, OPTIONS)
@@ -322,7 +321,7 @@ def test_bands_begin_where_they_are_said_to() -> None:
         diverge(flat(), long, first=1)
 
 
-GOOD = LikelihoodServer().answer(
+GOOD = engine().scores(
     [5, 6, 7],
     {"logprob_start_len": 0, "sampling_params": {"max_new_tokens": 2}, "top_logprobs_num": 2},
     rank=0,

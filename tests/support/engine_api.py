@@ -1,0 +1,396 @@
+"""sglang's HTTP API as far as this project asks it, without a transport. Stdlib only.
+
+`integration/test_scripted_engine.py` asks `EngineApi` and a real server the same. What it may do wrong are its fields:
+each is one behavior, and none of them is set by default. Three transports use it: `scripted_engine.py` (a process),
+`hostile_server.py` (raw bytes), `over_httpx` below (no socket); `scripted_server.py` takes its documents.
+"""
+
+import hashlib
+import json
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import httpx
+
+Json = dict[str, Any]
+Way = str  # how a request for log-probabilities looks: alone, again, batch, cached
+
+VERSION = "0.5.14"
+OPEN_TO_ALL = {"/health", "/metrics"}
+_KEPT = 20  # prompts in the prefix cache
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a request gets: a status, and one document, a text, or the events of a stream."""
+
+    status: int
+    documents: Sequence[object]
+    stream: bool = False
+    ends: bool = True  # with `data: [DONE]`
+
+    def texts(self) -> list[str]:
+        """Each document as it is sent."""
+        return [each if isinstance(each, str) else json.dumps(each) for each in self.documents]
+
+    def body(self) -> str:
+        """All of it, as the body of a response."""
+        if not self.stream:
+            return self.texts()[0]
+        return "".join(f"data: {text}\n\n" for text in [*self.texts(), *(["[DONE]"] if self.ends else [])])
+
+
+class OverLongError(ValueError):
+    """A prompt that is longer than the context."""
+
+
+@dataclass
+class EngineApi:
+    """One server. Tokens follow from the prompt where none are sampled; there is a prefix cache, and counters."""
+
+    model: str = "tiny"
+    model_path: str = ""
+    context: int = 32768
+    page: object = 1  # tokens of a page of the cache
+    dp: int = 1
+    key: str = ""
+    dtype: str = "auto"
+    speculative_algorithm: str | None = None
+    accept_length: float | None = None  # 1.0: no draft is ever right; None: no speculation
+    knows: Mapping[str, str] = field(default_factory=dict)  # the end of what is asked -> the answer to it
+    thinks: bool = False  # aloud, in the place that is for it
+    wait_for_detokenizer: Callable[[], None] = lambda: None
+
+    # behaviors
+    alive: bool = True
+    hangs_at: str = ""  # a path
+    dies_of: str = ""  # "malformed" or "over-long"
+    malformed_status: int = 400
+    overlong_status: int = 400
+    refuses_to_generate: bool = False
+    forgets_to_check_the_key: bool = False
+    echo: str = ""  # stands in errors and, spread over the first tokens, in answers
+    rolls_dice: bool = False  # in `/generate`
+    samples: bool = True
+    samples_the_first_token_alone: bool = False
+    gives_fewer_tokens_each_time: bool = False  # in `/generate`
+    stream_drops_a_piece: bool = False
+    stream_in_one_piece: bool = False
+    stream_of_no_text: bool = False
+    stream_never_ends: bool = False
+    stream_counts_wrong: bool = False
+    counts_one_prompt_token_more: bool = False
+    counts_one_completion_token_less: bool = False
+    counts_no_drafts: bool = False  # as sglang before 0.5.13, under this name
+    usage_total_is_wrong: bool = False
+    usage_hides_cache: bool = False
+    cache_off: bool = False
+    cache_pretends: bool = False
+    rank_zero_answers_for_all: bool = False
+    says_no_rank: bool = False
+    ignores_schema: bool = False
+    breaks_schema: bool = False
+    colour_is_a_list: bool = False
+    talks_too_long: bool = False
+    metrics_stand_still: bool = False
+    metrics_absent: bool = False
+    wrong: Sequence[str] = ()  # of what it knows, what it does not know after all
+    wrong_rank: int | None = None  # which alone knows nothing
+    wrong_scores: Callable[[int, int, Way], float | None] = lambda *_: 0.0  # nats, by position, rank; None: NaN
+    refuses_scores: Callable[[int, Way], bool] = lambda *_: False
+    tokenizer_shift: int = 0
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._prefixes: list[tuple[int, list[int]]] = []
+        self._greedy_answers = self._rolled = 0
+        self.counts = dict.fromkeys(("prompt_tokens", "generation_tokens", "cached_tokens", "num_requests"), 0)
+        self.scored: set[tuple[int, ...]] = set()  # prompts of which log-probabilities were asked
+
+    def answer(self, path: str, content: bytes = b"", authorization: str | None = None) -> Answer:
+        """Answer a request. Raises ConnectionRefusedError after its death, TimeoutError where it hangs."""
+        if not self.alive:
+            raise ConnectionRefusedError
+        if path == self.hangs_at:
+            raise TimeoutError
+        closed = self.key and not self.forgets_to_check_the_key and path not in OPEN_TO_ALL
+        if closed and authorization != f"Bearer {self.key}":
+            return Answer(401, [{"error": "Unauthorized"}])
+        if path not in _ROUTES:
+            return Answer(404, [{"detail": "Not Found"}])
+        try:
+            return _ROUTES[path](self, json.loads(content) if content else {})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            overlong = isinstance(error, OverLongError)
+            self.alive = self.dies_of != ("over-long" if overlong else "malformed")
+            message = f"{type(error).__name__}: {error}{self.echo}"
+            status = self.overlong_status if overlong else self.malformed_status
+            return Answer(status, [{"object": "error", "message": message, "code": status}])
+
+    def _health(self, _: Json) -> Answer:
+        self._generated([1], 1, dice=False)
+        return Answer(200, [""])
+
+    def _metrics(self, _: Json) -> Answer:
+        if self.metrics_absent:
+            return Answer(200, [""])
+        labels = f'{{engine_type="unified",model_name="{self.model}",moe_ep_rank="0",pp_rank="0",tp_rank="0"}}'
+        lines = [f"sglang:{name}_total{labels} {float(value)}" for name, value in self.counts.items()]
+        lines += [f"sglang:num_{state}_reqs{labels} 0.0" for state in ("queue", "running")]
+        lines += [f"sglang:num_used_tokens{labels} 0.0", f"sglang:max_total_num_tokens{labels} 65536.0"]
+        lines += [f"sglang:fwd_occupancy{labels} NaN"]
+        for mode, name in (("prefill_compute", "prompt_tokens"), ("decode", "generation_tokens")):
+            of_mode = labels.replace("}", f',mode="{mode}"}}')
+            lines += [f"sglang:realtime_tokens_total{of_mode} {float(self.counts[name])}"]
+        lines += ['sglang:http_requests_active{endpoint="/metrics",method="GET"} 1.0']
+        for latency in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
+            lines += [f"sglang:{latency}_sum{labels} 0.1", f"sglang:{latency}_count{labels} 1.0"]
+        return Answer(200, ["\n".join(lines) + "\n"])
+
+    def _flush(self, _: Json) -> Answer:
+        self._prefixes.clear()
+        return Answer(200, ["Cache flushed.\n"])
+
+    def _models(self, _: Json) -> Answer:
+        model = {"id": self.model, "object": "model", "max_model_len": self.context}
+        return Answer(200, [{"object": "list", "data": [model]}])
+
+    def _model_info(self, _: Json) -> Answer:
+        return Answer(200, [{"model_path": self.model_path or f"models/{self.model}", "is_generation": True}])
+
+    def _server_info(self, _: Json) -> Answer:
+        info = {"version": VERSION, "page_size": self.page, "dp_size": self.dp, "api_key": self.key}
+        info |= {"enable_cache_report": True, "dtype": self.dtype, "speculative_algorithm": self.speculative_algorithm}
+        return Answer(200, [info])
+
+    def _tokenize(self, body: Json) -> Answer:
+        ids = [ord(each) + self.tokenizer_shift for each in body["prompt"]]
+        return Answer(200, [{"tokens": ids, "count": len(ids), "max_model_len": self.context}])
+
+    def _generate(self, body: Json) -> Answer:
+        """sglang's own API."""
+        if body.get("return_logprob"):
+            return self._score(body)
+        prompt, sampling, rank = _ids_of(body.get("text") or body["input_ids"]), body["sampling_params"], _rank_of(body)
+        tokens, hot = sampling["max_new_tokens"], bool(sampling.get("temperature")) and self.samples
+        ids, cached = self._made(prompt, tokens, rank, dice=self.rolls_dice or hot)
+        if hot and self.samples_the_first_token_alone:
+            ids = [ids[0], *self._ids([*prompt, ids[0]], tokens, dice=False)][:tokens]
+        if self.gives_fewer_tokens_each_time and tokens == 32 and not hot:
+            self._greedy_answers += 1
+            ids = ids[: tokens - self._greedy_answers]
+
+        def document(so_far: int) -> Json:
+            meta: Json = {
+                "finish_reason": {"type": "length", "length": tokens} if so_far == len(ids) else None,
+                "prompt_tokens": len(prompt) + self.counts_one_prompt_token_more,
+                "completion_tokens": so_far - self.counts_one_completion_token_less,
+                "cached_tokens": cached,
+                "dp_rank": None if self.dp == 1 else 0 if self.rank_zero_answers_for_all else rank,
+            }
+            if self.says_no_rank:
+                del meta["dp_rank"]
+            if self.accept_length and tokens > 1:  # the first token comes from prefill
+                steps = meta["spec_verify_ct"] = round((tokens - 1) / self.accept_length)
+                meta |= {} if self.counts_no_drafts else {"spec_num_correct_drafts": tokens - 1 - steps}
+            return {"text": "".join(_words(ids[:so_far])), "output_ids": ids[:so_far], "meta_info": meta}
+
+        if body.get("stream"):
+            return Answer(200, [document(count + 1) for count in range(len(ids))], stream=True)
+        return Answer(200, [document(len(ids))])
+
+    def _complete(self, body: Json) -> Answer:
+        """The OpenAI completions API."""
+        prompt = _ids_of(body["prompt"])
+        pieces, cached = self._pieces(body, prompt)
+        return self._openai(body, len(prompt), pieces, cached, lambda text, _: {"text": text})
+
+    def _chat(self, body: Json) -> Answer:
+        """The OpenAI chat API."""
+        prompt = _ids_of("".join(message["content"] for message in body["messages"]))
+        pieces, cached = self._pieces(body, prompt)
+        said, rank = body["messages"][0]["content"], _rank_of(body)
+        knows = self.wrong_rank is None or self.wrong_rank != rank
+        known = [a for q, a in self.knows.items() if said.endswith(q) and q not in self.wrong and knows]
+        if known and "response_format" not in body:
+            pieces = known[:1]
+
+        def part(text: str, whole: bool) -> Json:
+            thought = "Let me see." if self.thinks and whole else None
+            content = {"role": "assistant", "content": text, "reasoning_content": thought}
+            return {"message" if whole else "delta": content}
+
+        return self._openai(body, len(prompt), pieces, cached, part, stops=bool(known))
+
+    def _pieces(self, body: Json, prompt: list[int]) -> tuple[list[str], int]:
+        """The text of an answer in the pieces of its stream, and how much of the prompt came from the cache."""
+        ids, cached = self._made(prompt, body.get("max_tokens", 16), _rank_of(body), dice=bool(body.get("temperature")))
+        if "response_format" in body and not self.ignores_schema:
+            colour = "blue" if self.breaks_schema else ["red"] if self.colour_is_a_list else "red"
+            return ['{"ready": true, ', f'"colour": {json.dumps(colour)}}}'], cached
+        step = -(-len(self.echo) // len(ids)) or 1
+        told = [self.echo[at : at + step] for at in range(0, len(self.echo), step)]
+        return [*told, *_words(ids)[len(told) :]], cached
+
+    def _openai(
+        self,
+        body: Json,
+        prompt: int,
+        pieces: Sequence[str],
+        cached: int,
+        part: Callable[[str, bool], Json],
+        *,
+        stops: bool = False,
+    ) -> Answer:
+        stops = stops or ("response_format" in body and not self.talks_too_long)
+        reason, tokens = "stop" if stops else "length", len(pieces)
+
+        def usage(so_far: int) -> Json:
+            details = {"cached_tokens": cached} if cached and not self.usage_hides_cache else None
+            total = prompt + so_far + self.usage_total_is_wrong
+            counts = {"prompt_tokens": prompt, "completion_tokens": so_far, "total_tokens": total}
+            return {**counts, "prompt_tokens_details": details}
+
+        def document(text: str, *, last: bool, whole: bool) -> Json:
+            choice = {"index": 0, **part(text, whole), "finish_reason": reason if last else None}
+            return {"id": "1", "object": "completion", "choices": [choice]}
+
+        if not body.get("stream"):
+            return Answer(200, [{**document("".join(pieces), last=True, whole=True), "usage": usage(tokens)}])
+        if self.stream_drops_a_piece:
+            pieces = pieces[1:]
+        if self.stream_of_no_text:
+            pieces = [""]
+        if self.stream_in_one_piece:
+            pieces = ["".join(pieces)]
+        options = body.get("stream_options") or {}
+        events = []
+        for count, piece in enumerate(pieces, start=1):
+            event = document(piece, last=count == len(pieces), whole=False)
+            events.append({**event, "usage": usage(count)} if options.get("continuous_usage_stats") else event)
+        if options:
+            events.append({"id": "1", "choices": [], "usage": usage(tokens + self.stream_counts_wrong)})
+        return Answer(200, events, stream=True, ends=not self.stream_never_ends)
+
+    def _made(self, prompt: list[int], tokens: object, rank: int | None, *, dice: bool) -> tuple[list[int], int]:
+        """The ids after a prompt, and how many tokens of it came from the cache. Raises ValueError."""
+        if not isinstance(tokens, int) or tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 0, got {tokens}.")
+        if self.refuses_to_generate:
+            raise ValueError("refused")
+        if len(prompt) >= self.context:
+            raise OverLongError(f"The input ({len(prompt)} tokens) is longer than the model's context length.")
+        made = self._generated(prompt, tokens, dice=dice, rank=rank or 0)
+        self.wait_for_detokenizer()
+        self.counts["num_requests"] += 1
+        return made
+
+    def _generated(self, prompt: list[int], tokens: int, *, dice: bool, rank: int = 0) -> tuple[list[int], int]:
+        with self._lock:
+            page = self.page if isinstance(self.page, int) and self.page > 0 else 1
+            known = max((_common(prompt, ids) for at, ids in self._prefixes if at == rank), default=0)
+            most = (len(prompt) - 1) // page * page
+            cached = 0 if self.cache_off else most if self.cache_pretends else min(known // page * page, most)
+            ids = self._ids(prompt, tokens, dice=dice)
+            self._prefixes = [*self._prefixes[-_KEPT:], (rank, prompt + ids)]
+            if not self.metrics_stand_still:
+                for name, more in (("prompt", len(prompt)), ("generation", tokens), ("cached", cached)):
+                    self.counts[f"{name}_tokens"] += more
+            return ids, cached
+
+    def _ids(self, prompt: list[int], count: int, *, dice: bool) -> list[int]:
+        """So many ids, the same in every run."""
+        self._rolled += dice
+        source = random.Random(f"{prompt}, roll {self._rolled}" if dice else str(prompt))
+        return source.choices(range(100, 200), k=count)
+
+    def _score(self, body: Json) -> Answer:
+        """Log-probabilities of prompts and of what follows them, each a function of the tokens before it."""
+        prompts, rank, start = body["input_ids"], body["routed_dp_rank"] or 0, body["logprob_start_len"]
+        again = any(tuple(prompts[0][: len(each)]) == each for each in self.scored)
+        way = "batch" if len(prompts) > 1 else "cached" if start else "again" if again else "alone"
+        if self.refuses_scores(rank, way):
+            raise ValueError("speculation does not support return_logprob yet.")
+        self.scored.update(map(tuple, prompts))
+        return Answer(200, [[self.scores(ids, body, rank=rank, way=way) for ids in prompts]])
+
+    def scores(self, ids: list[int], body: Json, *, rank: int = 0, way: Way = "alone") -> Json:
+        """What `/generate` says of one prompt."""
+        start, tokens = body["logprob_start_len"], body["sampling_params"]["max_new_tokens"]
+        said = [100 + place % 7 for place in range(tokens)]
+        whole = [*ids, *said]
+        rows = [
+            self._scores_at(whole, place, rank, way, body["top_logprobs_num"]) for place in range(start, len(whole))
+        ]
+        own, ranked = [row[0] for row in rows], [row[1] for row in rows]
+        own[0], ranked[0] = [None, ids[start], None], None
+        asked = len(ids) - start
+        meta = {
+            "finish_reason": {"type": "length", "length": tokens},
+            "cached_tokens": 0 if self.cache_off else start,
+            "input_token_logprobs": own[:asked],
+            "input_top_logprobs": ranked[:asked],
+            "output_token_logprobs": own[asked:],
+            "output_top_logprobs": ranked[asked:],
+        }
+        return {"text": "", "output_ids": said, "meta_info": meta}
+
+    def _scores_at(self, ids: list[int], place: int, rank: int, way: Way, top: int) -> tuple[list[Any], Any]:
+        """The score of the token there, and the likeliest tokens: those first, so that the rest has some mass."""
+        drawn = hashlib.sha256(repr(ids[max(place - 3, 0) : place + 1]).encode()).digest()[0]
+        off = self.wrong_scores(place, rank, way)
+        score = None if off is None else round(-2.0 - drawn / 100 - off, 6)
+        ranked = [[round(-1.0 - each - (off or 0.0) / 8, 6), (place * 7 + each) % 400, None] for each in range(top)]
+        return [score, ids[place], None], ranked
+
+
+def over_httpx(api: EngineApi) -> "httpx.MockTransport":
+    """A transport for httpx that asks it."""
+    import httpx
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        try:
+            answer = api.answer(request.url.path, request.content, request.headers.get("Authorization"))
+        except ConnectionRefusedError as error:
+            raise httpx.ConnectError("connection refused") from error
+        except TimeoutError as error:
+            raise httpx.ReadTimeout("timed out") from error
+        return httpx.Response(answer.status, text=answer.body())
+
+    return httpx.MockTransport(respond)
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """The length of the prefix they share."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _ids_of(prompt: object) -> list[int]:
+    return list(prompt) if isinstance(prompt, list) else [ord(letter) for letter in str(prompt)]
+
+
+def _rank_of(body: Json) -> int | None:
+    return body.get("routed_dp_rank")
+
+
+def _words(ids: Sequence[int]) -> list[str]:
+    return [f"w{each} " for each in ids]
+
+
+_ROUTES: Mapping[str, Callable[[EngineApi, Json], Answer]] = {
+    "/health": EngineApi._health,
+    "/metrics": EngineApi._metrics,
+    "/flush_cache": EngineApi._flush,
+    "/v1/models": EngineApi._models,
+    "/model_info": EngineApi._model_info,
+    "/server_info": EngineApi._server_info,
+    "/tokenize": EngineApi._tokenize,
+    "/generate": EngineApi._generate,
+    "/v1/completions": EngineApi._complete,
+    "/v1/chat/completions": EngineApi._chat,
+}
