@@ -85,11 +85,19 @@ def parse_diff(text: str) -> list[tuple[str, list[Hunk]]]:
     lines = iter(rows)
     for line in lines:
         if line.startswith("+++ "):
-            files.append((line[4:].split("\t")[0].strip().partition("/")[2], []))
+            files.append((_named(line[4:].split("\t")[0].strip().partition("/")[2]), []))
         elif header := _HUNK.match(line):
             start, before, after = (1 if count is None else int(count) for count in header.groups())
             files[-1][1].append((start, *_hunk_texts(lines, before, after)))
     return files
+
+
+def _named(name: str) -> str:
+    """The path of a file that a diff changes; it is one below the sources."""
+    parts = name.split("/")
+    if not name.isprintable() or "\\" in name or not all(parts) or {".", ".."} & {*parts}:
+        raise Refusal(f"the diff names {name!r}, which is not a path below the sources")
+    return name
 
 
 def _hunk_texts(lines: Iterator[str], before: int, after: int) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from orchestrator.core.errors import BenchError, DeployError, Interrupted, Usage
 from orchestrator.core.files import write_whole
 from orchestrator.core.lookups import abandon_lookups
 from orchestrator.core.redaction import redact_data, redact_json
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret
 from orchestrator.core.signals import held
 from orchestrator.results import (
@@ -291,7 +292,7 @@ def _write(request: BenchRequest, result: BenchResult) -> None:
 def _write_samples(request: BenchRequest, result: BenchResult, drive: Drive, *, label: str) -> None:
     lines = "".join(json.dumps(redact_data(_plain(sample))) + "\n" for sample in drive.samples)
     try:
-        write_whole(request.directory / f"requests-{label}.jsonl", lines)
+        write_whole(request.directory / FileName(f"requests-{label}.jsonl"), lines)
     except OSError as error:
         raise UnwrittenError(result, error) from error
 

@@ -17,6 +17,7 @@ from orchestrator.core.console import show_error
 from orchestrator.core.errors import DeployError, HostError, Interrupted
 from orchestrator.core.lookups import look_up_in_time
 from orchestrator.core.redaction import redact
+from orchestrator.core.safe_paths import UnsafeValueError
 from orchestrator.core.signals import ENDING, start_deaf
 
 # What a system call may be refused for that is no fault of this tool's; others (a file that is not there) are.
@@ -58,6 +59,8 @@ def _run(command: Callable[[], object]) -> None:
         command()
     except DeployError as error:
         _exit_with(error)
+    except UnsafeValueError as error:  # of a record, an index or an answer that nobody expected to be read
+        _exit_with(HostError(str(error), hint="the file or the host that says so is damaged, or not to be trusted"))
     except Exception as error:  # noqa: BLE001 - what no command has made a sentence of
         _exit_with(_of_the_machine(error) if _is_of_the_machine(error) else _of_this_tool(error))
 

@@ -8,6 +8,7 @@ import typer
 from orchestrator.cli.grammar import SERVE, add
 from orchestrator.cli.options import Json, SetOption, WorkloadOption, names_of, server_names
 from orchestrator.core.console import note, out_json, say
+from orchestrator.core.safe_paths import RelativePath
 
 
 def register(app: typer.Typer) -> None:
@@ -63,9 +64,15 @@ def metrics(
     files, missing = monitoring_files(server), tuple(omitted(server))
     write_files(output, files)
     if json:
-        out_json({"server": server.name, "files": [str(output / file.path) for file in files], "left_out": missing})
+        out_json(
+            {
+                "server": server.name,
+                "files": [str(output / RelativePath(file.path)) for file in files],
+                "left_out": missing,
+            }
+        )
         return
     for file in files:
-        say(f"wrote {output / file.path}")
+        say(f"wrote {output / RelativePath(file.path)}")
     for text in missing:
         note(text)

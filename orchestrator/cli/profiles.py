@@ -20,6 +20,7 @@ from orchestrator.cli.options import (
 )
 from orchestrator.core.asked import note_asked
 from orchestrator.core.console import note, out, out_json, say, terminal_width
+from orchestrator.core.safe_paths import RelativePath
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -221,9 +222,11 @@ def _hand_over(plan: "Plan", files: "Sequence[ContextFile]", output: Path | None
     if output is not None:
         write_files(output, files)
         for file in files:
-            say(f"wrote {output / file.path}")
+            say(f"wrote {output / RelativePath(file.path)}")
     if json:
-        shown = [{"path": str(output / file.path) if output else file.path, **_content(file)} for file in files]
+        shown = [
+            {"path": str(output / RelativePath(file.path)) if output else file.path, **_content(file)} for file in files
+        ]
         out_json({"profile": plan.profile, "digest": plan.digest, "files": shown})
     elif output is None:
         for file in files:

@@ -8,6 +8,7 @@ import typer
 from orchestrator.cli.grammar import MEASURE, add
 from orchestrator.cli.options import HostOption, Json, PriceOption, SetOption, names_of
 from orchestrator.core.console import note, out, out_json, say
+from orchestrator.core.safe_paths import FileName
 
 if TYPE_CHECKING:
     from orchestrator.commands.reproduce import FinishedSteps, ReproducePlan
@@ -82,7 +83,7 @@ def reproduce(
     from orchestrator.report import load_published, split_currency
 
     published = load_published(name)
-    directory = output or Path("results") / published.name
+    directory = output or Path("results") / FileName(published.name)
     currency, prices = split_currency(price or ())
     request = ReproduceRequest(
         named=name,

@@ -16,6 +16,7 @@ from orchestrator.core.console import Progress, note
 from orchestrator.core.errors import HostError, Problem, ProfileError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
 from orchestrator.engine import (
     ArgumentRefusal,
     ArgumentVerdict,
@@ -111,7 +112,7 @@ def _verdicts(
     kept = None
     if engine.identity is not None:
         digest = hashlib.sha256("\0".join((engine.identity, program, repr(env), question)).encode()).hexdigest()
-        kept = home.argument_checks / f"{digest[:32]}.json"
+        kept = home.argument_checks / FileName(f"{digest[:32]}.json")
         with suppress(OSError, ValueError):
             return read_verdicts(kept.read_text(encoding="utf-8"))
     printed = _ask(program, question, engine)

@@ -32,6 +32,7 @@ from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import UsageError
 from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret
 from orchestrator.core.validation import faults_in
 from orchestrator.engine import Api
@@ -276,7 +277,7 @@ def _earlier(directory: Path, *, resume: bool) -> BenchResult | None:
 
 def _default_directory(workload: str) -> Path:
     started = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
-    return Path("results") / f"{workload}-{started}"
+    return Path("results") / FileName(f"{workload}-{started}")
 
 
 def price_of(usd_per_gpu_hour: float | None) -> Price | None:

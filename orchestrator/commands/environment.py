@@ -12,6 +12,7 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.files import read_own, write_whole
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
 from orchestrator.images import ImageConfig, Registry, docker_config, find_docker, local_config
 from orchestrator.plan import EnvVar, Hazard, Plan
 from orchestrator.plan.known_bad import hazards
@@ -112,4 +113,4 @@ def note_environment(plan: Plan, home: Home) -> None:
 
 
 def _kept(image: str, home: Home) -> Path:
-    return home.images / f"{hashlib.sha256(image.encode()).hexdigest()[:16]}.json"
+    return home.images / FileName(f"{hashlib.sha256(image.encode()).hexdigest()[:16]}.json")

@@ -4,6 +4,7 @@ import re
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Final
 
 from orchestrator.core.catalogue import Kind
 from orchestrator.core.console import Progress
@@ -17,7 +18,7 @@ from orchestrator.environments import ensure
 from orchestrator.images import fetch_wheel
 
 GENERATOR = data_root() / "profiles" / "engines" / "flags" / "generate.py"
-_REQUIREMENTS = "sglang-cpu-0.5.14.txt"  # has what the parser of every version imports
+_REQUIREMENTS: Final = "sglang-cpu-0.5.14.txt"  # has what the parser of every version imports
 _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+)?")
 
 
@@ -45,7 +46,7 @@ def is_version(text: str) -> bool:
 
 def table_path(version: str, home: Home) -> Path:
     """Where the table of a version lies in the home's catalogue."""
-    return home.root / Kind.FLAGS.value.replace("*", version)
+    return home.root / Kind.FLAGS.file(version)
 
 
 def flag_table(version: str, folder: Path, home: Home, *, python: Path | None = None) -> str:

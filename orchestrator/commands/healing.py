@@ -21,6 +21,7 @@ from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTa
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import is_identity
+from orchestrator.core.safe_paths import FileName
 from orchestrator.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.render import replica_folder
@@ -147,13 +148,13 @@ def _disk_full(home: Home, name: str) -> str:
         with TemporaryFile(dir=home.make_runs(name)) as file:
             file.write(bytes(_ROOM))
     except OSError as error:
-        return f"cannot write below `{home.runs / name}`: {error.strerror}"
+        return f"cannot write below `{home.runs / FileName(name)}`: {error.strerror}"
     return ""
 
 
 def _forget_attempt(home: Home, name: str, dead: str) -> None:
     """Take back the record of a restart that a full disk has prevented, where the disk takes as much as that."""
-    run = RunDir(home.runs / name / dead)
+    run = RunDir(home.runs / FileName(name) / FileName(dead))
     with suppress(HostError):
         run.save(HEALING_FILE, {"healed": _kept(run)[:-1]})
 

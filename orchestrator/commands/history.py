@@ -13,6 +13,7 @@ from orchestrator.commands.servers import PARTS_FILE, Fleet
 from orchestrator.core.console import table, warn
 from orchestrator.core.errors import BenchError, DeployError, StartError
 from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.safe_paths import FileName
 from orchestrator.results import RESULT_FILE, BenchResult, Point, figures
 from orchestrator.runtimes import Status
 
@@ -117,7 +118,8 @@ def past_start(run: RunDir, measured: Sequence[BenchResult]) -> tuple[PastStart,
     """A start as its run directory tells, without asking for its server; and those of the measurements that are its."""
     name = run.path.parent.name
     later = [path.name for path in run.path.parent.glob("*-*") if path.name > run.path.name]
-    before = RunDir(run.path.with_name(min(later))).started if later else None  # a later result is a later start's
+    # A later result is a later start's.
+    before = RunDir(run.path.parent / FileName(min(later))).started if later else None
     results = tuple(result for result in measured if _is_of(result, name, run, before))
     smoke, parts, up = (run.read(file) for file in (SMOKE_FILE, PARTS_FILE, "up.json"))
     seconds, request = parts.get("ready_seconds"), up.get("request")

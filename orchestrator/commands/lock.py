@@ -18,6 +18,7 @@ from orchestrator.core.errors import BuildError, DeployError, Problem, ProfileEr
 from orchestrator.core.files import read_file
 from orchestrator.core.paths import Home
 from orchestrator.core.redaction import redact
+from orchestrator.core.safe_paths import path_named_in
 from orchestrator.engine.gateway import LAUNCHER
 from orchestrator.images import Registry, carried_patches, local_config
 from orchestrator.patches import patch_digest, read_diffs
@@ -177,7 +178,7 @@ def home_of_run(run: Path, home: Home) -> Home:
     """A home that has what a run keeps, where all of that is as its own lock has it."""
     try:
         then, _ = load_lock(run / LOCK_FILE)
-        kept = {name: run / _KEPT / Kind.IMAGE_FILE.value.replace("*", name) for name in then.files}
+        kept = {name: run / _KEPT / Kind.IMAGE_FILE.file(name) for name in then.files}
         same = all(
             hashlib.sha256(read_file(kept[name], most=_MOST_BYTES)).hexdigest() == digest
             for name, digest in then.files.items()
@@ -225,7 +226,7 @@ def read_lock(path: Path) -> tuple[Lock, Document]:
     """A lock, its profile as it is seen from here, and its lines. Raises as `load_lock`."""
     lock, document = load_lock(path)
     if is_path(lock.profile):
-        lock = replace(lock, profile=str(path.parent / lock.profile))
+        lock = replace(lock, profile=str(path_named_in(path.parent, lock.profile)))
     return lock, document
 
 

@@ -106,7 +106,7 @@ def onboard_engine(request: EngineRequest, home: Home) -> OnboardedEngine:
         file=OnboardedFile(
             kind=Kind.ENGINE,
             name=name,
-            path=home.root / Kind.ENGINE.value.replace("*", name),
+            path=home.root / Kind.ENGINE.file(name),
             lines=tuple(lines),
             notes=(*notes, *_notes(facts, patches)),
         ),

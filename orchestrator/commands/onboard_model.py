@@ -54,7 +54,7 @@ def onboard_model(
         origin = {"kind": "hub", "location": where, "revision": listing.commit}
     lines = _lines(name, origin, found, given, gated=gated)
     require_whole(lines, found.missing, where, ModelFile)
-    path = home.root / Kind.MODEL.value.replace("*", name)
+    path = home.root / Kind.MODEL.file(name)
     onboarded = OnboardedFile(kind=Kind.MODEL, name=name, path=path, lines=tuple(lines), notes=found.notes)
     said = f"{name}, as `deploy onboard model` read its checkpoint: behind each fact stands what says so."
     write_part(onboarded, [said, *found.notes], ModelFile)

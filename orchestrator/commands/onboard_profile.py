@@ -162,7 +162,7 @@ def next_command(model: str, home: Home) -> str:
 
 
 def _path(name: str, home: Home) -> Path:
-    return home.root / Kind.PROFILE.value.replace("*", name)
+    return home.root / Kind.PROFILE.file(name)
 
 
 def _free_name(name: str | None, request: ProfileRequest, home: Home, *, replace_it: bool) -> str:

@@ -11,6 +11,7 @@ from orchestrator.core.document import Document, read_document
 from orchestrator.core.errors import Problem, ProfileError, first_of
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import path_named_in
 from orchestrator.core.secret import know_variable
 from orchestrator.core.validation import checked, read_file, read_model, without_unknown
 from orchestrator.engine import FlagTable, read_flags
@@ -260,7 +261,8 @@ def _extended(base: str, folder: Path, catalogue: Catalogue) -> Path | None:
     """The profile of that name; a path counts from the profile that says it."""
     if not is_path(base):
         return catalogue.find(Kind.PROFILE, base)
-    return folder / base if (folder / base).is_file() else None
+    path = path_named_in(folder, base)
+    return path if path.is_file() else None
 
 
 def _read_load(name: str, catalogue: Catalogue, place: str) -> Load:
@@ -319,7 +321,7 @@ def _part_files(
 
 def _part_file(part: str, named: str, folder: Path, catalogue: Catalogue) -> Path:
     if is_path(named):
-        file = folder / named
+        file = path_named_in(folder, named)
         if not file.is_file():
             raise ProfileError(f"there is no file `{file}`")
         if not can_be_named(file.stem):

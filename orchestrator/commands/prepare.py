@@ -13,6 +13,7 @@ from orchestrator.core.console import Progress, note, warn
 from orchestrator.core.errors import WeightsError
 from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.environments import interpreter
 from orchestrator.host import VRAM_IN_USE, Level, PreflightReport
 from orchestrator.patches import MOE_TABLE, ConfigTransform, read_ledger
@@ -80,7 +81,7 @@ def known_headers(plan: Plan, place: Place) -> Path | None:
 
 
 def _headers(plan: Plan, home: Home, far: str) -> Path:
-    return home.made_for(far) / "headers" / plan.model.name
+    return home.made_for(far) / "headers" / FileName(plan.model.name)
 
 
 def plan_to_build(
@@ -143,7 +144,7 @@ def _overlay(plan: Plan, place: Place, not_needed: frozenset[str]) -> None:
     ids = {patch.id for patch in plan.patches} - not_needed
     applied = [patch.apply for patch in read_ledger() if patch.id in ids]
     transforms = [apply.transform for apply in applied if isinstance(apply, ConfigTransform)]
-    written = (place.home.made_for(place.far) / overlay).parent
+    written = (place.home.made_for(place.far) / RelativePath(overlay)).parent
     if place.far is None:
         said = write_overlay(checkpoint_directory(plan.model, place.home), written, transforms)
     else:

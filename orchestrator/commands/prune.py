@@ -31,6 +31,7 @@ from orchestrator.core.console import note
 from orchestrator.core.errors import DeployError, HostError, Problem, StartError
 from orchestrator.core.files import remove_file, remove_folder
 from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.runtimes import LOG, REGISTRY, Status, run_dirs, runtime_kind
 
 _LAST: Final = (FILES_FILE, "plan.json")  # removed after what they tell of, and before the record of an end
@@ -190,7 +191,7 @@ def _contents(run: RunDir) -> list[tuple[str, os.stat_result]]:
     if not stat.S_ISDIR(own.st_mode) or own.st_uid != os.geteuid():
         raise PermissionError(1, "it belongs to another user", str(run.path))
     return [
-        (str(Path(place, name).relative_to(run.path)), os.stat(name, dir_fd=at, follow_symlinks=False))
+        (str((Path(place) / FileName(name)).relative_to(run.path)), os.stat(name, dir_fd=at, follow_symlinks=False))
         for place, folders, files, at in os.fwalk(run.path, topdown=False, onerror=_raise)
         for name in (*files, *folders)
     ]
@@ -230,7 +231,7 @@ def _remove(run: RunDir) -> None:
         raise HostError(f"it changes: {stranger}", where=str(run.path))
     records = (*_LAST, *_of_runtimes(), ENDING_FILE)
     for path, status in sorted(found, key=lambda each: records.index(each[0]) if each[0] in records else -1):
-        at = run.path / path
+        at = run.path / RelativePath(path)
         remove_folder(at) if stat.S_ISDIR(status.st_mode) else remove_file(at)
     remove_folder(run.path)
 

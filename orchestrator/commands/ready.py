@@ -9,6 +9,7 @@ from orchestrator.core.console import note
 from orchestrator.core.errors import BuildError, HostError, KernelsError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
 from orchestrator.images import (
     Docker,
     ReadyImage,
@@ -134,7 +135,7 @@ def _rows(request: ReadyRequest, plan: Plan, image: ReadyImage, docker: Docker, 
     """The table in the image, kept by its digest: its coverage is asked as that of one that was built here."""
     table = read_table(docker, image, MOE_TABLE) if takes_table(plan) else None
     if table is not None:
-        path = home.kernels / "images" / f"{image.inputs[MOE_TABLE][:12]}.csv"
+        path = home.kernels / "images" / FileName(f"{image.inputs[MOE_TABLE][:12]}.csv")
         return RowSources(tables=(write_whole(path, table),))
     _require_no_table(request, plan, image)
     return RowSources()

@@ -10,6 +10,7 @@ from orchestrator.commands.runs import RunDir, read_plan
 from orchestrator.core.errors import Problem, StartError
 from orchestrator.core.files import read_file
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
 from orchestrator.images import carried_patches
 from orchestrator.kernels.disk import Store
 from orchestrator.patches import MOE_TABLE, AddedFile
@@ -73,7 +74,7 @@ def _gone(plan: Plan, run: RunDir, home: Home, inputs: dict[str, bytes]) -> Iter
 
 
 def _places(name: str, plan: Plan, run: RunDir, home: Home) -> Iterator[Path]:
-    yield run.path / IMAGE_FOLDER / "tables" / name
+    yield run.path / IMAGE_FOLDER / "tables" / FileName(name)
     if name == MOE_TABLE:
         yield Store.of(home, plan).table(plan)
 

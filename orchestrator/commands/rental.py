@@ -10,6 +10,7 @@ from orchestrator.commands.steps import ABOUT, DOWNLOAD_MB_S, PULL, starting
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import HUB_TOKEN
 from orchestrator.images import IMAGE_BYTES
 from orchestrator.plan import Plan
@@ -102,7 +103,7 @@ def _own_files(home: Home) -> Mapping[str, str]:
     said = ".json"  # what registries said of images stands beside the user's templates
     kinds = [kind for kind in Kind if any(not name.endswith(said) for name in own.names(kind))]
     folders = sorted({kind.value.partition("/")[0] for kind in kinds})
-    return {f"{_HOME_THERE}/{name}": str((home.root / name).resolve()) for name in folders}
+    return {f"{_HOME_THERE}/{name}": str((home.root / FileName(name)).resolve()) for name in folders}
 
 
 def _own_tool(tool: str | None) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from orchestrator.commands.runs import load_outcome, load_requests, load_result
 from orchestrator.core.errors import UsageError
 from orchestrator.core.files import write_whole
+from orchestrator.core.safe_paths import FileName
 from orchestrator.report import (
     Details,
     PriceBook,
@@ -135,4 +136,4 @@ def write_report(report: Report, directory: Path) -> tuple[Path, ...]:
         "report.md": render_markdown(report),
         "report.json": render_json(report),
     }
-    return tuple(write_whole(directory / name, text) for name, text in texts.items())
+    return tuple(write_whole(directory / FileName(name), text) for name, text in texts.items())

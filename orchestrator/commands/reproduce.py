@@ -23,6 +23,7 @@ from orchestrator.core.console import say
 from orchestrator.core.errors import DeployError, Interrupted, UsageError
 from orchestrator.core.files import read_file, write_whole
 from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.core.shell import quote
 from orchestrator.core.text import parse_json
 from orchestrator.evals import find_suite, require_questions, tau2
@@ -104,7 +105,7 @@ def plan_steps(published: Published, directory: Path, request: ReproduceRequest)
     steps, baselines = list(_prepare(needed, request)), dict[str, Path]()
     for server in servers:
         if server.baseline:
-            baselines |= {suite: directory / server.name / outcome_file(suite) for suite in server.suites}
+            baselines |= {suite: directory / FileName(server.name) / outcome_file(suite) for suite in server.suites}
         steps += _serve(server, directory, published=published, request=request, baselines=baselines)
     left_out = (
         f"no step `{stage}` for `{server.name}`: {why}"
@@ -204,7 +205,7 @@ def _serve(
     yield _step("up", name, *up, more=starting(server.plan) + (PULL if request.host else 0.0))
     yield _step("smoke", name, "smoke", name, *there)
     for workload in server.workloads:
-        output = directory / name / workload_name(workload)
+        output = directory / FileName(name) / FileName(workload_name(workload))
         yield Step(
             id=f"{name}/bench/{workload}",
             stage="bench",
@@ -225,7 +226,7 @@ def _eval(
     server: MeasuredServer, suite: str, directory: Path, *, published: Published, request: ReproduceRequest
 ) -> Step:
     """As many questions and seeds as were published; what is done of them is not asked again."""
-    part, output = part_of(suite, published.evals), directory / server.name
+    part, output = part_of(suite, published.evals), directory / FileName(server.name)
     asked = ["eval", server.name, "--suite", suite]
     asked += ["--limit", str(part.limit)] if part.limit else []
     asked += ["--seeds", str(part.seeds)] if part.seeds > 1 else []
@@ -376,5 +377,5 @@ def _do(step: Step, runner: StepRunner) -> None:
 
 def command(step: Step) -> tuple[str, ...]:
     """The step's command as it is run now: a measurement that was begun is resumed."""
-    begun = step.output is not None and (step.output / step.keeps).exists()
+    begun = step.output is not None and (step.output / RelativePath(step.keeps)).exists()
     return (*step.argv, "--resume") if begun else step.argv

@@ -25,6 +25,7 @@ from orchestrator.commands.steps import starting
 from orchestrator.commands.up_request import UpRequest
 from orchestrator.core.console import note, say
 from orchestrator.core.errors import DeployError, Interrupted, NameTakenError
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.signals import heard, held
 from orchestrator.plan import Plan
 from orchestrator.plan.replicas import why_all_at_once
@@ -117,7 +118,7 @@ class _Change:
         return server.url if apart and server is not None and server.url else planned
 
     def _folder(self, number: int) -> Path:
-        return self.run.path / replica_folder(number)
+        return self.run.path / FileName(replica_folder(number))
 
     def _called(self, number: int) -> str:
         return f"replica {number} of {self._plan.replicas}"

@@ -24,6 +24,7 @@ from orchestrator.core.errors import BenchError, HostError, NameTakenError, Prof
 from orchestrator.core.files import open_lock, read_file, read_own, write_whole
 from orchestrator.core.paths import Home
 from orchestrator.core.redaction import redact_data
+from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.core.text import parse_json, printable_json
 from orchestrator.plan import NAME, Plan
 from orchestrator.plan.lock import Lock, lock_of
@@ -78,7 +79,7 @@ class RunDir:
     def read(self, name: str) -> dict[str, object]:
         """A JSON file of this run; empty where it was never written."""
         try:
-            data = parse_json(read_own(self.path / name))
+            data = parse_json(read_own(self.path / FileName(name)))
         except (OSError, ValueError):
             return {}
         return data if isinstance(data, dict) else {}
@@ -87,14 +88,14 @@ class RunDir:
         """Write one report as JSON, secrets removed from its texts, and return its path."""
         text = printable_json(json.dumps(redact_data(data), indent=2, ensure_ascii=False)) + "\n"
         self.write([ContextFile(path=name, content=text.encode(), executable=False)])
-        return self.path / name
+        return self.path / FileName(name)
 
 
 def write_files(folder: Path, files: Iterable[ContextFile]) -> None:
     """Write files below `folder`, each by a rename. Raises HostError where the disk does not take them."""
     try:
         for file in files:
-            write_whole(folder / file.path, file.content, mode=0o755 if file.executable else 0o644)
+            write_whole(folder / RelativePath(file.path), file.content, mode=0o755 if file.executable else 0o644)
     except OSError as error:
         raise HostError(
             f"cannot write below `{folder}`: {error.strerror}", hint="free disk space, or set DEPLOY_HOME"
@@ -141,7 +142,7 @@ def claim(home: Home, name: str) -> Iterator[None]:
 def is_claimed(home: Home, name: str) -> bool:
     """Whether a command works on `name`, as the kernel's table of locks tells: a lock of ours would be in its way."""
     try:
-        lock = os.open(home.runs / name / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        lock = os.open(home.runs / FileName(name) / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
     try:
@@ -165,7 +166,7 @@ def _place_of(file: int) -> str:
 def open_run(home: Home, name: str, plan: Plan) -> RunDir:
     """A fresh run directory, its own even where two starts meet in one second. Raises HostError where none is made."""
     try:
-        first = home.make_runs(name) / f"{datetime.now(UTC).strftime(_TIME)}-{plan.digest[:8]}"
+        first = home.make_runs(name) / FileName(f"{datetime.now(UTC).strftime(_TIME)}-{plan.digest[:8]}")
         return RunDir(_make_folder(first))
     except OSError as error:
         raise unwritable(home, error) from error
@@ -197,8 +198,10 @@ def latest_run(home: Home, name: str) -> RunDir | None:
 
 def runs_of(home: Home, name: str) -> tuple[RunDir, ...]:
     """The run directories of a name, newest first; a link leads to what is another name's, or somebody else's."""
-    folder = home.runs / name
-    if not NAME.match(name) or folder.is_symlink():  # a path, perhaps
+    if not NAME.match(name):  # a path, perhaps
+        return ()
+    folder = home.runs / FileName(name)
+    if folder.is_symlink():
         return ()
     found = (path for path in folder.glob("*-*") if path.is_dir() and not path.is_symlink())
     return tuple(map(RunDir, sorted(found, reverse=True)))

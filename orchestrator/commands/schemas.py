@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from orchestrator.bench import Workload
 from orchestrator.core.files import write_whole
+from orchestrator.core.safe_paths import FileName
 from orchestrator.profile import KINDS, json_schema
 from orchestrator.quantisation import Recipe
 from orchestrator.sweep import SpaceFile
@@ -15,9 +16,9 @@ from orchestrator.sweep import SpaceFile
 SCHEMAS: Final[Mapping[str, type[BaseModel]]] = {**KINDS, "workload": Workload, "space": SpaceFile, "recipe": Recipe}
 
 
-def schema_file(kind: str) -> str:
+def schema_file(kind: str) -> FileName:
     """Return the name of a schema's file, as the first line of a profile refers to it."""
-    return f"{kind}.schema.json"
+    return FileName(f"{kind}.schema.json")
 
 
 def write_schemas(directory: Path) -> tuple[Path, ...]:

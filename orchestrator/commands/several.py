@@ -15,6 +15,7 @@ from orchestrator.commands.steps import starting
 from orchestrator.core.console import say
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret
 from orchestrator.engine.gateway import CONTROL_KEY
 from orchestrator.plan import Plan
@@ -52,7 +53,7 @@ class Several:
         Raises NotReadyError as soon as one of them ends, SmokeError where one does not serve as it should.
         """
         for number, replica in enumerate(self.artifacts.replicas, start=1):
-            folder = self.run.path / replica_folder(number)
+            folder = self.run.path / FileName(replica_folder(number))
             started = self.runtime.start(replica, name=self.name, run_dir=folder, secrets=secrets)
             self._servers.append(started)
             say(f"started replica {number} of `{self.name}`; log: {RunDir(folder).log}")

@@ -25,6 +25,7 @@ from orchestrator.core.console import minutes
 from orchestrator.core.errors import HostError, Problem, ProfileError, UsageError
 from orchestrator.core.files import cut, open_lock
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.shell import quote
 from orchestrator.core.validation import model_of, read_file
 from orchestrator.engine import FlagTable, flag_problems
@@ -184,7 +185,7 @@ class Sweep:
 
 def default_output(profile: str) -> Path:
     """Where a sweep of a profile is kept, where the user does not say; a name may hold a dot."""
-    return Path("results") / f"sweep-{Path(profile).stem if is_path(profile) else profile}"
+    return Path("results") / FileName(f"sweep-{Path(profile).stem if is_path(profile) else profile}")
 
 
 def plan_sweep(request: SweepRequest, home: Home) -> Sweep:

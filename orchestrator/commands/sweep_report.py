@@ -13,6 +13,7 @@ from orchestrator.commands.sweep_winner import evidence, profile_path, value_tex
 from orchestrator.core.console import minutes
 from orchestrator.core.errors import BenchError
 from orchestrator.core.files import write_whole
+from orchestrator.core.safe_paths import RelativePath
 from orchestrator.report import (
     ONE_RUN_EACH,
     SweepReport,
@@ -171,7 +172,7 @@ def _named(sweep: Sweep, profile: Path) -> str:
 def _result(sweep: Sweep, trial: SweepTrial) -> BenchResult | None:
     """A trial's result; None where it has none, or it was removed."""
     try:
-        return load_result(sweep.request.output / trial.directory) if trial.directory else None
+        return load_result(sweep.request.output / RelativePath(trial.directory)) if trial.directory else None
     except BenchError:
         return None
 

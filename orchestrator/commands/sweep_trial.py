@@ -30,6 +30,7 @@ from orchestrator.core.errors import (
 )
 from orchestrator.core.files import remove_tree
 from orchestrator.core.redaction import redact
+from orchestrator.core.safe_paths import RelativePath
 from orchestrator.core.shell import quote
 from orchestrator.core.signals import heard, held
 from orchestrator.results import BenchEnding, BenchResult
@@ -169,7 +170,7 @@ def _told(sweep: Sweep, found: SweepTrial) -> str:
 
 def _run(sweep: Sweep, search: Search, asked: Proposed, begun: SweepTrial, *, folder: str) -> SweepTrial:
     """Start, prove, measure and stop one; a failure that is the configuration's own is its result."""
-    clock, place = _Clock(), Path("trials") / folder
+    clock, place = _Clock(), RelativePath(f"trials/{folder}")
     remove_tree(sweep.request.output / place, within=sweep.request.output)  # of a trial that was killed, and never told
     watch = _Ladder(sweep, asked)
     found = replace(begun, directory=str(place))

@@ -17,6 +17,7 @@ from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.files import read_file, write_whole
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.plan import NAME
 from orchestrator.profile import EXTENDS, Override, YamlLine, yaml_text
 from orchestrator.sweep import Search, SweepTrial, TrialOutcome
@@ -36,7 +37,7 @@ def profile_path(sweep: Sweep, number: int | None = None) -> Path:
     if not NAME.match(name):
         hint = "`--name NAME`, lower-case letters and digits, with single `.`, `_` or `-` between them"
         raise UsageError(f"a profile cannot be called `{name}`", hint=hint)
-    path = sweep.request.output / f"{name}.yaml"
+    path = sweep.request.output / FileName(f"{name}.yaml")
     taken = path if path.exists() else None
     if not sweep.request.beside:
         path = home_path(sweep.home, name)
@@ -48,7 +49,7 @@ def profile_path(sweep: Sweep, number: int | None = None) -> Path:
 
 def home_path(home: Home, name: str) -> Path:
     """The file of a profile of the home's catalogue."""
-    return home.root / Kind.PROFILE.value.replace("*", name)
+    return home.root / Kind.PROFILE.file(name)
 
 
 def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> Path:
@@ -76,7 +77,7 @@ def winner_text(sweep: Sweep, best: SweepTrial, search: Search) -> str:
         f"{_MARK} in {ran} trials of {sweep.space.size} points under `{workload_name(sweep.workload_named)}`.",
         f"Best of: {sweep.goal.words}. {_how_often(sweep, best, search)}.",
         f"Answers: {best.answers or 'not looked at'}.",
-        f"Measured: {sweep.request.output / best.directory}",
+        f"Measured: {sweep.request.output / RelativePath(best.directory)}",
     ]
     return yaml_text([" ".join(line.split()) for line in head], lines)
 
@@ -106,7 +107,7 @@ def _how_often(sweep: Sweep, best: SweepTrial, search: Search) -> str:
 def _day(sweep: Sweep, trial: SweepTrial) -> str:
     """The day on which it was measured; today's for a result that was removed."""
     try:
-        return load_result(sweep.request.output / trial.directory).run.started_at[: len("2026-11-22")]
+        return load_result(sweep.request.output / RelativePath(trial.directory)).run.started_at[: len("2026-11-22")]
     except BenchError:
         return datetime.now(UTC).date().isoformat()
 

@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from orchestrator.commands.alerts import Alerts
 from orchestrator.commands.announcer import EventKind, Told, WatchEvent
+from orchestrator.commands.runs import require_name
 from orchestrator.commands.standing import Healed, Standing, Unseen
 from orchestrator.commands.vigil import GATEWAY, Vigil
 from orchestrator.core.errors import (
@@ -33,6 +34,7 @@ from orchestrator.core.errors import (
 from orchestrator.core.files import open_lock
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret
 from orchestrator.core.shell import DEVNULL, PIPE, Program, own, start
 from orchestrator.core.signals import start_deaf
@@ -253,7 +255,8 @@ def _first_look(means: Reality, name: str) -> Standing:
 @contextmanager
 def _only_watch(home: Home, name: str) -> Iterator[None]:
     """Be the only watch of that name; the kernel frees it. Raises NameTakenError."""
-    lock = open_lock(home.runs / name / ".watch")
+    require_name(name)
+    lock = open_lock(home.runs / FileName(name) / ".watch")
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,6 +14,7 @@ from orchestrator.core.files import write_whole
 from orchestrator.core.known_secrets import SHORT
 from orchestrator.core.paths import Home
 from orchestrator.core.redaction import looks_secret
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import names_secret
 from orchestrator.core.shell import own, quote
 
@@ -63,14 +64,14 @@ def install_unit(names: Sequence[str], home: Home, *, command: str | None, outpu
     that nothing was started under, HostError where it may not be written.
     """
     variables = [variable for name in names for variable in _key_of(home, name)]
-    secrets = home.root / f"watch-{names[0]}.env"
+    secrets = home.root / FileName(f"watch-{names[0]}.env")
     if command and _holds_secret(command):
         hint = f"let a script of yours read it from a file, or from its environment: `{secrets}` has variables for it"
         raise UsageError(
             "`--exec` holds what looks like a secret, and the unit and every `ps` would show it", hint=hint
         )
     unit = f"deploy-watch-{names[0]}.service"
-    file = output or _SYSTEM / unit
+    file = output or _SYSTEM / FileName(unit)
     try:
         if not secrets.exists():
             write_whole(secrets, "", mode=0o600)
@@ -84,7 +85,7 @@ def install_unit(names: Sequence[str], home: Home, *, command: str | None, outpu
     variables += [name for name in _PASSED_ON if looks_secret(os.environ.get(name, ""))]
     steps += [f"    printf '{each}=%s\\n' \"${each}\" >> {quote([str(secrets)])}" for each in dict.fromkeys(variables)]
     if file.parent != _SYSTEM:
-        steps.append(f"    sudo install -m 644 {quote([str(file)])} {_SYSTEM / unit}")
+        steps.append(f"    sudo install -m 644 {quote([str(file)])} {_SYSTEM / FileName(unit)}")
     steps += ["    sudo systemctl daemon-reload", f"    sudo systemctl enable --now {unit}"]
     return "\n".join([*steps, f"    journalctl -u {unit} -f"])
 

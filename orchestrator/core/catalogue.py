@@ -17,8 +17,11 @@ from orchestrator.core.console import note
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home, data_root
+from orchestrator.core.safe_paths import RelativePath
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][\w.+-]{0,99}(/[A-Za-z0-9_][\w.+-]{0,99})*", re.ASCII)
+
+_LONGEST: Final = 400  # characters of a name with its folders
 
 
 class Kind(Enum):
@@ -38,10 +41,14 @@ class Kind(Enum):
     PATCH = "patches/*/patch.yaml"
     IMAGE_FILE = "images/*"
 
+    def file(self, name: str) -> RelativePath:
+        """The path of an entry's file below the folders of a catalogue. Raises UnsafeValueError."""
+        return RelativePath(self.value.replace("*", name))
+
 
 def can_be_named(name: str) -> bool:
     """Whether a part may be called so: its name stands in paths and in messages."""
-    return _NAME.fullmatch(name) is not None
+    return len(name) <= _LONGEST and _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class Catalogue:
         """The file of that name, None where there is none."""
         if not can_be_named(name):
             return None
-        found = [path for root in self.roots if (path := root / kind.value.replace("*", name)).is_file()]
+        found = [path for root in self.roots if (path := root / kind.file(name)).is_file()]
         if len(found) > 1 and found[0].read_bytes() != found[1].read_bytes():
             _say_shadowed(*found[:2])
         return found[0] if found else None

@@ -26,6 +26,7 @@ from typing import Final
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import private_folder
+from orchestrator.core.safe_paths import FileName
 
 _ELSEWHERE: Final = "set DEPLOY_HOME to a directory where you may write"
 
@@ -105,7 +106,7 @@ class Home:
 
     def made_for(self, far: str | None) -> Path:
         """Where files for a machine are made that lie below its own home there: nowhere else's are taken for them."""
-        return self.root if far is None else self.root / "far" / hashlib.sha256(far.encode()).hexdigest()[:12]
+        return self.root if far is None else self.root / "far" / FileName(hashlib.sha256(far.encode()).hexdigest()[:12])
 
     def holds(self, run_dir: Path) -> bool:
         """Whether that is a directory of this home's runs: a container may name any."""
@@ -117,7 +118,7 @@ class Home:
         `runs` may be a link, to another disk; a name in it that leads elsewhere would be somebody else's runs.
         """
         self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
-        folder = private_folder(self.runs) / name
+        folder = private_folder(self.runs) / FileName(name)
         if folder.is_symlink():
             raise OSError(errno.ELOOP, "it is a link", str(folder))
         return private_folder(folder)

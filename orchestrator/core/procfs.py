@@ -42,7 +42,7 @@ class Marks:
 def read_process(pid: int) -> Process | None:
     """The process of that pid, None where there is none or it has ended (proc(5), /proc/<pid>/stat)."""
     try:
-        stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
+        stat = (_PROC / f"{pid}" / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
@@ -54,7 +54,7 @@ def read_process(pid: int) -> Process | None:
 def read_title(pid: int) -> str:
     """The command line of a process, or what it calls itself instead; "" where there is none or it has ended."""
     with suppress(OSError):
-        return (_PROC / str(pid) / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
+        return (_PROC / f"{pid}" / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
     return ""
 
 
@@ -108,7 +108,7 @@ def tokens(program: str) -> frozenset[str]:
     """The tokens of this user's processes whose command line has the word `program`."""
     found = set()
     for process in _all():
-        folder = _PROC / str(process.pid)
+        folder = _PROC / f"{process.pid}"
         with suppress(OSError):
             if folder.stat().st_uid == os.geteuid() and program in (folder / "cmdline").read_text("utf-8", "replace"):
                 environ = (folder / "environ").read_bytes().split(b"\0")
@@ -119,7 +119,7 @@ def tokens(program: str) -> frozenset[str]:
 
 def _bears(pid: int, marks: Marks) -> bool:
     """Whether it has the token or the output; a process that may not be looked at is somebody else's."""
-    folder = _PROC / str(pid)
+    folder = _PROC / f"{pid}"
     with suppress(OSError):
         if os.fsencode(f"\0{VARIABLE}={marks.token}\0") in b"\0" + (folder / "environ").read_bytes():
             return True

@@ -170,6 +170,16 @@ def join(root: Path, relative: RelativePath) -> Path:
     return path
 
 
+def path_named_in(folder: Path, value: str) -> Path:
+    """Return a path that a file of the user's own names, from the folder of that file: it may lead anywhere.
+
+    For files that the user wrote, and paths that are read. Raises UnsafeValueError for what is no text.
+    """
+    if not value.isprintable():
+        raise UnsafeValueError(f"`{display(value)}` is not a path")
+    return folder / value
+
+
 def remove_tree(path: Path, *, within: Path, ignore_errors: bool = True) -> None:
     """Remove a directory with all it holds; nothing happens where there is none.
 

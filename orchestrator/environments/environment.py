@@ -22,6 +22,7 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 from orchestrator.core.files import copy_file, locked, remove_tree, write_whole
 from orchestrator.core.paths import Home, data_root
+from orchestrator.core.safe_paths import FileName
 from orchestrator.environments.installer import PinnedList, install
 from orchestrator.plan import Engine
 
@@ -120,7 +121,7 @@ def ensure(requirements: Path, *, home: Home, progress: Progress, shim: Path | N
 
 
 def _folder(recipe: _Recipe, home: Home) -> Path:
-    return home.environments / recipe.digest[:16]
+    return home.environments / FileName(recipe.digest[:16])
 
 
 def _build(folder: Path, recipe: _Recipe, progress: Progress) -> None:
@@ -133,7 +134,7 @@ def _build(folder: Path, recipe: _Recipe, progress: Progress) -> None:
     )
     installer = install(folder, pinned, progress)
     for file in recipe.shim:
-        copy_file(file, folder / "lib" / f"python{_python_version()}" / "site-packages" / file.name)
+        copy_file(file, folder / "lib" / FileName(f"python{_python_version()}") / "site-packages" / file.name)
     facts = {"requirements": recipe.requirements.name, "installer": installer, "python": platform.python_version()}
     seconds = round(time.monotonic() - began, 1)
     write_whole(folder / _MARKER, json.dumps({**facts, "digest": recipe.digest, "seconds": seconds}, indent=2) + "\n")

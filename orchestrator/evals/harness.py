@@ -12,6 +12,7 @@ from typing import Final
 from orchestrator.core import shell
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.files import remove_tree, write_whole
+from orchestrator.core.safe_paths import RelativePath
 from orchestrator.core.secret import HUB_TOKEN, Secret
 from orchestrator.core.text import parse_json
 from orchestrator.engine import endpoints
@@ -96,7 +97,7 @@ def local_task(request: EvalRequest, data: Path) -> str:
     suite, environment = request.suite, request.python.parent.parent
     harness = next(environment.glob("lib/python*/site-packages/lm_eval"))
     task = {
-        "include": str(harness / "tasks" / suite.task_file),
+        "include": str(harness / "tasks" / RelativePath(suite.task_file)),
         "task": LOCAL_TASK,
         "tag": None,
         "dataset_path": suite.loader,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.core.errors import UsageError
+from orchestrator.core.safe_paths import FileName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +99,10 @@ def find_suite(name: str) -> Suite:
 def local_files(suite: Suite, questions: Path) -> dict[str, str]:
     """The files of a local copy by split; `questions` may be the folder they are in. Raises UsageError for a gap."""
     if questions.is_dir():
-        questions /= suite.file
+        questions = questions / FileName(suite.file)
     files = {suite.questions: questions.absolute()}
     if suite.examples is not None:
-        files[suite.examples] = questions.absolute().with_name(f"{suite.examples}{questions.suffix}")
+        files[suite.examples] = questions.absolute().parent / FileName(f"{suite.examples}{questions.suffix}")
     for split, file in files.items():
         if not file.is_file():
             what = f"the {suite.few_shot} examples" if split == suite.examples else "the questions"

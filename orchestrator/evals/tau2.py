@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.files import read_file
+from orchestrator.core.safe_paths import path_named_in
 from orchestrator.core.validation import faults_in
 from orchestrator.results import OUTCOME_SCHEMA, Item, Outcome
 
@@ -146,7 +147,7 @@ def _succeeded(simulation: _Simulation) -> bool:
 def _files(folder: Path, name: str, *, compared: bool) -> list[Path]:
     if folder.is_file() and not compared:
         return [folder]
-    found = [file for domain in DOMAINS if (file := folder / f"{name}-{domain}" / RESULTS).exists()]
+    found = [file for domain in DOMAINS if (file := path_named_in(folder, f"{name}-{domain}") / RESULTS).exists()]
     if not found and not compared:
         found = sorted(folder.rglob(RESULTS))
     if not found:

@@ -9,6 +9,7 @@ from pathlib import Path
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.document import Document
 from orchestrator.core.errors import Problem, ProfileError
+from orchestrator.core.safe_paths import RelativePath, join
 from orchestrator.core.validation import model_of, read_file
 from orchestrator.patches.schema import Diff, Patch
 
@@ -46,7 +47,7 @@ def read_diffs(ledger: Sequence[Patch], catalogue: Catalogue | None = None) -> d
     """The texts of the diffs among these patches, by patch id."""
     catalogue = catalogue or Catalogue.from_environment()
     return {
-        patch.id: (catalogue.path(Kind.PATCH, patch.id).parent / patch.apply.file).read_text(encoding="utf-8")
+        patch.id: join(catalogue.path(Kind.PATCH, patch.id).parent, RelativePath(patch.apply.file)).read_text("utf-8")
         for patch in ledger
         if isinstance(patch.apply, Diff)
     }
@@ -91,6 +92,6 @@ def _misplaced(patch: Patch, document: Document, places: Mapping[str, str], fold
         yield Problem(f"patch `{patch.id}` is given twice: here and at {places[patch.id]}", place, "rename one")
     elif folder.name != patch.id:
         yield Problem(f"patch `{patch.id}` lies in a folder of another name", place, f"call the folder `{patch.id}`")
-    if isinstance(patch.apply, Diff) and not (folder / patch.apply.file).is_file():
+    if isinstance(patch.apply, Diff) and not (folder / RelativePath(patch.apply.file)).is_file():
         shown = document.name.removesuffix("patch.yaml") + patch.apply.file
         yield Problem(f"patch `{patch.id}` names a diff that does not exist", shown)

@@ -13,6 +13,7 @@ from typing import Final
 
 import yaml
 
+from orchestrator.core.catalogue import can_be_named
 from orchestrator.core.document import Document
 from orchestrator.core.errors import Problem, ProfileError, first_of
 from orchestrator.plan.changes import differences, flat
@@ -96,6 +97,8 @@ def _lock(data: Mapping[str, object]) -> Lock:
         name: {str(key): str(value) for key, value in dict(known[name]).items()}  # type: ignore[call-overload]
         for name in ("checkpoint", "patches", "files", "unknown", "plan")
     }
+    if odd := [name for name in texts["files"] if not can_be_named(name)]:
+        raise ValueError(f"`{odd[0]}` is not the name of a file")
     overrides = tuple(str(each) for each in known["overrides"])  # type: ignore[attr-defined]
     return Lock(tool=str(known["tool"]), profile=str(known["profile"]), overrides=overrides, **texts)
 

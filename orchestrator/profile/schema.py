@@ -7,8 +7,9 @@ value is the author's own, with the origin `user`. Texts are one line each: they
 
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from orchestrator.core.catalogue import can_be_named
 from orchestrator.core.origin import Origin
 from orchestrator.core.safe_paths import RepositoryId
 from orchestrator.core.validation import InnerPath, StrictModel, Text, VariableName, Word
@@ -127,6 +128,15 @@ class HardwareSection(StrictModel):
     source: Text = Field(default="", description="where these facts are published")
 
 
+def _named_in_a_catalogue(name: str) -> str:
+    if not can_be_named(name):
+        raise ValueError("expected the name of a file under images/: letters, digits, `_`, `.`, `+`, `-`, and `/`")
+    return name
+
+
+CatalogueName: TypeAlias = Annotated[Word, AfterValidator(_named_in_a_catalogue)]
+
+
 class ModelOrigin(StrictModel):
     """Where the checkpoint comes from."""
 
@@ -138,8 +148,13 @@ class ModelOrigin(StrictModel):
 
     @field_validator("location")
     @classmethod
-    def _is_a_repository(cls, location: str, info: ValidationInfo) -> str:
-        return RepositoryId(location) if info.data.get("kind") == "hub" else location
+    def _is_of_its_kind(cls, location: str, info: ValidationInfo) -> str:
+        kind = info.data.get("kind")
+        if kind == "generated" and not can_be_named(location):
+            raise ValueError("expected the name of a script under images/")
+        if kind == "hub":
+            RepositoryId(location)
+        return location
 
 
 class MoeSection(StrictModel):
@@ -262,7 +277,7 @@ class EngineSection(StrictModel):
         description="images to take, in this order, where that one is gone from its registry; `@sha256:…` pins one",
     )
     template: Word = Field(description="Dockerfile template under images/")
-    requirements: Word | None = Field(default=None, description="pinned requirement file under images/")
+    requirements: CatalogueName | None = Field(default=None, description="pinned requirement file under images/")
     python: Text | None = Field(default=None, pattern="^[^-]", description="an interpreter that already has the engine")
     source_dir: InnerPath = Field(
         default="/sgl-workspace/sglang/python/sglang", description="where the image keeps the package"

@@ -20,7 +20,7 @@ from typing import Any, Final
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, Problem, UsageError
 from orchestrator.core.files import locked, read_own, remove_file, remove_tree, write_whole
-from orchestrator.core.safe_paths import CheckpointFile, join
+from orchestrator.core.safe_paths import CheckpointFile, FileName, join
 from orchestrator.core.text import parse_json
 from orchestrator.quantisation.forecast import Forecast
 from orchestrator.weights import BadShardError, StoredTensor, stored_tensors
@@ -90,9 +90,9 @@ class WorkFolder:
                 )
         self.root.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)  # the first of all: it says whose the folder is
-        for name in ("parts", "claims"):
+        for name in map(FileName, ("parts", "claims")):
             remove_tree(self.root / name, within=self.root)
-        for name in ("parts", "claims", "made", "checkpoint"):
+        for name in map(FileName, ("parts", "claims", "made", "checkpoint")):
             (self.root / name).mkdir(parents=True, exist_ok=True)
 
     def is_begun(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Final
 from pydantic import TypeAdapter
 
 from orchestrator.core.errors import BenchError
+from orchestrator.core.safe_paths import FileName
 from orchestrator.results.result import read_strictly
 
 OUTCOME_SCHEMA: Final = 1
@@ -127,9 +128,9 @@ def effective_items(groups: Sequence[Sequence[Fraction | float]]) -> float:
 _OUTCOME: Final = TypeAdapter(Outcome)
 
 
-def outcome_file(suite: str) -> str:
+def outcome_file(suite: str) -> FileName:
     """What the file of a suite's outcome is called; `deploy report` looks for it."""
-    return f"eval-{suite}.json"
+    return FileName(f"eval-{suite}.json")
 
 
 def outcome_to_json(outcome: Outcome) -> str:

@@ -6,6 +6,7 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
+from orchestrator.core.safe_paths import FileName
 from orchestrator.results.result import Point, Slope, read_strictly
 
 
@@ -34,10 +35,10 @@ class _Line:
 _LINE: Final = TypeAdapter(_Line)
 
 
-def requests_file(point: Point) -> str:
+def requests_file(point: Point) -> FileName:
     """What the file of a point's requests is called; by its figures, as a label could hold anything."""
     name = f"closed-{point.concurrency}" if point.offered_rps is None else f"{point.offered_rps:g}"
-    return f"requests-{name}.jsonl"
+    return FileName(f"requests-{name}.jsonl")
 
 
 def read_requests(lines: Iterable[str], *, where: str) -> tuple[RequestTimes, ...]:

@@ -11,6 +11,7 @@ from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 from orchestrator.core.files import locked, move, remove_tree, write_whole
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
 from orchestrator.plan import Model
 
 _SHOWN_LINES: Final = 15
@@ -23,8 +24,8 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
     It is made anew when its generator has changed. Raises BuildError with the generator's last lines, and for a
     directory that was not made here: nobody else's files are ever removed.
     """
-    target = home.models / model.name
-    with locked(home.models / f".{model.name}.lock", progress):
+    target = home.models / FileName(model.name)
+    with locked(home.models / FileName(f".{model.name}.lock"), progress):
         if is_made(target, generator):
             return target
         if target.exists() and not (target / _MARKER).is_file():
@@ -37,7 +38,7 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
             remove_tree(left, within=home.models)
         # its own place: the generator of a command that was killed may still write into another one
         with tempfile.TemporaryDirectory(dir=home.models, prefix=f".{model.name}.making-") as place:
-            made = Path(place, model.name)
+            made = Path(place, FileName(model.name))
             progress.update(f"model `{model.name}`: generating")
             try:
                 _generate(model, generator, python=python, folder=made)

@@ -80,12 +80,12 @@ def _sizes(directory: Path, sizes: Mapping[CheckpointFile, int]) -> Iterator[Pro
 
 
 def _tokenizer(directory: Path) -> Iterator[Problem]:
-    whole = [names for names in _TOKENIZERS if all((directory / name).is_file() for name in names)]
+    whole = [names for names in _TOKENIZERS if all((directory / CheckpointFile(name)).is_file() for name in names)]
     if not whole:
         choices = ", ".join(" with ".join(f"`{name}`" for name in names) for names in _TOKENIZERS)
         yield Problem(f"there is no tokenizer: none of {choices}", str(directory))
     for name in whole[0] if whole else ():
-        path = directory / name
+        path = directory / CheckpointFile(name)
         if path.suffix == ".json":
             yield from _readable(path)
         elif path.stat().st_size == 0:

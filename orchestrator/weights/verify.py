@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 
 from orchestrator.core.errors import FactsError, NoWeightsError, Problem, WeightsError
 from orchestrator.core.paths import Home
-from orchestrator.core.safe_paths import CheckpointFile, CommitHash
+from orchestrator.core.safe_paths import CheckpointFile, CommitHash, FileName
 from orchestrator.engine.architectures import ARCHITECTURES
 from orchestrator.plan import Model, Plan
 from orchestrator.weights.config import CONFIG
@@ -48,7 +48,7 @@ class Verified:
 
 def checkpoint_directory(model: Model, home: Home) -> Path:
     """Where a model's checkpoint lies: its own directory, or its place in the tool's home."""
-    return Path(model.source.location) if model.source.kind == "directory" else home.models / model.name
+    return Path(model.source.location) if model.source.kind == "directory" else home.models / FileName(model.name)
 
 
 def needs_mtp(plan: Plan) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from orchestrator.core.errors import WeightsError
+from orchestrator.core.safe_paths import CheckpointFile, UnsafeValueError, join
 from orchestrator.core.text import parse_json
 from orchestrator.kernels.fusion import MoeCheckpoint
 from orchestrator.plan import Moe
@@ -59,7 +60,7 @@ def _pairs(folder: Path, layers: int) -> Iterator[tuple[str | None, str | None]]
         if file is None:
             return None
         if file not in headers:
-            headers[file] = _dtypes(folder / file)
+            headers[file] = _dtypes(folder, file)
         return headers[file].get(name)
 
     for layer in range(layers):
@@ -69,10 +70,10 @@ def _pairs(folder: Path, layers: int) -> Iterator[tuple[str | None, str | None]]
             yield pair
 
 
-def _dtypes(file: Path) -> dict[str, str]:
+def _dtypes(folder: Path, file: str) -> dict[str, str]:
     try:
-        return tensor_dtypes(file)
-    except (OSError, BadShardError):
+        return tensor_dtypes(join(folder, CheckpointFile(file)))
+    except (OSError, BadShardError, UnsafeValueError):
         return {}
 
 

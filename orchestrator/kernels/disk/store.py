@@ -19,6 +19,7 @@ from pathlib import Path
 
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName, RelativePath
 from orchestrator.kernels.disk.files import companion, read_tables
 from orchestrator.kernels.rows import RowOrigin, TunedRow, merge, write_origins, write_table
 from orchestrator.plan import Plan
@@ -52,7 +53,7 @@ class Store:
     def at(cls, home: Home, aiter_commit: str | None, image: str | None) -> "Store":
         """The store for an aiter commit; without one, for the aiter of that image."""
         of_image = f"image-{hashlib.sha256((image or '').encode()).hexdigest()[:12]}"
-        return cls(home.kernels / (aiter_commit[:12] if aiter_commit else of_image))
+        return cls(home.kernels / FileName(aiter_commit[:12] if aiter_commit else of_image))
 
     def table(self, plan: Plan) -> Path:
         """Where the table of a plan's server lies once it is built."""
@@ -61,7 +62,7 @@ class Store:
     def table_of(self, model: str, arch: str, *, tp: int, ep: int) -> Path:
         """Where the table for a model and a layout on this kind of GPU lies once it is built."""
         layout = f"tp{tp}" if ep == 1 else f"tp{tp}-ep{ep}"
-        return self.folder / f"{model}-{arch}-{layout}.csv"
+        return self.folder / FileName(f"{model}-{arch}-{layout}.csv")
 
     def is_fresh(self, plan: Plan) -> bool:
         """Whether a plan's table is there, and as new as the rows measured so far."""
@@ -88,7 +89,7 @@ class Store:
 
     def tuning(self, plan: Plan) -> Path:
         """Where the tuner works for a plan's profile."""
-        return self.folder / "tuning" / plan.profile
+        return self.folder / "tuning" / RelativePath(plan.profile)
 
     def measured(self) -> list[TunedRow]:
         """The rows measured so far, each with its provenance as its place."""

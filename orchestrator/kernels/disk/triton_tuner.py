@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.core.errors import KernelsError, Problem
 from orchestrator.core.files import copy_tree, remove_file, write_whole
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.validation import StrictModel
 from orchestrator.kernels.disk.watch import TunerRunner, WatchEnding, WatchLimits, watch
 from orchestrator.plan import Plan
@@ -93,8 +94,8 @@ def triton_job(
         known = " and ".join(DTYPES)
         raise KernelsError(f"`{plan.model.name}` is {plan.model.quantisation}: sglang's tuner is run for {known} here")
     layout = plan.layout
-    target = kernels / "triton" / f"sglang-{plan.engine.version}"
-    folder = target / "tuning" / f"{plan.model.name}-{plan.hardware.name}-tp{layout.tp}-ep{layout.ep}"
+    target = kernels / "triton" / FileName(f"sglang-{plan.engine.version}")
+    folder = target / "tuning" / FileName(f"{plan.model.name}-{plan.hardware.name}-tp{layout.tp}-ep{layout.ep}")
     arguments = ["--model", str(model), "--tp", str(layout.tp), "--ep", str(layout.ep), "--dtype", dtype]
     if plan.flag("disable-shared-experts-fusion") is not None:
         arguments.append("--disable-shared-experts-fusion")
@@ -130,7 +131,7 @@ def tune_triton(
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     for name, content in tuner.items():
-        write_whole(job.folder / name, content)
+        write_whole(job.folder / FileName(name), content)
     log = job.folder / "tuner.log"
     remove_file(log)
     problems: list[Problem] = []
@@ -157,8 +158,8 @@ def _deliver(job: TritonJob) -> None:
     configs = job.target / "configs"
     for one in job.measured:
         copy_tree(Path(one.shipped), configs)
-        folder = configs / f"triton_{one.triton.replace('.', '_')}"
-        files.setdefault(folder / one.file, {})[str(one.tokens)] = one.config
+        folder = configs / FileName(f"triton_{one.triton.replace('.', '_')}")
+        files.setdefault(folder / FileName(one.file), {})[str(one.tokens)] = one.config
     for path, content in files.items():
         write_whole(path, json.dumps(content, indent=4) + "\n")
 

@@ -12,6 +12,7 @@ import httpx
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.files import write_whole
 from orchestrator.core.http import Deadline, pieces
+from orchestrator.core.safe_paths import FileName
 from orchestrator.kernels.disk.pins import PinnedFile
 
 _WITHIN: Final = 300.0  # seconds for the whole of it
@@ -32,7 +33,7 @@ def upstream_file(
     Asks again, after 1 s and 2 s, where the network or the host fails for the moment. `without` is a way on without the
     file. Raises KernelsError where the network or the checksum says no; nothing is left behind then.
     """
-    path = folder / f"{pin.commit[:12]}-{pin.name}"
+    path = folder / FileName(f"{pin.commit[:12]}-{pin.name}")
     if path.is_file() and _digest(path.read_bytes()) == pin.sha256:
         return path
     content = _download(pin, _Transport(transport, sleep), instead=f"put the file at `{path}`{without}")

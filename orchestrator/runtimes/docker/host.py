@@ -10,6 +10,7 @@ import docker
 from docker.errors import DockerException
 
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import RelativePath
 from orchestrator.core.shell import ProgramResult, attempt, quote
 from orchestrator.host import FarHost, Tunnel, docker_endpoint, far_machine
 from orchestrator.runtimes.docker.container import ContainerSpec
@@ -58,7 +59,7 @@ class DockerHost:
         if self._tunnel is None:
             return
         for mount in spec.mounts:
-            if (local := self._local_home.made_for(self._url) / mount.source).is_file():
+            if (local := self._local_home.made_for(self._url) / RelativePath(mount.source)).is_file():
                 self._tunnel.write(f"{self._tunnel.home}/{mount.source}", local.read_text())
 
     def group_id(self, name: str) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
+from orchestrator.core.safe_paths import path_named_in
 from orchestrator.core.secret import Secret
 from orchestrator.engine import Delivery
 from orchestrator.plan import ContainerNeeds
@@ -96,7 +97,7 @@ def _argv(artifacts: Artifacts, secrets: Delivery) -> list[str]:
 
 def _binds(spec: ContainerSpec, home: str) -> list[Mount]:
     return [
-        Mount(mount.target, str(Path(home, mount.source)), type="bind", read_only=mount.read_only)
+        Mount(mount.target, str(path_named_in(Path(home), mount.source)), type="bind", read_only=mount.read_only)
         for mount in spec.mounts
     ]
 

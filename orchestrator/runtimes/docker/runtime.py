@@ -21,6 +21,7 @@ from orchestrator.core.errors import HostError, NameTakenError
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process, identity
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret
 from orchestrator.core.waiting import look_until
 from orchestrator.engine import Delivery, delivery
@@ -214,7 +215,7 @@ class DockerRuntime:
             url=self._host.reach(labels["deploy.url"]),
             service=labels["deploy.url"] if way else "",
             forward=way,
-            run_dir=labels.get(RUN_DIR) or str(self._home.runs / labels["deploy.name"] / "unknown"),
+            run_dir=labels.get(RUN_DIR) or str(self._home.runs / FileName(labels["deploy.name"]) / "unknown"),
             identity=str(container.id),
         )
 

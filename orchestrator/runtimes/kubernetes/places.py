@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from orchestrator.core.files import read_own
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
 from orchestrator.plan import NAME as SERVER_NAME
 from orchestrator.runtimes.base import ENDING
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
@@ -32,7 +33,9 @@ def known_places(home: Home, name: str | None = None) -> tuple[Cluster, ...]:
     that were stopped from here are not asked.
     """
     found = set()
-    own = home.runs / (name or "")
+    if name is not None and not SERVER_NAME.match(name):
+        return ()
+    own = home.runs / FileName(name) if name else home.runs
     folders = [own] if name and own.is_dir() else home.runs.glob("*") if home.runs.is_dir() else ()
     for folder in folders:
         newest_run = max((path for path in folder.glob("*-*") if path.is_dir()), default=None)

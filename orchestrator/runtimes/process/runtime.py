@@ -20,6 +20,7 @@ from orchestrator.core.errors import HostError, NameTakenError, StartError
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, Marks, family, read_title, tokens
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret, names_secret
 from orchestrator.core.signals import held
 from orchestrator.plan import NAME
@@ -67,7 +68,7 @@ class ProcessRuntime:
             artifacts, name=name, run_dir=run_dir, cwd=self._home.root, secrets=secrets, record=FILE
         )
         with handing_over(self._home.make_runs(name)) as lock:
-            found = _servers(self._home.runs / name)
+            found = _servers(self._home.runs / FileName(name))
             if taken := [other for other in found if not goes_beside(run_dir.absolute(), other)]:
                 raise NameTakenError(
                     f"there is a server `{name}`", where=taken[0].run_dir, hint=f"`deploy down {name}`"
@@ -84,7 +85,7 @@ class ProcessRuntime:
     def find(self, name: str | None = None) -> tuple[Handle, ...]:
         """See `Runtime.find`. Raises HostError where the runs of this home cannot be looked through."""
         names = sorted(path.name for path in _folders(self._home.runs)) if name is None else [name]
-        folders = [self._home.runs / each for each in names if NAME.match(each)]
+        folders = [self._home.runs / FileName(each) for each in names if NAME.match(each)]
         folders = [folder for folder in folders if not folder.is_symlink()]
         for folder in folders:
             await_handover(folder)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.core.errors import HostError
+from orchestrator.core.safe_paths import FileName
 from orchestrator.plan import NAME
 from orchestrator.runtimes.base import Handle
 from orchestrator.runtimes.several import joined, together, top_of
@@ -30,8 +31,9 @@ def found_servers(runs: Path, name: str | None, handle_of: Callable[[JobComment,
             continue
         if (job := jobs.find_job(number)) is not None and not job.is_over:
             live.setdefault(comment.name, {})[Path(comment.run)] = handle_of(comment, job)
-    names = sorted({name} if name is not None else live.keys() | _names(runs))
-    return [handle for each in names for handle in _of_name(runs / each, live.get(each, {}), handle_of)]
+    known = {name} if name is not None else live.keys() | _names(runs)
+    names = sorted(each for each in known if NAME.match(each))
+    return [each for one in names for each in _of_name(runs / FileName(one), live.get(one, {}), handle_of)]
 
 
 def forgotten(number: str) -> Job:

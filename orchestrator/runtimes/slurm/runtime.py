@@ -20,6 +20,7 @@ from orchestrator.core.errors import DeployError, HostError, NameTakenError, Sta
 from orchestrator.core.files import remove_file, write_whole
 from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret
 from orchestrator.core.signals import held
 from orchestrator.core.text import parse_json
@@ -191,7 +192,7 @@ class SlurmRuntime:
         written[SCRIPT] = job_script(plan, comment.name)
         try:
             for file, text in written.items():
-                write_whole(run_dir / file, text, mode=0o600 if file == START else 0o755)
+                write_whole(run_dir / FileName(file), text, mode=0o600 if file == START else 0o755)
             log = str(run_dir / JOB_LOG).replace("%", "%%")
             placed = (f"--chdir={self._home.root}", f"--output={log}", "--open-mode=append", "--export=ALL")
             options = (*job_options(plan, comment.name), *placed, f"--comment={comment.to_text()}")
@@ -263,7 +264,7 @@ def _addressed(artifacts: Artifacts, run_dir: Path, found: Sequence[Handle]) -> 
         return artifacts
     behind = {Path(server.run_dir): server.url for handle in found for server in handle.replicas}
     for number, replica in enumerate(replica_plans(plan), start=1):
-        if not (url := behind.get(run_dir / replica_folder(number))):
+        if not (url := behind.get(run_dir / FileName(replica_folder(number)))):
             raise StartError(f"replica {number} has no node any more", hint=f"`squeue --me`; its log is in `{run_dir}`")
         urls[replica.server.url] = url
     argv = tuple(urls.get(word, word) for word in artifacts.command.argv)

@@ -20,6 +20,7 @@ from typing import Any, Final
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError, PatchError
 from orchestrator.core.files import copy_tree, locked, remove_file, remove_tree, write_whole
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.shell import ProgramResult, run
 from orchestrator.core.text import parse_json
 from orchestrator.images import ImageReceipt, parse_receipt, program_paths
@@ -77,7 +78,7 @@ def patched_copy(python: str, sources: SourcePatches, packages: Path) -> Patched
     if "sglang" not in found:
         hint = "name one that has it: `--set engine.python=…`; or `--set runtime=docker`"
         raise BuildError(f"`{python}` has no sglang to patch", hint=hint)
-    folder = packages / _digest(python, sources, found)[:16]
+    folder = packages / FileName(_digest(python, sources, found)[:16])
     if (receipt := receipt_of(folder)) is not None:
         return PatchedCopy(folder=folder, receipt=receipt, made=False)
     progress = Progress()

@@ -12,11 +12,12 @@ from typing import Any, Final, get_type_hints
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import read_own, write_whole
 from orchestrator.core.procfs import Marks, is_identity
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.text import parse_json
 from orchestrator.runtimes.several import is_replica, number_of, top_of
 
 FILE: Final = "process.json"
-UNREADABLE: Final = f"{FILE}.unreadable"  # one that was put out of the way
+UNREADABLE: Final = FileName(f"{FILE}.unreadable")  # one that was put out of the way
 CONFIG: Final = "secrets.yaml"  # a FIFO, until the server has read it
 _OUTPUT: Final = re.compile(r"pipe:\[[0-9]{1,20}\]")  # nothing that a stranger may write to, as /dev/null
 
@@ -56,7 +57,7 @@ def parts_of(run_dir: Path) -> tuple[Path, ...]:
             found = [entry.name for entry in entries if is_replica(entry.name)]
     except OSError:
         found = []
-    return (run_dir, *(run_dir / name for name in sorted(found, key=number_of)))
+    return (run_dir, *(run_dir / FileName(name) for name in sorted(found, key=number_of)))
 
 
 def token_of(run_dir: Path) -> str:
@@ -77,7 +78,7 @@ def is_copy(record: Record, run_dir: Path) -> bool:
 
 def write_record(run_dir: Path, record: Record, file: str = FILE) -> None:
     """Put the record in place, whole or not at all, readable by its owner only."""
-    write_whole(run_dir / file, json.dumps(dataclasses.asdict(record), indent=2) + "\n", mode=0o600)
+    write_whole(run_dir / FileName(file), json.dumps(dataclasses.asdict(record), indent=2) + "\n", mode=0o600)
 
 
 def read_record(run_dir: Path, file: str = FILE) -> Record | None:
@@ -86,7 +87,7 @@ def read_record(run_dir: Path, file: str = FILE) -> Record | None:
     Raises HostError for one that cannot be read, or that somebody else has written: a server may run that nothing else
     knows of.
     """
-    path = run_dir / file
+    path = run_dir / FileName(file)
     try:
         return _record(parse_json(read_own(path)), owner=top_of(run_dir).parent.name)
     except (FileNotFoundError, NotADirectoryError):

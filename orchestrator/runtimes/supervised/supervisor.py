@@ -35,6 +35,7 @@ from orchestrator.core.known_secrets import know
 from orchestrator.core.log_files import BoundedLog
 from orchestrator.core.log_lines import redacted
 from orchestrator.core.procfs import Marks, family, identity, send
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.shell import PIPE, Program, start
 from orchestrator.runtimes.base import LOG
 from orchestrator.runtimes.supervised.record import CONFIG, Record, private, write_record
@@ -126,7 +127,7 @@ def serve(request: StartRequest, started: Callable[[Program], None]) -> int:
     except (OSError, HostError) as error:
         for name in (request.record, CONFIG):
             with contextlib.suppress(OSError):
-                remove_file(run_dir / name)
+                remove_file(run_dir / FileName(name))
         why = error.message if isinstance(error, HostError) else f"{error.strerror}: `{error.filename}`"
         raise StartError(why) from error
     started(server)

@@ -1,0 +1,152 @@
+"""What is joined to a directory was checked when it was made: its type says so, and mypy knows the type."""
+
+import io
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import pytest
+from mypy import build
+from mypy.config_parser import parse_config_file
+from mypy.find_sources import create_source_list
+from mypy.modulefinder import BuildSource
+from mypy.nodes import CallExpr, ConditionalExpr, Expression, ListExpr, MemberExpr, OpExpr, StrExpr
+from mypy.options import Options
+from mypy.plugin import FunctionContext, MethodContext, Plugin
+from mypy.types import Instance, LiteralType, Type, UnionType, get_proper_type
+
+from orchestrator.core.paths import data_root
+
+ROOT: Final = data_root()
+PATHS: Final = {"pathlib.Path", "pathlib.PurePath", "pathlib.PurePosixPath"}
+CHECKED: Final = {
+    f"orchestrator.core.safe_paths.{name}" for name in ("RelativePath", "CommitHash", "ContentHash", "ImageDigest")
+}
+OF_A_PATH: Final = {"name", "stem", "suffix"}  # a part of a path that is one already
+# The first joins what it has checked itself; the other is a program that is alone in a container of others.
+ALLOWED: Final = {"orchestrator/core/safe_paths.py", "orchestrator/engine/life.py"}
+
+
+class Joins(Plugin):
+    """Notes each place where a value that nothing has checked becomes part of a path."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.unchecked: set[str] = set()
+
+    def get_method_hook(self, fullname: str) -> Callable[[MethodContext], Type] | None:
+        owner, _, method = fullname.rpartition(".")
+        joins = owner in PATHS and method in {"__truediv__", "joinpath", "with_name"}
+        return self._look if joins else None
+
+    def get_function_hook(self, fullname: str) -> Callable[[FunctionContext], Type] | None:
+        return self._look_behind_the_first if fullname in {*PATHS, "posixpath.join"} else None
+
+    def _look(self, context: MethodContext) -> Type:
+        self._note(context, (each for some in context.args for each in some))
+        return context.default_return_type
+
+    def _look_behind_the_first(self, context: FunctionContext) -> Type:
+        given = [each for some in context.args for each in some]
+        self._note(context, given[1:])
+        return context.default_return_type
+
+    def _note(self, context: MethodContext | FunctionContext, given: Iterable[Expression]) -> None:
+        path = context.api.path.removeprefix(f"{ROOT}/")
+        ours = path.startswith(("orchestrator/", "planted.py"))
+        if ours and path not in ALLOWED and not all(is_checked(each, context) for each in given):
+            self.unchecked.add(f"{path}:{context.context.line}")
+
+
+def is_checked(node: Expression, context: MethodContext | FunctionContext) -> bool:  # noqa: PLR0911 - one a form
+    """Whether all that an expression consists of is a constant, a number or a value of a type that is checked."""
+    match node:
+        case StrExpr():
+            return True
+        case ConditionalExpr():
+            return is_checked(node.if_expr, context) and is_checked(node.else_expr, context)
+        case OpExpr(op="+"):
+            return is_checked(node.left, context) and is_checked(node.right, context)
+        case CallExpr(callee=MemberExpr(expr=StrExpr(), name="join"), args=[ListExpr(items=pieces)]):  # an f-string
+            return all(is_checked(each, context) for each in pieces)
+        case CallExpr(callee=MemberExpr(expr=StrExpr(value="{:{}}"), name="format"), args=[value, StrExpr()]):
+            return is_checked(value, context) or has_type(value, {"builtins.int"}, context)
+        case MemberExpr() if node.name in OF_A_PATH and has_type(node.expr, PATHS, context):
+            return True
+    return has_type(node, CHECKED, context)
+
+
+def has_type(node: Expression, names: set[str], context: MethodContext | FunctionContext) -> bool:
+    """Whether an expression is a constant, a member of an Enum, or has one of these among its bases."""
+    found = get_proper_type(context.api.lookup_type(node))  # type: ignore[attr-defined]  # of the checker itself
+    kinds = [get_proper_type(each) for each in found.items] if isinstance(found, UnionType) else [found]
+    return all(
+        isinstance(each, LiteralType)
+        or (
+            isinstance(each, Instance)
+            and (
+                each.last_known_value is not None
+                or each.type.is_enum
+                or bool({base.fullname for base in each.type.mro} & names)
+            )
+        )
+        for each in kinds
+    )
+
+
+def unchecked_joins(sources: list[BuildSource], options: Options) -> set[str]:
+    options.incremental = False
+    joins = Joins(options)
+    result = build.build(sources, options, extra_plugins=[joins])
+    assert not result.errors, result.errors[:5]
+    return joins.unchecked
+
+
+def our_options() -> Options:
+    options = Options()
+    parse_config_file(options, lambda: None, str(ROOT / "pyproject.toml"), io.StringIO(), io.StringIO())
+    return options
+
+
+@pytest.mark.timeout(0)
+def test_what_is_joined_to_a_directory_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not seen: `Path(value)` of one argument, by which a user's own path comes in, and paths put together as text."""
+    monkeypatch.chdir(ROOT)
+    options = our_options()
+    assert unchecked_joins(create_source_list(["orchestrator"], options), options) == set()
+
+
+PLANTED = """
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path, PurePosixPath
+from typing import Final, Literal
+from orchestrator.core.safe_paths import CommitHash, RelativePath
+
+NAME: Final = "name"
+
+class Folder(Enum):
+    ONE = "one"
+
+def joined(
+    root: Path, value: str, safe: RelativePath, commit: CommitHash, n: int, kind: Literal["a", "b"]
+) -> list[Path]:
+    return [{}]
+"""
+
+
+@pytest.mark.timeout(0)
+def test_a_value_that_nothing_has_checked_is_found() -> None:
+    wrong = (
+        *("root / value", "root / str(safe)", 'root / f"x-{value}"', 'root / (value + ".json")', "root / safe / value"),
+        *("Path(root, value)", "root.joinpath(value)", "root.with_name(value)", 'root / ("a" if n else value)'),
+        *("root / value.strip()", "root / Path(value)", "root / PurePosixPath(value)", 'root / "/".join([value])'),
+    )
+    right = (
+        *('root / "x"', "root / NAME", "root / safe", "root / commit", "root / kind", 'root / f"{commit}-{n}.json"'),
+        *("Path(root, safe)", "root / root.name", 'root.with_name(f"{root.stem}.lock")', 'root / ("a" if n else safe)'),
+        *("Path(value)", "root / Folder.ONE.value"),
+    )
+    text = PLANTED.format(",\n".join(("root", *wrong, *right)))
+    first = text[: text.index("[root")].count("\n") + 2
+    found = unchecked_joins([BuildSource("planted.py", "planted", text)], our_options())
+    assert found == {f"planted.py:{first + at}" for at in range(len(wrong))}

@@ -1,0 +1,162 @@
+"""Values of others at the door where each is read: an index, a receipt, a lock, a record, an archive, a diff."""
+
+import json
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import apply_patches
+import pytest
+from checkpoint_samples import write_checkpoint
+from hostile_values import COMMITS, NAMES, SIZES
+from pydantic import ValidationError
+
+from orchestrator.core.errors import WeightsError
+from orchestrator.core.files import unpack, write_sparse
+from orchestrator.core.safe_paths import UnsafeValueError
+from orchestrator.kernels.disk.checkpoint import _dtypes
+from orchestrator.plan.lock import _lock
+from orchestrator.profile.schema import EngineSection, ModelOrigin
+from orchestrator.weights import verify_checkpoint
+from orchestrator.weights.inspect import placed_tensors
+from orchestrator.weights.overlay import telling_shards
+from orchestrator.weights.receipt import commit_of, read_receipt, receipt_path
+
+TEXTS = tuple(name for name in NAMES if isinstance(name, str) and "\ud800" not in name and "\udcff" not in name)
+PLAIN = tuple(name for name in TEXTS if not {each.lower() for each in name.split("/")} & {".parts", ".git", ".cache"})
+
+
+WORDS = tuple(each for each in COMMITS if isinstance(each, str) and each.split() == [each])
+
+
+def short(value: object) -> str:
+    return ascii(value)[:30]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=short)
+def test_an_index_names_no_file_that_is_none(name: object) -> None:
+    content = json.dumps({"weight_map": {"model.layers.0.mlp.experts.0.gate_proj.weight": name}}).encode()
+    placed, problems = placed_tensors(content, single=False, where="glm")
+    assert not placed
+    assert len(problems) == 1
+    assert "names a file outside the checkpoint" in problems[0].message
+
+
+@pytest.mark.parametrize("name", NAMES, ids=short)
+def test_an_index_makes_nobody_read_another_file(name: object, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 1}')
+    index = {"weight_map": {"model.layers.1.x": name}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(WeightsError, match="names a file outside"):
+        telling_shards(tmp_path)
+    assert _dtypes(tmp_path, name) == {}  # type: ignore[arg-type]  # what an index says is of any type
+
+
+@pytest.mark.parametrize("key", ["files", "revision", "size", "time"])
+def test_a_receipt_with_a_hostile_value_is_none(key: str, tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "glm")
+    values: dict[str, tuple[object, ...]] = {"files": TEXTS, "revision": COMMITS, "size": SIZES, "time": SIZES}
+    whole: dict[str, Any] = {
+        "location": "glm",
+        "revision": None,
+        "mtp_layer": None,
+        "shards": 3,
+        "tensors": 3,
+        "differences": [],
+        "accepted": False,
+        "files": {"config.json": [1, 1]},
+    }
+    path = receipt_path(directory)
+    path.write_text(json.dumps(whole))
+    assert read_receipt(directory) is not None
+    for value in values[key]:
+        if key == "revision" and value is None:
+            continue
+        said = {"files": {str(value): [1, 1]}, "size": {"x": [value, 1]}, "time": {"x": [1, value]}}.get(key, value)
+        path.write_text(json.dumps(whole | {"revision" if key == "revision" else "files": said}))
+        assert read_receipt(directory) is None, value
+
+
+@pytest.mark.parametrize("commit", WORDS, ids=short)
+def test_a_note_of_a_download_names_no_commit_that_is_none(commit: str, tmp_path: Path) -> None:
+    note = tmp_path / ".cache/huggingface/download/config.json.metadata"
+    note.parent.mkdir(parents=True)
+    note.write_bytes(commit.encode("utf-8", "surrogatepass"))
+    assert commit_of(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name], ids=short)
+def test_a_lock_names_no_file_that_is_none(name: str) -> None:
+    texts: dict[str, object] = {each: {} for each in ("checkpoint", "patches", "files", "unknown", "plan")}
+    sound = {**texts, "tool": "1", "profile": "x", "overrides": [], "files": {"tiny_model.py": "0" * 64}}
+    assert _lock(sound).files
+    with pytest.raises(ValueError, match="is not the name of a file"):
+        _lock(sound | {"files": {name: "0" * 64}})
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name], ids=short)
+def test_a_profile_names_no_requirements_and_no_generator_elsewhere(name: str) -> None:
+    with pytest.raises(ValidationError):
+        ModelOrigin(kind="generated", location=name)
+    with pytest.raises(ValidationError):
+        EngineSection.model_validate({"version": "0.5.14", "requirements": name})
+
+
+@pytest.mark.parametrize("name", [name for name in PLAIN if "\n" not in name and "\r" not in name], ids=short)
+def test_a_diff_changes_no_file_outside_the_sources(name: str, tmp_path: Path) -> None:
+    """A name that does not exist below the sources was looked up by its last part alone."""
+    root = tmp_path / "sources"
+    root.mkdir()
+    for path in (tmp_path / "x", root / "x", tmp_path / "b"):
+        path.write_text("old\n")
+    diff = f"--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-old\n+new\n"
+    with suppress(apply_patches.Refusal, OSError):
+        apply_patches.apply_diff(root, diff)
+    assert [(tmp_path / each).read_text() for each in ("x", "b")] == ["old\n", "old\n"]
+
+
+@pytest.mark.parametrize("name", ["../../x", "../x", "a/../x", "./x", "/x", "a//x"])
+def test_a_diff_that_leads_outside_is_refused_as_one(name: str, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("old\n")
+    with pytest.raises(apply_patches.Refusal, match="is not a path below the sources"):
+        apply_patches.apply_diff(tmp_path, f"--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-old\n+new\n")
+    assert (tmp_path / "x").read_text() == "old\n"
+
+
+@pytest.mark.parametrize("name", [name for name in PLAIN if "\x00" not in name and name], ids=short)
+def test_an_archive_unpacks_nothing_elsewhere(name: str, tmp_path: Path) -> None:
+    wheel, folder = tmp_path / "x.whl", tmp_path / "folder"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(name[:60_000]), "content")
+    folder.mkdir()
+    with zipfile.ZipFile(wheel) as archive:
+        names = [each for each in archive.namelist() if not each.endswith("/")]
+        if names:
+            with pytest.raises(UnsafeValueError):
+                unpack(archive, names, folder)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "x.whl"]
+
+
+def test_a_file_that_is_told_twice_is_written_once(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("kept")
+    (tmp_path / "link").symlink_to(outside)
+    with pytest.raises(FileExistsError):
+        write_sparse(tmp_path / "link", b"x", size=1, time_ns=0)
+    assert outside.read_text() == "kept"
+
+
+def test_a_checkpoint_with_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    from plan_samples import model
+
+    directory, outside = write_checkpoint(tmp_path / "glm"), tmp_path / "outside"
+    outside.mkdir()
+    shard = directory / "model-00001-of-00003.safetensors"
+    shard.rename(outside / shard.name)
+    (directory / "away").symlink_to(outside)
+    index = directory / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace(shard.name, f"away/{shard.name}"))
+    with pytest.raises(WeightsError) as refused:
+        verify_checkpoint(directory, model(str(directory)), speculative=False)
+    assert any("a link leads out of" in each.message for each in refused.value.problems)
