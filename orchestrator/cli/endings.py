@@ -14,11 +14,12 @@ from types import FrameType
 from typing import Final, NoReturn, TypeAlias, TypeGuard
 
 from orchestrator.core.console import show_error
-from orchestrator.core.errors import DeployError, HostError, Interrupted
+from orchestrator.core.errors import DeployError, HostError, Interrupted, OutputError
 from orchestrator.core.lookups import look_up_in_time
 from orchestrator.core.redaction import redact
 from orchestrator.core.safe_paths import UnsafeValueError
 from orchestrator.core.signals import ENDING, start_deaf
+from orchestrator.core.streams import lost_output
 
 # What a system call may be refused for that is no fault of this tool's; others (a file that is not there) are.
 _OF_THE_MACHINE: Final = frozenset(
@@ -56,13 +57,25 @@ def carry_out(command: Callable[[], object]) -> None:
 
 def _run(command: Callable[[], object]) -> None:
     try:
-        command()
+        try:
+            command()
+        except SystemExit as end:
+            if not end.code:
+                _require_output()
+            raise
+        _require_output()
     except DeployError as error:
         _exit_with(error)
     except UnsafeValueError as error:  # of a record, an index or an answer that nobody expected to be read
         _exit_with(HostError(str(error), hint="the file or the host that says so is damaged, or not to be trusted"))
     except Exception as error:  # noqa: BLE001 - what no command has made a sentence of
         _exit_with(_of_the_machine(error) if _is_of_the_machine(error) else _of_this_tool(error))
+
+
+def _require_output() -> None:
+    """Raise OutputError where a command that has succeeded could not write its result."""
+    if why := lost_output():
+        raise OutputError(f"cannot write the result to standard output: {why}")
 
 
 def _answer(ctrl_c: _Handler, others: _Handler) -> None:

@@ -1,7 +1,7 @@
 """What all commands have in common: how their words are read, and how their help is laid out."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +15,7 @@ from orchestrator.cli.options import overridden
 from orchestrator.core.asked import note_asked
 from orchestrator.core.errors import UsageError
 from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.streams import ignore_sigpipe
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
@@ -25,6 +26,14 @@ MEASURE: Final = "Measure"
 LOOK_UP: Final = "Look up"
 
 _SECTIONS: Final = (PREPARE, SERVE, MEASURE, LOOK_UP)
+# The commands that a closed pipe may end: those that change nothing, and those that say themselves when they begin to.
+ENDED_BY_SIGPIPE: Final = frozenset(
+    {
+        *("render", "matrix", "preflight", "status", "top", "ask", "logs", "smoke", "history", "diff", "diagnose"),
+        *("compare", "profiles", "show", "schema", "inspect", "patches list", "patches check", "cache ls"),
+        *("kernels coverage", "kernels log", "up", "restart", "rollback"),
+    }
+)
 _PROFILE: Final = re.compile(r"--profile(?:=(.+))?|-p(?:=?(.+))?")
 _QUOTED: Final = re.compile(r"'([^']*)'")
 _NODES: Final = "deploy.nodes"  # in a context: several machines
@@ -59,6 +68,8 @@ class ProfileCommand(TyperCommand):
         given = ctx.params
         overrides = overridden(given.get("set_"), revision=given.get("revision"), on=given.get("on"))
         note_asked(given.get("profile"), overrides, given.get("host"))
+        if _NODES in ctx.meta or not _may_end(ctx.command_path.partition(" ")[2], given):
+            ignore_sigpipe()
         if _NODES in ctx.meta:
             nodes, verb, args = ctx.meta[_NODES]
             on_each(nodes, verb, args, given, place=lambda name: self._place_of(name, args, ctx))
@@ -144,6 +155,11 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
 
 def _begun_small(text: str) -> str:
     return text[:1].lower() + text[1:]
+
+
+def _may_end(verb: str, given: Mapping[str, object]) -> bool:
+    """Whether a closed pipe may end this command; one that writes files of the user's own is let finish them."""
+    return verb in ENDED_BY_SIGPIPE and given.get("output") is None
 
 
 def _by_place(args: Sequence[str]) -> Iterator[str]:

@@ -11,6 +11,8 @@ from orchestrator.core.console import note, out, out_json, say
 from orchestrator.core.safe_paths import FileName
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orchestrator.commands.reproduce import FinishedSteps, ReproducePlan
 
 PublishedArgument: TypeAlias = Annotated[
@@ -127,6 +129,16 @@ def _look(planned: "ReproducePlan", host: str | None, *, covered: bool) -> None:
         require_covered(server.plan, home, may_accept=False)
 
 
+def _run_step(argv: "Sequence[str]") -> int:
+    """Run a step, which no lost line may end: it is as paid for as those before it. Return its exit code."""
+    from orchestrator.core.errors import OutputError
+    from orchestrator.core.shell import attend, own
+    from orchestrator.core.streams import IGNORE_SIGPIPE
+
+    code = attend(own("orchestrator", *argv), **{IGNORE_SIGPIPE: "1"})
+    return 0 if code == OutputError.exit_code else code
+
+
 def _run(planned: "ReproducePlan", state: "FinishedSteps", host: str | None, *, keep: bool, data: Path | None) -> None:
     import datetime as dt
 
@@ -138,7 +150,6 @@ def _run(planned: "ReproducePlan", state: "FinishedSteps", host: str | None, *, 
         still_to_do,
     )
     from orchestrator.commands.servers import fleet
-    from orchestrator.core import shell
     from orchestrator.core.paths import Home
 
     def is_there(server: str) -> bool:
@@ -146,10 +157,5 @@ def _run(planned: "ReproducePlan", state: "FinishedSteps", host: str | None, *, 
             return may_be_there(servers, server)
 
     require_all_questions(planned, still_to_do(planned.steps, state.done), data)
-    runner = StepRunner(
-        run=lambda argv: shell.attend(shell.own("orchestrator", *argv)),
-        may_be_there=is_there,
-        now=lambda: dt.datetime.now(dt.UTC),
-        host=host,
-    )
+    runner = StepRunner(run=_run_step, may_be_there=is_there, now=lambda: dt.datetime.now(dt.UTC), host=host)
     reproduce(planned.steps, state, runner, keep=keep)

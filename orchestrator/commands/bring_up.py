@@ -20,6 +20,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
 from orchestrator.core.shell import quote
 from orchestrator.core.signals import heard, held, unheard
+from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.prove import SmokeReport
 from orchestrator.render import Artifacts
 from orchestrator.runtimes import Handle, Runtime
@@ -59,6 +60,7 @@ class Start:
 
 def open_start(start: Start, home: Home) -> RunDir:
     """A run directory of its own, with what is kept of every start. Raises HostError."""
+    ignore_sigpipe()
     plan, request = start.artifacts.plan, start.request
     run = open_run(home, start.name, plan)
     lock = lock_of_start(plan, request.profile, request.overrides, home, run.path)

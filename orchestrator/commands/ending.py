@@ -8,6 +8,7 @@ from typing import Final
 from orchestrator.commands.runs import RunDir
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.paths import Home
+from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.runtimes import ENDING, REGISTRY, Handle, Runtime, ServerState, Status
 
 ENDING_FILE: Final = ENDING
@@ -18,6 +19,7 @@ UP_FAILED: Final = "`up` failed"
 
 def stop_server(runtime: Runtime, handle: Handle, *, home: Home, grace: float, why: str) -> None:
     """Stop a server, and keep `why`, or how it had ended before. Raises as `Runtime.stop`."""
+    ignore_sigpipe()
     state = None
     with suppress(DeployError):  # what cannot be asked can often be stopped
         state = runtime.state(handle)

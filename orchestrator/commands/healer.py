@@ -6,17 +6,20 @@ a line `{"url": …, "event": …}`, to a webhook.
 """
 
 import json
-import os
 import signal
 import sys
 from dataclasses import asdict
 from typing import Final
+
+from orchestrator.core.streams import ignore_sigpipe, take_streams, write
 
 _INTERRUPTED: Final = 130  # `core.errors.Interrupted`
 
 
 def main() -> int:
     """See above. While it imports, Ctrl-C ends it as it ends any program."""
+    take_streams()
+    ignore_sigpipe()
     what, *words = sys.argv[1:]
     if what == "post":
         from orchestrator.commands.alerts import post  # noqa: PLC0415
@@ -35,11 +38,7 @@ def main() -> int:
         result = heal(home, *words) if what == "heal" else look(home, *words)
     except (Interrupted, KeyboardInterrupt):
         return _INTERRUPTED
-    try:
-        sys.stdout.write(json.dumps(asdict(result)) + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:  # who asked is dead: the records tell its successor
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    write(sys.stdout, json.dumps(asdict(result)) + "\n")  # dropped where who asked is dead: the records tell the next
     return 0
 
 

@@ -1,6 +1,6 @@
 """What every room uses. Its face is its modules, each imported by name (`from orchestrator.core.files import …`).
 
-- what is said: `asked`, `console`, `errors`, `nearest`, `text`
+- what is said: `asked`, `console`, `errors`, `nearest`, `streams`, `text`
 - what is not: `secret`, `known_secrets`, `redaction`
 - files: `safe_paths` (values from outside), `paths`, `files`, `document` (YAML with its lines), `validation`,
   `catalogue`, `origin`

@@ -13,6 +13,7 @@ from typing import TextIO
 from orchestrator.core.asked import as_asked
 from orchestrator.core.errors import DeployError, Problem
 from orchestrator.core.redaction import redact, redact_data, redact_known
+from orchestrator.core.streams import write
 from orchestrator.core.text import printable, printable_json
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -28,15 +29,13 @@ def styled(text: str, style: str, stream: TextIO | None = None) -> str:
 
 def say(text: str = "", *, lead: str = "") -> None:
     """A line for people, its commands as the user can type them, after a `lead` of ours that may be styled."""
-    sys.stderr.write(lead + printable(redact(as_asked(text))) + "\n")
-    sys.stderr.flush()
+    write(sys.stderr, lead + printable(redact(as_asked(text))) + "\n")
 
 
 def out(text: str, *, colours: bool = False, end: str = "\n") -> None:
     """Text for programs (or a pager), known secrets removed, with a newline at the end; a log keeps its `colours`."""
     text = printable(redact_known(text), colours=colours)
-    sys.stdout.write(text if text.endswith("\n") else text + end)
-    sys.stdout.flush()
+    write(sys.stdout, text if text.endswith("\n") else text + end)
 
 
 def out_json(data: object, *, one_line: bool = False) -> None:
@@ -156,15 +155,13 @@ class Progress:
         """Show `text`; `transient` (a clock, a rate) is appended on a terminal and left out of plain lines."""
         if self._live:
             line = printable(redact(f"{text}  {transient}".rstrip()))
-            self._stream.write(f"\r\x1b[2K{line}")
+            write(self._stream, f"\r\x1b[2K{line}")
         elif text != self._shown:
-            self._stream.write(printable(redact(text)) + "\n")
+            write(self._stream, printable(redact(text)) + "\n")
         self._shown = text
-        self._stream.flush()
 
     def done(self) -> None:
         """Leave the last state standing and go to the next line."""
         if self._live and self._shown:
-            self._stream.write("\n")
-            self._stream.flush()
+            write(self._stream, "\n")
         self._shown = ""

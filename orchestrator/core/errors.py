@@ -19,7 +19,9 @@
     ├── KernelsError         9   a tuned kernel table is missing, malformed or not used
     ├── BenchError          10   a measurement that could not be made or is not valid
     ├── HealingError        11   a server that `deploy watch` has given up on
+    ├── OutputError         12   the command succeeded, and its result could not be written to standard output
     └── Interrupted        130   Ctrl-C, after everything that was started has been taken down
+    ReaderGone (SystemExit) 141  the reader of standard output ended (SIGPIPE) before anything was changed
 """
 
 from collections.abc import Iterable
@@ -163,7 +165,23 @@ class HealingError(DeployError):
     exit_code = 11
 
 
+class OutputError(DeployError):
+    """The command succeeded, but its result could not be written to standard output."""
+
+    exit_code = 12
+
+
 class Interrupted(DeployError):  # noqa: N818 - the field says "interrupted"
     """Ctrl-C, after everything that was started has been taken down."""
 
     exit_code = 130
+
+
+class ReaderGone(SystemExit):
+    """The reader of standard output ended (SIGPIPE) before the command had changed anything."""
+
+    exit_code = 141
+
+    def __init__(self) -> None:
+        """End the process quietly, with the code of a program that SIGPIPE has killed."""
+        super().__init__(self.exit_code)

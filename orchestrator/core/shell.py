@@ -215,8 +215,6 @@ def start(
 
 def become(argv: Sequence[str], *, env: Mapping[str, str | None]) -> NoReturn:
     """Let a program take this process's place, with its whole environment, secrets too, and these variables."""
-    sys.stdout.flush()
-    sys.stderr.flush()
     os.execve(argv[0], list(argv), _environment({**os.environ, **env}))  # noqa: S606 - that is what it is for
 
 
@@ -246,13 +244,13 @@ def follow(
             raise
 
 
-def attend(argv: Sequence[str]) -> int:
-    """Run a program on this terminal to its end and return its exit code.
+def attend(argv: Sequence[str], **environ: str) -> int:
+    """Run a program on this terminal to its end, with these variables, and return its exit code.
 
     It inherits all that this process has, secrets too. Ctrl-C reaches it exactly once and is raised here only after it
     has cleaned up and ended.
     """
-    program = start(argv, env=os.environ)
+    program = start(argv, env={**os.environ, **environ})
     try:
         return program.wait()
     except KeyboardInterrupt:

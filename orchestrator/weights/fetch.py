@@ -18,6 +18,7 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # no other public way to them
 
 from orchestrator.core.safe_paths import CheckpointFile, open_to_append
+from orchestrator.core.streams import ignore_sigpipe, take_streams, write
 from orchestrator.weights.fetch_there import fetch_all, is_full
 from orchestrator.weights.hub import FULL, Listing
 
@@ -64,12 +65,13 @@ def main(directory: Path, listing: str) -> int:
     try:
         fetch(Listing.from_json(listing), directory)
     except (OSError, HTTPError, ValueError, RuntimeError) as error:
-        sys.stderr.write(f"\n{' '.join(str(error).split()) or type(error).__name__}\n")
+        write(sys.stderr, f"\n{' '.join(str(error).split()) or type(error).__name__}\n")
         return FULL if is_full(error) else 1
     return 0
 
 
 if __name__ == "__main__":
+    take_streams()
+    ignore_sigpipe()
     code = main(Path(sys.argv[1]), sys.stdin.read())
-    sys.stderr.flush()
     os._exit(code)  # without waiting for the downloads that are still under way

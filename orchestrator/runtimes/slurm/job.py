@@ -18,6 +18,7 @@ from orchestrator.core.files import read_own, remove_file
 from orchestrator.core.known_secrets import know
 from orchestrator.core.procfs import VARIABLE
 from orchestrator.core.shell import Program
+from orchestrator.core.streams import ignore_sigpipe, take_streams, write
 from orchestrator.runtimes.slurm.record import SERVER, START
 from orchestrator.runtimes.supervised.supervisor import StartRequest, serve
 
@@ -26,6 +27,8 @@ _KEEPS: Final = "keep"
 
 def main() -> int:
     """Run the server of a run directory to its end; its exit code."""
+    take_streams()
+    ignore_sigpipe()
     run_dir = Path(sys.argv[1])
     try:
         request = _take_request(run_dir)
@@ -33,7 +36,7 @@ def main() -> int:
         os.environ[VARIABLE] = request.token
         code = serve(request, _end_when_asked)
     except StartError as error:
-        sys.stderr.write(f"{error.message}\n")
+        write(sys.stderr, f"{error.message}\n")
         return 1
     _wait_for_vram(run_dir)
     return code
@@ -82,7 +85,7 @@ def _wait_for_vram(run_dir: Path) -> None:
             gpus = [int(number) for number in given.split(",") if number.isdecimal()] or list(plan.gpus)
             wait_for_vram(lambda: read_gpus(vendor, local), gpus=gpus)
     except (HostError, OSError, ValueError) as error:
-        sys.stderr.write(f"{error.message if isinstance(error, DeployError) else error}\n")
+        write(sys.stderr, f"{error.message if isinstance(error, DeployError) else error}\n")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.procfs import family, read_title
+from orchestrator.core.streams import write
 from orchestrator.runtimes.slurm.record import SERVER
 from orchestrator.runtimes.supervised.record import read_record
 
@@ -17,7 +18,7 @@ def main() -> int:
     except HostError:
         return 1
     running = family(record.marks) if record is not None else ()
-    sys.stdout.write(json.dumps([title for process in running if (title := read_title(process.pid))]))
+    write(sys.stdout, json.dumps([title for process in running if (title := read_title(process.pid))]))
     return 0
 
 

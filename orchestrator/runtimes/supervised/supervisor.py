@@ -37,6 +37,7 @@ from orchestrator.core.log_lines import redacted
 from orchestrator.core.procfs import Marks, family, identity, send
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.shell import PIPE, Program, start
+from orchestrator.core.streams import write
 from orchestrator.runtimes.base import LOG
 from orchestrator.runtimes.supervised.record import CONFIG, Record, private, write_record
 
@@ -84,7 +85,7 @@ def main() -> int:
         with os.fdopen(listen, "rb") as pipe:
             word = pipe.read()
         if word != STARTED:
-            sys.stderr.write(word.decode(errors="replace") or "the supervisor died")
+            write(sys.stderr, word.decode(errors="replace") or "the supervisor died")
         return 0 if word == STARTED else 1
     os.close(listen)
     os.setsid()

@@ -10,8 +10,9 @@ from orchestrator.core.paths import data_root
 
 PACKAGE = data_root() / "orchestrator"
 STARTING = {"threading", "concurrent", "multiprocessing", "_thread"}
-# None of them runs in a process that holds signals: `status` holds none, the others are programs of their own.
-WITH_THREADS = {"commands/status.py", "runtimes/supervised/supervisor.py", "weights/fetch_there.py"}
+# None of them runs in a process that holds signals: `status` holds none, the others are programs of their own;
+# `streams` asks which thread it is in, and starts none.
+WITH_THREADS = {"commands/status.py", "core/streams.py", "runtimes/supervised/supervisor.py", "weights/fetch_there.py"}
 WITH_DEAF_THREADS = {
     "cli/endings.py",
     "commands/nodes.py",

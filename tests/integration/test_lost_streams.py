@@ -1,0 +1,130 @@
+"""What becomes of output that cannot be written, each in a program of its own."""
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+BEGIN = "import sys; from orchestrator.core import streams; streams.take_streams(); "
+WRITE = "[streams.write(sys.stdout, f'line {number}\\n') for number in range(3)]; "
+SAY = "sys.stderr.write(f'still here, {streams.lost_output()}')"
+
+
+def run(
+    code: str,
+    *,
+    stdout: int | IO[bytes] = subprocess.PIPE,
+    stderr: int = subprocess.PIPE,
+    before: Callable[[], object] | None = None,
+    **environ: str,
+) -> "subprocess.CompletedProcess[str]":
+    argv = [sys.executable, "-c", BEGIN + code]
+    return subprocess.run(
+        argv,
+        stdout=stdout,
+        stderr=stderr,
+        env={**os.environ, **environ},
+        text=True,
+        check=False,
+        preexec_fn=before,
+    )
+
+
+@pytest.fixture
+def gone() -> Iterator[int]:
+    """A pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+def test_a_reader_that_has_ended_ends_the_command_quietly(gone: int) -> None:
+    done = run(WRITE + SAY, stdout=gone)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("how", ["by the command", "by the command above it"])
+def test_after_a_step_that_cannot_be_undone_it_does_not(gone: int, how: str) -> None:
+    ours = how == "by the command"
+    done = run(f"{'streams.ignore_sigpipe(); ' if ours else ''}{WRITE}{SAY}", stdout=gone, **_told(ours=ours))
+    assert (done.returncode, done.stderr) == (0, "still here, Broken pipe")
+
+
+def _told(*, ours: bool) -> dict[str, str]:
+    return {} if ours else {"DEPLOY_IGNORE_SIGPIPE": "1"}
+
+
+def test_a_lost_message_never_ends_it(gone: int) -> None:
+    done = run("print('message', file=sys.stderr); streams.write(sys.stdout, 'result')", stderr=gone)
+    assert (done.returncode, done.stdout) == (0, "result")
+
+
+def test_a_message_lost_in_the_same_pipe_as_the_result_does(gone: int) -> None:
+    done = run("print('message', file=sys.stderr)", stdout=gone, stderr=gone)
+    assert done.returncode == 141
+
+
+def test_a_thread_leaves_that_to_the_main_one(gone: int) -> None:
+    threads = "import threading; t = threading.Thread(target=print, args=('x',)); t.start(); t.join(); "
+    assert run(threads + SAY, stdout=gone).stderr == "still here, Broken pipe"
+
+
+def test_what_a_library_prints_is_dropped_as_well() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = run(f"print('x' * 100_000); import rich; rich.print('y'); {SAY}", stdout=full)
+    assert (done.returncode, done.stderr) == (0, "still here, No space left on device")
+
+
+def test_no_file_gets_the_number_of_a_closed_descriptor() -> None:
+    code = "file = open('/proc/self/stat'); sys.exit(10 + file.fileno() + 50 * (None in (sys.stdin, sys.stdout)))"
+    assert run(code, before=lambda: [os.close(number) for number in (0, 1, 2)]).returncode == 13
+
+
+def test_programs_that_are_started_inherit_a_descriptor_that_was_closed() -> None:
+    code = "import subprocess; sys.exit(subprocess.run(['sh', '-c', 'echo x && echo y >&2']).returncode)"
+    assert run(code, before=lambda: [os.close(number) for number in (1, 2)]).returncode == 0
+
+
+def test_what_an_encoding_cannot_express_is_escaped() -> None:
+    done = run("streams.write(sys.stdout, 'caf\\u00e9')", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout) == (0, "caf\\xe9")
+
+
+def test_a_line_after_one_that_was_cut_off_begins_at_the_left(tmp_path: Path) -> None:
+    """A disk that is full for a while: half a line is in the file, and the next event has to be readable."""
+    limit = "import resource; hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]; "
+    set_to = "resource.setrlimit(resource.RLIMIT_FSIZE, ({}, hard)); "
+    code = limit + set_to.format(4) + "streams.write(sys.stdout, 'first event\\n'); "
+    code += set_to.format("hard") + "streams.write(sys.stdout, 'second event\\n')"
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        done = run(code, stdout=file)
+    assert (done.returncode, path.read_text()) == (0, "firs\nsecond event\n")
+
+
+def test_a_pipe_that_does_not_block_gets_everything() -> None:
+    """`ssh` and shells make the pipes that they share so; more than the pipe holds was an error."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    argv = [sys.executable, "-c", BEGIN + "streams.write(sys.stdout, 'x' * 1_000_000)"]
+    with subprocess.Popen(argv, stdout=writer, stderr=subprocess.PIPE) as process:
+        os.close(writer)
+        select.select([reader], [], [])
+        with os.fdopen(reader, "rb") as pipe:
+            assert len(pipe.read()) == 1_000_000
+        assert process.wait() == 0
+
+
+def test_a_step_of_a_measurement_is_done_though_its_result_was_not_printed(gone: int) -> None:
+    """`deploy reproduce` ran such a step, hours long, and took it for one that has failed."""
+    step = "from orchestrator.cli.reproduce import _run_step; sys.exit(_run_step(['{}']))"
+    with Path("/dev/full").open("wb") as full:
+        assert run(step.format("profiles"), stdout=full).returncode == 0
+    assert run(step.format("profiles"), stdout=gone).returncode == 0
+    assert run(step.format("nonsense"), stdout=gone).returncode == 2

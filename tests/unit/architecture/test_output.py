@@ -1,0 +1,68 @@
+"""Output that fails is dropped in one module; everything else writes through it."""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator.core.paths import data_root
+
+PACKAGE = data_root() / "orchestrator"
+# `fetch_there` is sent to remote hosts, where there is no other module of this package but `safe_paths`.
+ALLOWED = {"core/streams.py", "weights/fetch_there.py"}
+STREAMS = {"stdout", "stderr", "__stdout__", "__stderr__"}
+PRINTING = {"print", "echo", "secho", "StreamHandler", "basicConfig", "print_exc", "print_exception"}
+WRITING = {"write", "writelines", "flush", "buffer", "detach", "reconfigure"}
+
+
+def prints(tree: ast.AST) -> Iterator[str]:
+    """Each place that prints, or that writes to a standard stream by itself."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names}
+            found = names & STREAMS if node.module == "sys" else names & PRINTING
+            yield from (f"from {node.module} import {name}" for name in sorted(found))
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in PRINTING or _writes_to_a_number(node):
+                yield ast.unparse(node)
+        elif isinstance(node, ast.Attribute | ast.Assign) and _is_stream(node.value):
+            yield from () if isinstance(node, ast.Attribute) and node.attr not in WRITING else (ast.unparse(node),)
+
+
+def _is_stream(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in STREAMS and ast.unparse(node.value) == "sys"
+
+
+def _writes_to_a_number(call: ast.Call) -> bool:
+    """`os.write(1, …)`, `os.fdopen(2, "w")`, `open(1, "w")`."""
+    first = call.args[0] if call.args else None
+    named = ast.unparse(call.func) in {"os.write", "os.fdopen", "open"}
+    return named and isinstance(first, ast.Constant) and first.value in {1, 2}
+
+
+def test_nothing_else_prints() -> None:
+    found = {
+        str(path.relative_to(PACKAGE)): places
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if "_data" not in path.parts and (places := [*prints(ast.parse(path.read_text()))])
+    }
+    assert {module: places for module, places in found.items() if module not in ALLOWED} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("print(x)", "print(x, file=sys.stderr)", "typer.echo(x)", "typer.secho(x)", "from typer import echo"),
+        *("sys.stdout.write(x)", "sys.stderr.flush()", "sys.stdout.buffer.write(x)", "from sys import stdout"),
+        *("stream = sys.stderr", "write = sys.stdout.write", "os.write(1, x)", "open(2, 'w')"),
+        *("traceback.print_exc()", "logging.StreamHandler()", "logging.basicConfig()"),
+    ],
+)
+def test_a_print_is_found(source: str) -> None:
+    assert [*prints(ast.parse(source))]
+
+
+@pytest.mark.parametrize("source", ["file.write(x)", "write(sys.stderr, x)", "os.write(pipe, x)", "done.stdout"])
+def test_what_does_not_print_is_not(source: str) -> None:
+    assert not [*prints(ast.parse(source))]
