@@ -7,14 +7,14 @@ nothing has been started, and there is nothing to say. (`signal` itself imports 
 import _signal  # type: ignore[import-not-found]
 import sys
 
-from orchestrator.core.streams import take_streams
-
 
 def main() -> None:
     """Run the command line."""
-    take_streams()
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    from orchestrator.core.streams import take_streams  # noqa: PLC0415
+
+    take_streams()
     sys.modules["httpx._main"] = None  # type: ignore[assignment]  # httpx's own command line: a tenth of what is imported
     from orchestrator.cli.main import main as run  # noqa: PLC0415
 

@@ -6,15 +6,15 @@ stands in DEPLOY_WEBHOOK alone.
 
 import _signal  # type: ignore[import-not-found]
 
-from orchestrator.core.streams import ignore_sigpipe, take_streams
-
 
 def main() -> None:
     """Watch. While it imports, Ctrl-C ends it as it ends any program, see `orchestrator.__main__`."""
-    take_streams()
-    ignore_sigpipe()  # a lost terminal or log is no reason to stop looking after a server
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    from orchestrator.core.streams import ignore_sigpipe, take_streams
+
+    take_streams()
+    ignore_sigpipe()  # a lost terminal or log is no reason to stop looking after a server
     from orchestrator.cli.endings import carry_out
 
     carry_out(_watch)
