@@ -33,9 +33,17 @@ BREAKAGES = {
     "both-gone": ">&3 2>&3",
 }
 ALL_CLOSED = "<&- >&- 2>&-"
+MAIN_LINE = {"stdout-closed", "stderr-full", "both-gone"}  # the others are marked `slow`: each takes several seconds
 # Of commands that print their result, and of those that change something first; `lost` is about standard output.
 READING = {name: GONE if "gone" in name else LOST for name in BREAKAGES if "stderr" not in name}
 CHANGING = dict.fromkeys(READING, LOST)
+
+
+def each(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=() if name in MAIN_LINE else pytest.mark.slow) for name in names]
+    )
+
 
 READERS = (
     ("--version",),
@@ -96,7 +104,7 @@ def serving(deployment: Deployment) -> tuple[int, ...]:
     return tuple(pids_of(deployment, "server"))
 
 
-@pytest.mark.parametrize("name", BREAKAGES)
+@each(*BREAKAGES)
 def test_a_command_that_only_reads_tells_that_its_result_was_lost(deployments: Deployments, name: str) -> None:
     deployment = deployments(0)
     assert not list(deployment.run(*deployment.up()).faults(0))
@@ -113,7 +121,7 @@ def test_an_error_keeps_its_exit_code(deployments: Deployments) -> None:
     assert table == {(words, name): GONE if name in may_end else failing[words] for words, name in table}
 
 
-@pytest.mark.parametrize("name", [*BREAKAGES, "all-closed"])
+@each(*BREAKAGES, "all-closed")
 def test_what_changes_a_server_is_done_whatever_becomes_of_its_output(deployments: Deployments, name: str) -> None:
     """`up`, `up --replace`, `restart` and `down`, each with `--json`, so that there is a result to be lost."""
     deployment, how = deployments(0), BREAKAGES.get(name, ALL_CLOSED)
@@ -139,7 +147,7 @@ def test_what_changes_a_server_is_done_whatever_becomes_of_its_output(deployment
     assert deployment.survivors(killed=True) == []
 
 
-@pytest.mark.parametrize("name", ["stdout-full", "stdout-closed", "stderr-full", "stderr-gone", "both-full"])
+@each("stdout-full", "stdout-closed", "stderr-full", "stderr-gone", "both-full")
 def test_what_prints_no_result_loses_none(deployments: Deployments, name: str) -> None:
     """Messages for people go to standard error; that they are lost is no failure."""
     deployment = deployments(0)
@@ -149,7 +157,7 @@ def test_what_prints_no_result_loses_none(deployments: Deployments, name: str) -
     assert not listens(deployment.port)
 
 
-@pytest.mark.parametrize("name", [*BREAKAGES, "all-closed"])
+@each(*BREAKAGES, "all-closed")
 def test_a_watch_starts_the_server_again_whatever_becomes_of_its_output(deployments: Deployments, name: str) -> None:
     deployment = deployments(0)
     assert not list(deployment.run(*deployment.up("--set", "healing.unhealthy_after=3")).faults(0))
