@@ -42,9 +42,8 @@ def deploy(slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster)
 @pytest.fixture
 def gpu_python(tmp_path: Path) -> Path:
     """The scripted engine as an interpreter with a torch for GPUs."""
-    text = SCRIPTED.read_text().replace('"sglang": "0.5.14"', '"sglang": "0.5.16"')
-    python = tmp_path / "python"
-    python.write_text(text.replace('"cuda": None', '"cuda": "13.0"'))
+    python, versions = tmp_path / "python", '{"sglang": "0.5.16", "cuda": "13.0"}'
+    python.write_text(f"#!/bin/sh\nSCRIPTED_VERSIONS='{versions}' exec {SCRIPTED} \"$@\"\n")
     python.chmod(0o755)
     return python
 

@@ -8,6 +8,7 @@ outside. `tests/integration/test_scripted_engine.py` asks both the same and comp
 
 Told by variables of its environment:
 
+    SCRIPTED_VERSIONS={…}    of what it says it has, these differ
     SCRIPTED_PAUSE=0.5       seconds after each stage of the start; `0,300`: after the first one, and after the others
     SCRIPTED_BROKEN=1        it ends while it loads, with a traceback
     SCRIPTED_DETACHED=1      the scheduler starts a program that leaves its session, with an empty environment
@@ -261,7 +262,7 @@ def make_checkpoint(folder: str) -> None:
 
 def main(argv: list[str]) -> None:
     if argv[0] == "-c":
-        print(json.dumps(VERSIONS))
+        print(json.dumps(VERSIONS | json.loads(os.environ.get("SCRIPTED_VERSIONS", "{}"))))
         return
     if argv[:2] != ["-m", "sglang.launch_server"]:
         make_checkpoint(argv[1])
