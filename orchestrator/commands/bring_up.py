@@ -47,7 +47,7 @@ class Start:
     name: str
     request: UpRequest
     artifacts: Artifacts
-    records: Mapping[str, object]
+    records: Mapping[str, object]  # by file; without secrets
     key: Secret | None
     proven: Callable[[], None] = unheard
 
@@ -67,8 +67,9 @@ def open_start(start: Start, home: Home) -> RunDir:
     rendered = (*rendered_files(start.artifacts, start.name), *kept_files(plan, home), lock)
     run.write(rendered)
     for file, record in start.records.items():
-        run.save(file, record)
-    run.save(FILES_FILE, {"files": [file.path for file in rendered]})
+        run.save_state(file, record)
+    run.save_state("up.json", request.to_record(start.name))
+    run.save_state(FILES_FILE, {"files": [file.path for file in rendered]})
     return run
 
 

@@ -21,6 +21,7 @@ from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTa
 from orchestrator.core.nearest import did_you_mean
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import is_identity
+from orchestrator.core.redaction import redact
 from orchestrator.core.safe_paths import FileName
 from orchestrator.plan import Plan
 from orchestrator.plan.replicas import replica_plans
@@ -111,7 +112,8 @@ def heal(home: Home, name: str, dead: str, why: str) -> Healed:
         run, handle = _newest(servers, name)
         if run is None or run.path.name != dead or not _is_wanted(run, handle):
             raise NameTakenError(f"somebody else has started or ended `{name}` meanwhile")
-        run.save(HEALING_FILE, {"healed": [*_kept(run), {"at": datetime.now(UTC).isoformat(), "why": why}]})
+        healed = {"at": datetime.now(UTC).isoformat(), "why": redact(why)}
+        run.save_state(HEALING_FILE, {"healed": [*_kept(run), healed]})
         begun = True
 
     if full := _disk_full(home, name):
@@ -156,7 +158,7 @@ def _forget_attempt(home: Home, name: str, dead: str) -> None:
     """Take back the record of a restart that a full disk has prevented, where the disk takes as much as that."""
     run = RunDir(home.runs / FileName(name) / FileName(dead))
     with suppress(HostError):
-        run.save(HEALING_FILE, {"healed": _kept(run)[:-1]})
+        run.save_state(HEALING_FILE, {"healed": _kept(run)[:-1]})
 
 
 def _newest(servers: Fleet, name: str) -> tuple[RunDir | None, Handle | None]:

@@ -85,8 +85,15 @@ class RunDir:
         return data if isinstance(data, dict) else {}
 
     def save(self, name: str, data: object) -> Path:
-        """Write one report as JSON, secrets removed from its texts, and return its path."""
-        text = printable_json(json.dumps(redact_data(data), indent=2, ensure_ascii=False)) + "\n"
+        """Write a report for people as JSON, secrets removed from its texts, and return its path."""
+        return self.save_state(name, redact_data(data))
+
+    def save_state(self, name: str, data: object) -> Path:
+        """Write what later commands act on as JSON, as it is: it holds no text from outside. Return its path.
+
+        A key may be a word of a command or the name of a profile: with that removed, the command could not be repeated.
+        """
+        text = printable_json(json.dumps(data, indent=2, ensure_ascii=False)) + "\n"
         self.write([ContextFile(path=name, content=text.encode(), executable=False)])
         return self.path / FileName(name)
 

@@ -140,12 +140,12 @@ def api_key(variable: str | None, environ: Mapping[str, str] = os.environ) -> Se
 def note_parts(runtime: Runtime, handle: Handle, seconds: float) -> None:
     """Note what a server that is ready is made of, and how many seconds it took to become so."""
     told = {"parts": parts(runtime.titles(handle)), "ready_seconds": round(seconds, 1)}
-    RunDir(Path(handle.run_dir)).save(PARTS_FILE, told)
+    RunDir(Path(handle.run_dir)).save_state(PARTS_FILE, told)
 
 
 def note_gateway(run: RunDir, seconds: float) -> None:
     """Note that several servers are ready behind their gateway; what each is made of stands in its own folder."""
-    run.save(PARTS_FILE, {"parts": [], "ready_seconds": round(seconds, 1)})
+    run.save_state(PARTS_FILE, {"parts": [], "ready_seconds": round(seconds, 1)})
 
 
 def lost_parts(runtime: Runtime, handle: Handle) -> str:

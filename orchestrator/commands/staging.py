@@ -8,7 +8,7 @@ from typing import IO
 
 from orchestrator.core.console import Progress, warn
 from orchestrator.core.errors import ChangedWeightsError, FactsError, NoWeightsError, UsageError, WeightsError
-from orchestrator.core.secret import HUB_TOKEN, Secret
+from orchestrator.core.secret import hub_token
 from orchestrator.host import start_over_ssh
 from orchestrator.plan import Plan
 from orchestrator.weights import (
@@ -89,8 +89,7 @@ def _far(plan: Plan, directory: str, machine: str, hub: Hub | None, *, accept: b
 
 def hub_of(environ: Mapping[str, str]) -> Hub:
     """The hub that the environment names, and the token to ask it with."""
-    token = environ.get(HUB_TOKEN)
-    return Hub(endpoint=environ.get("HF_ENDPOINT"), token=Secret(token) if token else None)
+    return Hub(endpoint=environ.get("HF_ENDPOINT"), token=hub_token(environ))
 
 
 def _text(file: IO[bytes]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.commands.argument_check import Locate, engine_files, profile_places, require_accepted
@@ -23,7 +23,6 @@ from orchestrator.commands.kernels import make_table
 from orchestrator.commands.lock import home_of_run, locked, moved_since
 from orchestrator.commands.machine import place_of
 from orchestrator.commands.planning import (
-    is_path,
     planned,
     planned_at,
     read_profile,
@@ -51,6 +50,7 @@ from orchestrator.core.console import note, warn
 from orchestrator.core.errors import DeployError, Interrupted, NameTakenError, NotReadyError, StartError, UsageError
 from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
+from orchestrator.core.redaction import redact_data
 from orchestrator.core.signals import unheard
 from orchestrator.kernels import applies_to
 from orchestrator.plan import Plan, changes
@@ -145,14 +145,14 @@ def up(
             warn(f"{hazard.what} ({hazard.source})", hint=hazard.hint)
         if servers.find(name):
             _require_writable(home, name, prepared.artifacts)
-        records = {**prepared.records, "up.json": _record(request, name)}
-        start = Start(name=name, request=request, artifacts=prepared.artifacts, records=records, key=key, proven=proven)
+        made, records = prepared.artifacts, prepared.records
+        start = Start(name=name, request=request, artifacts=made, records=records, key=key, proven=proven)
         if standing is not None:
             return roll(start, servers, standing, place)
         with _way_back(servers, name, again):
             _make_room(servers, name, why=HEALING if request.healing else "replaced")
-            machine = require_machine(prepared.artifacts.plan, place)
-            start = replace(start, records={**records, "host.json": machine.to_dict()})
+            machine = require_machine(made.plan, place)
+            start = replace(start, records={**records, "host.json": redact_data(machine.to_dict())})
             return bring_up(start, servers)
 
 
@@ -177,13 +177,6 @@ def _standing_several(servers: Fleet, name: str, *, healing: bool) -> Handle | N
     found = [handle for handle in servers.find(name) if handle.replicas]
     running = (handle for handle in found if servers.runtime(handle).state(handle).status is Status.RUNNING)
     return next((handle for handle in running if not healing or gateway_lives(handle)), None)
-
-
-def _record(request: UpRequest, name: str) -> dict[str, object]:
-    """What was asked for, so that it can be asked again from anywhere: a profile's file by its whole path."""
-    if is_path(request.profile):
-        request = replace(request, profile=str(Path(request.profile).absolute()))
-    return {"command": request.command(name), "request": asdict(request)}
 
 
 def _prepared(request: UpRequest, plan: Plan, inputs: Mapping[str, bytes], rows: RowSources, place: Place) -> Prepared:

@@ -1,7 +1,9 @@
 """What `deploy up` is asked for, and the command that asks for the same again."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
+from orchestrator.commands.planning import is_path
 from orchestrator.commands.ready import ReadyRequest
 from orchestrator.core.shell import quote
 
@@ -46,6 +48,12 @@ class UpRequest:
         argv += ["--strict-kernels"] if self.strict_kernels else []
         argv += ["--timeout", f"{self.timeout:g}"] if self.timeout is not None else []
         return quote(argv)
+
+    def to_record(self, name: str) -> dict[str, object]:
+        """Return what is kept of it, to be asked again from anywhere: a profile's file by its whole path."""
+        path = str(Path(self.profile).absolute()) if is_path(self.profile) else self.profile
+        asked = replace(self, profile=path)
+        return {"command": asked.command(name), "request": asdict(asked)}
 
     def on_image(self, image: str) -> ReadyRequest:
         """The part of it that an image is asked for."""

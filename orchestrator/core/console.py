@@ -39,8 +39,9 @@ def out(text: str, *, colours: bool = False, end: str = "\n") -> None:
 
 
 def out_json(data: object, *, one_line: bool = False) -> None:
-    """A JSON document for programs, secrets removed from its texts."""
-    out(printable_json(json.dumps(redact_data(data), indent=None if one_line else 2, ensure_ascii=False)))
+    """A JSON document for programs, secrets removed from its texts: from the values, so that it stays JSON."""
+    text = printable_json(json.dumps(redact_data(data), indent=None if one_line else 2, ensure_ascii=False))
+    write(sys.stdout, f"{text}\n")
 
 
 def note(text: str) -> None:

@@ -21,7 +21,7 @@ from orchestrator.core.text import standing_in
 
 SHORT: Final = 8  # characters; what is shorter may well be a word, and is only found as one
 MOST_APART: Final = 4096  # characters from the beginning of a secret to its end, with all that is in between
-_SHORTEST: Final = 4
+SHORTEST: Final = 4  # characters; what is shorter is not found in a text at all
 
 _LINE_ENDS: Final = re.compile(r"[\r\n]+")
 _MARKS: Final = re.compile(
@@ -90,7 +90,7 @@ def _takes_in(one: str, other: str) -> bool:
 
 def remember(value: str) -> None:
     """Take this secret out of everything from now on."""
-    if len(value) >= _SHORTEST:
+    if len(value) >= SHORTEST:
         know(_known.values | {value})
 
 

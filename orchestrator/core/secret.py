@@ -2,9 +2,10 @@
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Final, Self
 
-from orchestrator.core.known_secrets import remember
+from orchestrator.core.known_secrets import is_known, remember
 from orchestrator.core.lookalikes import REDACTED
 
 HUB_TOKEN: Final = "HF_TOKEN"  # noqa: S105 - the name of a variable
@@ -46,6 +47,17 @@ class Secret:
 
     def __bool__(self) -> bool:
         return bool(self._value)
+
+
+def hub_token(environ: Mapping[str, str] = os.environ) -> Secret | None:
+    """Return the user's token for the hub, without the line end of a file that it was read from."""
+    token = environ.get(HUB_TOKEN, "").strip()
+    return Secret(token) if token else None
+
+
+def secret_variables(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """Return the variables that hold a secret, by their name or their value: a server inherits none of them."""
+    return frozenset(name for name, value in environ.items() if names_secret(name) or is_known(value.strip()))
 
 
 def know_variable(name: str | None) -> None:

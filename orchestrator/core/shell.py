@@ -261,7 +261,7 @@ def attend(argv: Sequence[str], **environ: str) -> int:
 
 def _environment(changes: Mapping[str, str | None] | None) -> dict[str, str]:
     """This process's environment without its secrets, with these variables; one that is None is taken out."""
-    kept = {name: value for name, value in os.environ.items() if name not in HUB_TOKENS and not is_known(value)}
+    kept = {name: value for name, value in os.environ.items() if name not in HUB_TOKENS and not is_known(value.strip())}
     both = {**kept, **(changes or {})}
     return {name: value for name, value in both.items() if value is not None}
 

@@ -6,6 +6,7 @@ With an API key every path but health and metrics wants it, and answers 401 with
 from typing import Final
 
 from orchestrator.core.errors import UsageError
+from orchestrator.core.known_secrets import SHORTEST
 from orchestrator.core.secret import Secret
 from orchestrator.engine.life import GENERATE, HEALTH, METRICS
 
@@ -48,6 +49,11 @@ def read_key(value: str, *, where: str) -> Secret:
         raise UsageError(f"the API key in `{where}` holds a character that no HTTP header carries")
     if key != key.strip() or not key:
         raise UsageError(f"the API key in `{where}` begins or ends with a blank, which an HTTP header loses")
+    if len(key) < SHORTEST:
+        raise UsageError(
+            f"the API key in `{where}` has fewer than {SHORTEST} characters: it can be guessed, and cannot be hidden",
+            hint=f"`export {where}=$(openssl rand -hex 16)` makes one",
+        )
     if key.startswith("-"):
         raise UsageError(f"the API key in `{where}` begins with `-`: sglang takes it for an option")
     return Secret(key)

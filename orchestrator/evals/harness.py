@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from orchestrator.core import shell
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.files import remove_tree, write_whole
 from orchestrator.core.safe_paths import RelativePath
-from orchestrator.core.secret import HUB_TOKEN, Secret
+from orchestrator.core.secret import HUB_TOKEN, Secret, hub_token
 from orchestrator.core.text import parse_json
 from orchestrator.engine import endpoints
 from orchestrator.evals.suites import Suite, local_files
@@ -187,12 +186,6 @@ def _last_words(tail: list[str]) -> str:
     told = [line for line in tail if line.strip()]
     inside = [place for place, line in enumerate(told) if line.startswith(" ")]
     return "\n".join(told[inside[-1] + 1 :] if inside else told[-1:]) or "".join(told[-1:])
-
-
-def hub_token() -> Secret | None:
-    """The user's token for the hub, for questions that are gated."""
-    token = os.environ.get(HUB_TOKEN)
-    return Secret(token) if token else None
 
 
 def require_questions(suite: Suite, data: Path | None) -> None:

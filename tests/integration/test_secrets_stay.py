@@ -21,7 +21,8 @@ TOKEN: Final = "hf_" + "q7Wn2" * 6
 @pytest.fixture
 def deploy(tmp_path: Path) -> Iterator[CommandLine]:
     """`deploy`, with a key in its shell."""
-    command = CommandLine(Home(tmp_path / "home"), {"TELLTALE": KEY, "HF_TOKEN": TOKEN, "COPY_OF_IT": KEY}, fresh=True)
+    told = {"TELLTALE": f"{KEY}\n", "HF_TOKEN": f"{TOKEN}\n", "COPY_OF_IT": f"{KEY}\r\n"}  # as read from files
+    command = CommandLine(Home(tmp_path / "home"), told, fresh=True)
     yield command
     command.run("down", "telltale")
 
@@ -90,3 +91,19 @@ def test_a_key_that_a_server_tells_comes_out_nowhere(deploy: CommandLine, tmp_pa
     for path in written:
         if path.is_file():
             assert_untold(path.read_text(errors="replace"), str(path))
+
+
+@pytest.mark.parametrize("key", ["cpu-tiny", "null", "true"])
+def test_a_key_may_be_a_word_of_the_command_and_of_json(key: str, tmp_path: Path) -> None:
+    """What `restart` reads is as it was written, and `--json` prints JSON."""
+    deploy = CommandLine(Home(tmp_path / "home"), {"WORD": key})
+    settings = ("server.api_key_env=WORD", f"server.port={free_port()}", f"engine.python={ENGINE}")
+    sets = [word for setting in (*settings, "model.questions=null") for word in ("--set", setting)]
+    try:
+        for words in (("up", "--profile", "cpu-tiny", "--json", *sets), ("restart", "cpu-tiny", "--json")):
+            done = deploy.run(*words)
+            assert done.returncode == 0, done.stderr
+            assert isinstance(json.loads(done.stdout), dict)
+        assert [server["status"] for server in json.loads(deploy.run("status", "--json").stdout)] == ["running"]
+    finally:
+        assert deploy.run("down", "cpu-tiny").returncode == 0

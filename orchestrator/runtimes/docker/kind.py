@@ -7,6 +7,7 @@ from typing import Final
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.paths import Home
+from orchestrator.core.redaction import redact_data
 from orchestrator.host import far_machine
 from orchestrator.images import as_found, build_image, differences, find_docker, found_image
 from orchestrator.plan import Plan
@@ -36,7 +37,7 @@ def prepare(artifacts: Artifacts, place: Place) -> Prepared:
     note(f"image {built.tag}, {'built' if built.built else 'found'} with {built.builder}")
     environment = built.config.engine_env if built.config else {}
     records = {
-        "image.json": {"tag": built.tag, "id": built.image_id, "environment": environment},
+        "image.json": {"tag": built.tag, "id": built.image_id, "environment": redact_data(environment)},
         "patches.json": asdict(built.receipt),
     }
     plan = artifacts.plan

@@ -21,7 +21,7 @@ from orchestrator.core.log_lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.procfs import VARIABLE, Marks, family, read_title, tokens
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secret import Secret, names_secret
+from orchestrator.core.secret import Secret, secret_variables
 from orchestrator.core.signals import held
 from orchestrator.plan import NAME
 from orchestrator.render import Artifacts
@@ -75,7 +75,7 @@ class ProcessRuntime:
                 )
             try:
                 with held():
-                    record = _launch(request, {**_without(secrets), VARIABLE: request.token}, lock=lock)
+                    record = _launch(request, {**dict.fromkeys(secret_variables()), VARIABLE: request.token}, lock=lock)
             except BaseException:  # Ctrl-C, above all: nobody will know of this server
                 with held():
                     self._take_back(name, run_dir)
@@ -212,12 +212,6 @@ def _launch(request: StartRequest, environ: Mapping[str, str | None], *, lock: i
         why = result.stderr.strip()
         raise StartError(f"`{request.argv[0]}` was not started", where=request.run_dir, details=why)
     return record
-
-
-def _without(secrets: Mapping[str, Secret]) -> dict[str, str | None]:
-    """The variables of this process that a server does not inherit: secrets, by their name or their value."""
-    values = {secret.reveal() for secret in secrets.values()}
-    return {name: None for name, value in os.environ.items() if names_secret(name) or value in values}
 
 
 def _folders(folder: Path) -> list[Path]:

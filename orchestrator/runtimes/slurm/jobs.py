@@ -4,7 +4,6 @@ Text in Slurm's oldest forms (tried with 22.05): `squeue --format` sends this us
 tells the rest of each. The JSON of both has types that go with the version of its data parser.
 """
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from orchestrator.core.errors import HostError, StartError
-from orchestrator.core.secret import names_secret
+from orchestrator.core.secret import secret_variables
 from orchestrator.core.shell import ProgramResult, run
 
 _WITHIN: Final = 30.0  # seconds that a command may take: a controller that is busy answers late
@@ -58,13 +57,12 @@ class Job:
         return not (self.waits or self.runs or self.state in ENDING)
 
 
-def submit(options: Sequence[str], script: str, *arguments: str, secrets: Sequence[str] = ()) -> str:
+def submit(options: Sequence[str], script: str, *arguments: str) -> str:
     """Submit a script; the id of its job. Raises StartError with Slurm's reason.
 
     Slurm keeps the environment of a job on its controller's disk: no secret is among it, by its name or its value.
     """
-    hidden = {name: None for name, value in os.environ.items() if names_secret(name) or value in secrets}
-    done = _run(["sbatch", "--parsable", *options, script, *arguments], env=hidden)
+    done = _run(["sbatch", "--parsable", *options, script, *arguments], env=dict.fromkeys(secret_variables()))
     if not done.ok:
         why = _said(done)
         raise StartError(f"Slurm does not take the job: {why}", hint=_REFUSALS.get(why.partition(":")[0], _LOOK))

@@ -196,8 +196,7 @@ class SlurmRuntime:
             log = str(run_dir / JOB_LOG).replace("%", "%%")
             placed = (f"--chdir={self._home.root}", f"--output={log}", "--open-mode=append", "--export=ALL")
             options = (*job_options(plan, comment.name), *placed, f"--comment={comment.to_text()}")
-            hidden = [secret.reveal() for secret in secrets.values()]
-            number = jobs.submit(options, str(run_dir / SCRIPT), python, comment.run, secrets=hidden)
+            number = jobs.submit(options, str(run_dir / SCRIPT), python, comment.run)
             now = datetime.now(UTC).isoformat(timespec="seconds")
             submission = Submission(job=number, comment=comment, python=python, submitted_at=now, stopped=False)
             write_submission(run_dir, submission)

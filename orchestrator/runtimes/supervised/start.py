@@ -1,13 +1,12 @@
 """What a supervisor is asked to start, with the secrets by the way that each takes."""
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core.known_secrets import known
-from orchestrator.core.secret import HUB_TOKEN, Secret
+from orchestrator.core.secret import HUB_TOKEN, Secret, hub_token
 from orchestrator.engine import delivery
 from orchestrator.plan import Plan
 from orchestrator.render import Artifacts
@@ -23,8 +22,8 @@ def start_request(
     """The start of a server under a name, in the directory `cwd`; it holds secrets. `record` is of `StartRequest`."""
     plan, ways = artifacts.plan, delivery(secrets, api_key_env=artifacts.plan.server.api_key_env)
     given = {variable: secret.reveal() for variable, secret in ways.env.items()}
-    if (token := os.environ.get(HUB_TOKEN)) and _reads_hub(plan):
-        given.setdefault(HUB_TOKEN, Secret(token).reveal())
+    if (token := hub_token()) and _reads_hub(plan):
+        given.setdefault(HUB_TOKEN, token.reveal())
     return StartRequest(
         run_dir=str(run_dir.absolute()),
         cwd=str(cwd),

@@ -29,6 +29,7 @@ def test_a_key_loses_the_line_end_of_its_file_and_nothing_else() -> None:
         "\n",
         "-sk-option",
         "\tsk-",
+        "abc",
     ],
 )
 def test_a_key_that_no_server_can_be_given_is_refused_with_its_place_and_not_shown(key: str) -> None:

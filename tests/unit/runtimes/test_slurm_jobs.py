@@ -7,6 +7,7 @@ import pytest
 
 from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.paths import Home
+from orchestrator.core.secret import Secret
 from orchestrator.core.shell import ProgramResult
 from orchestrator.runtimes import Status
 from orchestrator.runtimes.slurm import jobs
@@ -102,8 +103,8 @@ def test_no_secret_is_in_the_environment_that_slurm_keeps(monkeypatch: pytest.Mo
     given: dict[str, str | None] = {}
     monkeypatch.setattr(jobs, "run", lambda _, *, env, timeout: given.update(env) or answer(f"{timeout:.0f};cluster\n"))
     monkeypatch.setenv("MY_TOKEN", "one")
-    monkeypatch.setenv("HARMLESS", "another")
-    assert jobs.submit((), "job.sh", secrets=["another"]).isdecimal()
+    monkeypatch.setenv("HARMLESS", f"{Secret('another').reveal()}\n")
+    assert jobs.submit((), "job.sh").isdecimal()
     assert {"MY_TOKEN", "HARMLESS"} <= given.keys()
     assert set(given.values()) == {None}
 
