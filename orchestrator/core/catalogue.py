@@ -4,8 +4,10 @@ The user's folder is the tool's home, with the same folders as the repository: `
 `images`. A file there takes the place of a shipped one of the same name, and says so.
 """
 
+import filecmp
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -21,6 +23,15 @@ from orchestrator.core.safe_paths import RelativePath
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][\w.+-]{0,99}(/[A-Za-z0-9_][\w.+-]{0,99})*", re.ASCII)
 
+_MOST: Final = 4 << 20  # bytes; the largest file that ships has 0.1 MB
+_AWAY: Final = "remove it to use the one that ships, or put a file in its place"
+_KINDS: Final = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 _LONGEST: Final = 400  # characters of a name with its folders
 
 
@@ -73,11 +84,14 @@ class Catalogue:
         return cls.of(Home.from_environment(environ))
 
     def find(self, kind: Kind, name: str) -> Path | None:
-        """The file of that name, None where there is none."""
+        """The file of that name, None where there is none. Raises ProfileError for an entry that is no small file.
+
+        An entry of the user's that cannot be read is an error: the shipped one is not what was asked for.
+        """
         if not can_be_named(name):
             return None
-        found = [path for root in self.roots if (path := root / kind.file(name)).is_file()]
-        if len(found) > 1 and found[0].read_bytes() != found[1].read_bytes():
+        found = [path for root in self.roots if _is_entry(root, path := root / kind.file(name))]
+        if len(found) > 1 and not filecmp.cmp(found[0], found[1], shallow=False):
             _say_shadowed(*found[:2])
         return found[0] if found else None
 
@@ -100,6 +114,27 @@ class Catalogue:
         """A file's name in messages: what ships with the tool, by its path below the tool's own root."""
         root = self.roots[-1]
         return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+def _is_entry(root: Path, path: Path) -> bool:
+    """Whether a catalogue's folder has an entry there. Raises ProfileError for one that is no file, or is too large."""
+    for folder in (each for each in path.parents if each.is_relative_to(root)):
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise ProfileError(f"`{folder}` is not a directory", hint=_AWAY)
+    if not os.path.lexists(path):
+        return False
+    if not path.is_file():
+        raise ProfileError(f"`{path}` is {_what(path)}, not a file", hint=_AWAY)
+    if (size := path.stat().st_size) > _MOST:
+        raise ProfileError(f"`{path}` has {size:,} bytes, more than {_MOST:,}", hint=_AWAY)
+    return True
+
+
+def _what(path: Path) -> str:
+    try:
+        return _KINDS.get(stat.S_IFMT(path.stat().st_mode), "something else")
+    except OSError as error:
+        return f"a link to `{path.readlink()}` ({error.strerror})" if path.is_symlink() else str(error.strerror)
 
 
 def _names(root: Path, kind: Kind) -> Iterator[str]:

@@ -5,13 +5,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Final
 
+from orchestrator.core import files
 from orchestrator.core.catalogue import Catalogue, Kind
 from orchestrator.core.document import Document
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.safe_paths import RelativePath, join
 from orchestrator.core.validation import model_of, read_file
 from orchestrator.patches.schema import Diff, Patch
+
+_MOST_BYTES: Final = 4 << 20  # of a diff
 
 
 def read_ledger(catalogue: Catalogue | None = None) -> tuple[Patch, ...]:
@@ -44,13 +48,19 @@ def _read(catalogue: Catalogue) -> tuple[Patch, ...]:
 
 
 def read_diffs(ledger: Sequence[Patch], catalogue: Catalogue | None = None) -> dict[str, str]:
-    """The texts of the diffs among these patches, by patch id."""
+    """The texts of the diffs among these patches, by patch id. Raises ProfileError for one that cannot be read."""
     catalogue = catalogue or Catalogue.from_environment()
-    return {
-        patch.id: join(catalogue.path(Kind.PATCH, patch.id).parent, RelativePath(patch.apply.file)).read_text("utf-8")
-        for patch in ledger
-        if isinstance(patch.apply, Diff)
-    }
+    diffs = [(patch.id, patch.apply) for patch in ledger if isinstance(patch.apply, Diff)]
+    return {name: _diff(diff, catalogue.path(Kind.PATCH, name)) for name, diff in diffs}
+
+
+def _diff(diff: Diff, beside: Path) -> str:
+    path = join(beside.parent, RelativePath(diff.file))
+    try:
+        return files.read_file(path, most=_MOST_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ProfileError(f"the diff cannot be read: {reason}", where=str(path)) from error
 
 
 def manifest(patches: Sequence[Patch], diffs: Mapping[str, str], *, unexpected: Collection[str] = ()) -> str:

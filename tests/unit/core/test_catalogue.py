@@ -1,7 +1,10 @@
 """What a user adds in the tool's home, and what takes the place of a shipped file."""
 
 import json
+import os
 import shutil
+import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,6 +70,46 @@ def test_a_file_in_the_home_takes_the_place_of_a_shipped_one_aloud(
     for _ in range(2):
         assert load("cpu-tiny", catalogue=catalogue).plan.hardware.compute_units == 7
     assert capsys.readouterr().err.count(f"note: `{mine}` is used instead of `{theirs}`") == 1
+
+
+def put_link(path: Path) -> None:
+    path.symlink_to("/nonexistent/cpu.yaml")
+
+
+def put_sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 8 << 30)
+
+
+ODD_ENTRIES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a dangling link": (put_link, "is a link to `/nonexistent/cpu.yaml` (No such file or directory), not a file"),
+    "a FIFO": (os.mkfifo, "is a FIFO, not a file"),
+    "a directory": (Path.mkdir, "is a directory, not a file"),
+    "a socket": (lambda path: os.mknod(path, stat.S_IFSOCK), "is a socket, not a file"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "is a device, not a file"),
+    "8 GiB of nothing": (put_sparse, "has 8,589,934,592 bytes, more than 4,194,304"),
+}
+
+
+@pytest.mark.parametrize(("put", "message"), ODD_ENTRIES.values(), ids=ODD_ENTRIES)
+@pytest.mark.parametrize("name", ["cpu-tiny.yaml", "hardware/cpu.yaml", "engines/flags/0.5.14.json"])
+def test_an_entry_that_is_no_small_file_is_an_error_and_never_replaced(
+    name: str, put: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "profiles" / name
+    path.parent.mkdir(parents=True)
+    put(path)
+    with pytest.raises(ProfileError) as refused:
+        load("cpu-tiny", catalogue=Catalogue.of(Home(tmp_path)))
+    (problem,) = refused.value.each()
+    assert problem.message == f"`{path}` {message}"
+    assert problem.hint == "remove it to use the one that ships, or put a file in its place"
+
+
+def test_a_folder_that_is_none_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "profiles").symlink_to("/nonexistent")
+    with pytest.raises(ProfileError, match="is not a directory"):
+        load("cpu-tiny", catalogue=Catalogue.of(Home(tmp_path)))
 
 
 def test_a_fault_in_the_home_is_shown_with_the_whole_path(home: Path) -> None:
