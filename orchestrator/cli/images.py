@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from orchestrator.cli.grammar import LOOK_UP, PREPARE, add, below
-from orchestrator.cli.options import AtOnceOption, GiveOption, HostOption, Json, ProfileArgument, SetOption, named_files
+from orchestrator.cli.options import (
+    AtOnceOption,
+    GiveOption,
+    HostOption,
+    Json,
+    ProfileArgument,
+    SetOption,
+    image_name,
+    named_files,
+)
 from orchestrator.core.console import note, out, out_json, say, table, terminal_width, warn
 from orchestrator.core.errors import PatchError, UsageError
 
@@ -19,6 +28,12 @@ if TYPE_CHECKING:
 
 MetadataOption: TypeAlias = Annotated[
     Path | None, typer.Option(metavar="FILE", help="write the image, its digest and its receipt to FILE as JSON")
+]
+TagOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME:TAG", callback=image_name, help="an additional name for the image, such as registry/name:tag"
+    ),
 ]
 SecretOption: TypeAlias = Annotated[
     list[str] | None, typer.Option(metavar="ID=FILE", help="a file that build steps can mount; may be repeated")
@@ -45,9 +60,7 @@ def build(
     accept_untuned: Annotated[
         bool, typer.Option("--accept-untuned", help="build even if no table of tuned kernels can be made")
     ] = False,
-    tag: Annotated[
-        str | None, typer.Option(metavar="NAME:TAG", help="an additional name for the image, such as registry/name:tag")
-    ] = None,
+    tag: TagOption = None,
     push: Annotated[bool, typer.Option("--push", help="push the image under the name of `--tag`")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="rebuild, even if the image exists")] = False,
     network: Annotated[

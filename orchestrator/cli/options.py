@@ -73,6 +73,15 @@ def sides_to_compare(incomplete: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def image_name(text: str | None) -> str | None:
+    """Check an option that names an image. Raises UsageError."""
+    if text is not None:
+        from orchestrator.commands.ready import require_image_name
+
+        require_image_name(text)
+    return text
+
+
 def _words(names: Iterable[str], incomplete: str) -> list[str]:
     """The names that begin so; what is no mere word a shell would carry out, or take for an option."""
     return [name for name in names if name.startswith(incomplete) and _WORD.fullmatch(name)]

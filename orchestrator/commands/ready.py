@@ -9,7 +9,7 @@ from orchestrator.core.console import note
 from orchestrator.core.errors import BuildError, HostError, KernelsError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home
-from orchestrator.core.safe_paths import FileName
+from orchestrator.core.safe_paths import FileName, ImageReference, UnsafeValueError
 from orchestrator.images import (
     Docker,
     ReadyImage,
@@ -39,11 +39,23 @@ class ReadyRequest:
     image: str
     accept_untuned: bool
 
+    def __post_init__(self) -> None:
+        """Raise UsageError for what cannot be the name of an image."""
+        require_image_name(self.image)
+
     def decide(self, image: ReadyImage, home: Home) -> Plan:
         """The plan for an image that was found. Raises BuildError with everything in which the two differ."""
         plan = plan_with(self.profile, self.overrides, home, image.inputs)
         require_ready(plan, image)
         return replace(plan, ready_image=image.reference)
+
+
+def require_image_name(text: str) -> None:
+    """Raise UsageError for what cannot be the name of an image."""
+    try:
+        ImageReference(text)
+    except UnsafeValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def require_contained(plan: Plan) -> None:
@@ -57,6 +69,7 @@ def on_image(plan: Plan, image: str | None) -> Plan:
     if image is None:
         return plan
     require_contained(plan)
+    require_image_name(image)
     return replace(plan, ready_image=image)
 
 

@@ -28,6 +28,16 @@ _DIGEST = re.compile("sha256:[0-9a-f]{64}")
 _REPOSITORY = re.compile(
     r"(?:[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?/)?[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?", re.ASCII
 )
+# github.com/distribution/reference v0.6.0: regexp.go, and of normalize.go what tells a host from a folder.
+_HOST_PART = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_HOST = rf"(?:{_HOST_PART}(?:\.{_HOST_PART})*|\[[A-Fa-f0-9:]+\])(?::[0-9]+)?"
+_FOLDER = "[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?:(?=[^/]*[.:A-Z]|localhost/)(?P<host>{_HOST})/)?(?P<path>{_FOLDER}(?:/{_FOLDER})*)"
+    r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
+    re.ASCII,
+)
+_LONGEST_IMAGE = 255  # characters of host and path
 
 
 class UnsafeValueError(ValueError):
@@ -81,6 +91,29 @@ class RepositoryId(str):
         if "--" in text or ".." in text or text.endswith(".git"):
             raise UnsafeValueError(f"`{display(text)}` is not a repository: write `org/name`")
         return super().__new__(cls, text)
+
+
+class ImageReference(str):
+    """The name of an image as docker reads it: `[HOST[:PORT]/]PATH[:TAG][@sha256:…]`, the path in lower case."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: object) -> Self:
+        """Parse a reference. Raises UnsafeValueError."""
+        return super().__new__(cls, cls._parse(value).string)
+
+    @property
+    def parts(self) -> dict[str, str | None]:
+        """Return `host`, `path`, `tag` and `digest`; None for what it does not name."""
+        return self._parse(self).groupdict()
+
+    @staticmethod
+    def _parse(value: object) -> re.Match[str]:
+        match = _IMAGE.fullmatch(value) if isinstance(value, str) else None
+        if match is None or match.end("path") > _LONGEST_IMAGE:
+            form = "`[HOST[:PORT]/]path[:TAG]`, the path in lower case"
+            raise UnsafeValueError(f"`{display(value)}` is not the name of an image: write {form}")
+        return match
 
 
 class RelativePath(str):

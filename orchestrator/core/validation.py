@@ -13,6 +13,7 @@ from orchestrator.core import files
 from orchestrator.core.document import Data, Document, KeyPath, read_document
 from orchestrator.core.errors import DeployError, Problem, ProfileError, first_of
 from orchestrator.core.nearest import did_you_mean
+from orchestrator.core.safe_paths import ImageReference
 from orchestrator.core.text import hidden_in
 
 _EXPECTED: Final[Mapping[str, str]] = {
@@ -51,10 +52,23 @@ def _inner_path(text: str) -> str:
     return text
 
 
+def _image(text: str) -> str:
+    ImageReference(text)
+    return text
+
+
+def _image_name(text: str) -> str:
+    if "@" in text:
+        raise ValueError("expected an image without `@sha256:…`")
+    return _image(text)
+
+
 # Texts end up in scripts, labels and comments: each is one line, unless its field is prose.
 Text: TypeAlias = Annotated[str, AfterValidator(_one_line)]
 Word: TypeAlias = Annotated[Text, AfterValidator(_one_word)]  # stands alone in a command: in one piece, and no option
 InnerPath: TypeAlias = Annotated[str, AfterValidator(_inner_path)]  # in an image, where a Dockerfile names it
+Image: TypeAlias = Annotated[str, AfterValidator(_image)]
+ImageName: TypeAlias = Annotated[str, AfterValidator(_image_name)]  # in a Dockerfile's FROM, beside its digest
 VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 

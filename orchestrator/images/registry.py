@@ -16,6 +16,7 @@ import httpx
 
 from orchestrator.core.errors import BuildError
 from orchestrator.core.http import Deadline, pieces
+from orchestrator.core.safe_paths import ImageReference, UnsafeValueError
 from orchestrator.core.text import parse_json
 from orchestrator.images.config import ImageConfig
 
@@ -26,10 +27,6 @@ _MANIFESTS: Final = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.docker.distribution.manifest.v2+json",
-)
-_REFERENCE: Final = re.compile(
-    r"(?:(?P<host>(?:localhost|[\w.-]*\.[\w.-]+|[\w.-]+(?=:\d))(?::\d+)?)/)?"
-    r"(?P<path>[a-z0-9._/-]+)(?::(?P<tag>[\w.-]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?\Z"
 )
 _CHALLENGE: Final = re.compile(r'(\w+)="([^"]*)"')
 _PULL_IT: Final = "`docker pull {}` first, after `docker login` where it is private"
@@ -45,9 +42,10 @@ class Registry:
 
     def config(self, reference: str) -> ImageConfig:
         """The configuration of an image. Raises BuildError where it cannot be had, for whatever reason."""
-        name = _REFERENCE.match(reference)
-        if name is None:
-            raise BuildError(f"`{reference}` is no image's name", hint="NAME:TAG, or NAME@sha256:…")
+        try:
+            name = ImageReference(reference).parts
+        except UnsafeValueError as error:
+            raise BuildError(str(error)) from error
         end = Deadline(self.within)
         try:
             with end, httpx.Client(transport=self.transport, follow_redirects=True) as client:
@@ -68,7 +66,7 @@ class _Repository:
     """One look at one repository; the token that the registry hands to everyone is kept for its requests."""
 
     client: httpx.Client
-    name: re.Match[str]
+    name: Mapping[str, str | None]  # see `ImageReference.parts`
     deadline: Deadline
     end: float
     clock: Callable[[], float]
@@ -124,7 +122,7 @@ class _Repository:
         return answer, content
 
     def _address(self) -> str:
-        host, path = self.name["host"] or _HUB[0], self.name["path"]
+        host, path = self.name["host"] or _HUB[0], self.name["path"] or ""
         if host == _HUB[0]:
             return f"https://{_HUB[1]}/v2/{path if '/' in path else f'library/{path}'}"
         plain = host.partition(":")[0] in {"localhost", "127.0.0.1"}  # as docker itself decides

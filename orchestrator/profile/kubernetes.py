@@ -8,14 +8,13 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from orchestrator.core.validation import InnerPath, StrictModel, Text, Word
+from orchestrator.core.validation import Image, InnerPath, StrictModel, Word
 from orchestrator.profile.sizes import Size
 
 # Names and labels as the API server takes them (apimachinery, pkg/util/validation/validation.go).
 _NAME: Final = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 _KEY: Final = r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _VALUE: Final = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
-_IMAGE: Final = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
 
 ObjectName: TypeAlias = Annotated[str, Field(pattern=f"^{_NAME}$")]
 Label: TypeAlias = Annotated[str, Field(pattern=f"^{_KEY}={_VALUE}$")]
@@ -31,9 +30,8 @@ class KubernetesWeights(StrictModel):
     host_path: InnerPath | None = Field(
         default=None, description="a directory of the nodes that holds checkpoints by name, or a share mounted there"
     )
-    stage_image: Text | None = Field(
+    stage_image: Image | None = Field(
         default=None,
-        pattern=_IMAGE,
         description="an image with this tool, by which a Job stages the checkpoint; without one it has to be there",
     )
     token_secret: ObjectName | None = Field(

@@ -12,13 +12,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 from orchestrator.core.catalogue import can_be_named
 from orchestrator.core.origin import Origin
 from orchestrator.core.safe_paths import RepositoryId
-from orchestrator.core.validation import InnerPath, StrictModel, Text, VariableName, Word
+from orchestrator.core.validation import Image, ImageName, InnerPath, StrictModel, Text, VariableName, Word
 from orchestrator.profile.kubernetes import KubernetesSection
 from orchestrator.profile.sizes import Size
 from orchestrator.profile.slurm import SlurmSection
 
-# As docker reads it: [host[:port]/]path[:tag]. Nothing else may stand in a Dockerfile's FROM.
-_IMAGE: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+/)?[A-Za-z0-9._/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*)?$"
 _DIGEST: Final = r"sha256:[0-9a-f]{64}"
 _FLAGS: Final = "sglang's options, by long name without the leading dashes"
 _ENV: Final = "the server's environment"
@@ -268,11 +266,11 @@ class EngineSection(StrictModel):
 
     version: Text = Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+)?$", description="sglang's version")
     platform: Literal["rocm", "cuda", "cpu"] = Field(description="rocm, cuda or cpu")
-    image: Text | None = Field(default=None, pattern=_IMAGE, description="base image, without digest")
+    image: ImageName | None = Field(default=None, description="base image, without digest")
     image_digest: Text | None = Field(
         default=None, pattern=f"^{_DIGEST}$", description="its digest, where one is known"
     )
-    image_fallbacks: tuple[Annotated[str, Field(pattern=rf"{_IMAGE[:-1]}(@{_DIGEST})?$")], ...] = Field(
+    image_fallbacks: tuple[Image, ...] = Field(
         default=(),
         description="images to take, in this order, where that one is gone from its registry; `@sha256:…` pins one",
     )

@@ -11,6 +11,7 @@ from orchestrator.core.safe_paths import (
     ContentHash,
     FileName,
     ImageDigest,
+    ImageReference,
     RelativePath,
     RepositoryId,
     UnsafeValueError,
@@ -202,3 +203,49 @@ def test_nothing_is_appended_to_through_a_link(tmp_path: Path) -> None:
     new.write_text("y")
     move(new, link)
     assert (outside.read_text(), link.read_text(), link.is_symlink()) == ("x", "y", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "path"),
+    [
+        ("tiny", None, "tiny"),
+        ("lmsysorg/sglang-rocm:v0.5.16-rocm720-mi35x-20260728", None, "lmsysorg/sglang-rocm"),
+        ("localhost/x", "localhost", "x"),
+        ("127.0.0.1:5000/a/b__c--d:1", "127.0.0.1:5000", "a/b__c--d"),
+        ("[::1]:5000/x", "[::1]:5000", "x"),
+        ("Registry/x", "Registry", "x"),
+        (f"ghcr.io/a/b@sha256:{'0' * 64}", "ghcr.io", "a/b"),
+        (f"sha256:{'0' * 64}", None, "sha256"),  # the id of an image, which docker takes as well
+    ],
+)
+def test_an_image_is_named_as_docker_names_it(text: str, host: str | None, path: str) -> None:
+    parts = ImageReference(text).parts
+    assert (parts["host"], parts["path"]) == (host, path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "UPPER/Repo:tag",
+            "a/../b",
+            "../a",
+            "/a",
+            "a/",
+            "a//b",
+            "a b",
+            "",
+            ":tag",
+            "a:",
+            "a:b:c",
+            "a@b",
+            "-a",
+            "a_",
+            "A",
+        ),
+        *("A", "a..b", "a/.b", "x:tag@", f"x:{'t' * 129}", "a" * 256, "x\n", "x@sha256:1", "host:x/y", "ü/x"),
+    ],
+)
+def test_what_docker_takes_for_no_image_is_refused(text: str) -> None:
+    with pytest.raises(UnsafeValueError, match="is not the name of an image"):
+        ImageReference(text)

@@ -123,5 +123,5 @@ def test_a_registry_that_drips_is_left_after_the_time_of_the_whole() -> None:
 
 
 def test_what_is_no_name_is_asked_of_nobody() -> None:
-    with pytest.raises(BuildError, match="is no image's name"):
+    with pytest.raises(BuildError, match="is not the name of an image"):
         registry(served([])).config("UPPER case")
