@@ -17,6 +17,7 @@ from orchestrator.core.validation import StrictModel, Text, read_model
 
 Rate = Annotated[float, Field(gt=0, le=10_000)]
 Share = Annotated[float, Field(ge=0, le=1)]
+_MOST_PROMPT_TOKENS: Final = 200_000_000  # some 1 GB of token ids as JSON
 ANY_IDS: Final = (100, 499)  # token ids that every tokenizer has, above the special ones of small vocabularies
 
 
@@ -43,10 +44,10 @@ class Workload(StrictModel):
 
     description: str = ""
     source: str = ""
-    input_tokens: Annotated[int, Field(ge=2)]
-    output_tokens: Annotated[int, Field(ge=2)]
+    input_tokens: Annotated[int, Field(ge=2, le=10_000_000)]
+    output_tokens: Annotated[int, Field(ge=2, le=10_000_000)]
     cached_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    prefixes: Annotated[int, Field(ge=1)] = 1
+    prefixes: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     prompts: Literal["random", "text"] = "random"
     token_ids: tuple[Annotated[int, Field(ge=0)], int] = ANY_IDS  # the first and the last to draw from
     text_file: Text | None = None  # by default the text that ships
@@ -55,9 +56,9 @@ class Workload(StrictModel):
     arrivals: Literal["constant", "poisson"] = "constant"
     rates_rps: tuple[Rate, ...] = ()
     climb: Climb | None = None
-    concurrency: Annotated[int, Field(ge=1)] | None = None
-    requests: Annotated[int, Field(ge=2)] = 100  # at each point
-    duration_s: Annotated[float, Field(gt=0)] | None = None  # of the arrivals at each rate, instead of `requests`
+    concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    requests: Annotated[int, Field(ge=2, le=1_000_000)] = 100  # at each point
+    duration_s: Annotated[float, Field(gt=0, le=86_400)] | None = None  # at each rate, instead of `requests`
     seed: int = 1
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     limits: SustainedLimits = SustainedLimits()
@@ -76,7 +77,19 @@ class Workload(StrictModel):
             raise ValueError("`token_ids` is the first and the last id to draw from")
         if self.prompts == "random" and self.text_file is not None:
             raise ValueError("a `text_file` is for `prompts: text`")
+        if (tokens := self._most_prompt_tokens()) > _MOST_PROMPT_TOKENS:
+            raise ValueError(
+                f"the prompts of one point have {tokens:,} tokens, which are kept in memory: at most "
+                f"{_MOST_PROMPT_TOKENS:,}; lower `requests`, `duration_s`, `prefixes` or `input_tokens`"
+            )
         return self
+
+    def _most_prompt_tokens(self) -> int:
+        """Tokens of the prompts of its largest point; those of a shared prefix count once."""
+        last = max([*self.rates_rps, *([self.climb.up_to_rps] if self.climb else [])], default=0.0)
+        prompts = self.requests_at(last) if self.load == "open" else self.requests
+        own = self.input_tokens - self.prefix_tokens
+        return self.prefixes * self.input_tokens + prompts * own
 
     @property
     def prefix_tokens(self) -> int:

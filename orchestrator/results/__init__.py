@@ -17,6 +17,7 @@ from orchestrator.results.outcomes import (
 )
 from orchestrator.results.requests import RequestTimes, read_requests, requests_file
 from orchestrator.results.result import (
+    MOST_AMOUNT,
     RESULT_FILE,
     RESULT_SCHEMA,
     BenchEnding,
@@ -48,6 +49,7 @@ from orchestrator.results.scores import (
 
 __all__ = [
     "BASELINE_FOLDER",
+    "MOST_AMOUNT",
     "OUTCOME_SCHEMA",
     "RESULT_FILE",
     "RESULT_SCHEMA",

@@ -19,8 +19,9 @@ RESULT_FILE: Final = "result.json"
 
 
 # What stands in a file: finite, and small enough for whatever is computed from it.
-Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
-Slope = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False)]
+MOST_AMOUNT = 1e15
+Amount = Annotated[float, Field(ge=0, le=MOST_AMOUNT, allow_inf_nan=False)]
+Slope = Annotated[float, Field(ge=-MOST_AMOUNT, le=MOST_AMOUNT, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]

@@ -23,7 +23,7 @@ from orchestrator.commands.runs import load_result
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.secret import Secret
-from orchestrator.results import BenchEnding, FailureCount, MarkKind
+from orchestrator.results import RESULT_FILE, BenchEnding, BenchResult, FailureCount, MarkKind
 
 IN_THE_SECOND_RATE = 2 * WORKLOAD.prefixes + WORKLOAD.requests + 10  # answers from the start of a run
 
@@ -216,3 +216,19 @@ def test_an_interrupted_run_keeps_and_reports_what_is_finished(tmp_path: Path, n
     assert "--resume" in err
     assert re.search(r"NOT COMPARABLE \(.*incomplete at 21", out)
     assert [point.ending for point in load_result(kept_in).points] == [BenchEnding.COMPLETE, BenchEnding.INTERRUPTED]
+
+
+@pytest.mark.parametrize("tokens", [10**13, 10**15, 10**18])
+def test_a_result_that_was_written_can_be_read(tokens: int, tmp_path: Path) -> None:
+    """The endpoint's own counters may say anything."""
+    script = Script()
+
+    def answer(_: int) -> Answer:
+        script.prompt_tokens += tokens
+        script.output_tokens += tokens
+        return Answer(cached_tokens=300)
+
+    script.answer = answer
+    result = bench(script, tmp_path)
+    assert only(result).succeeded == WORKLOAD.requests
+    assert BenchResult.from_json((tmp_path / RESULT_FILE).read_text(), where="") == result
