@@ -158,6 +158,11 @@ class Connections:
         self._tls = ssl.create_default_context() if address.tls else None
         self._idle: list[_Connection] = []
 
+    @property
+    def has_key(self) -> bool:
+        """Whether requests carry a key."""
+        return self._key is not None
+
     def head(self, method: str, path: str, length: int) -> bytes:
         """A request head. It holds the key: never show or store it."""
         host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host

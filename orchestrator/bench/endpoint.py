@@ -144,8 +144,11 @@ def check_fits(workload: Workload, facts: EndpointFacts) -> None:
 async def _ask(connections: Connections, address: Address, path: str) -> Json:
     status, content = await _fetch(connections, address, path)
     if status in {401, 403}:
-        hint = "name the variable that holds its key with --api-key-env"
-        raise BenchError("the endpoint wants an API key", where=address.url, hint=hint)
+        if connections.has_key:
+            what, hint = "the endpoint refused this API key", "is it the key that the server was started with?"
+        else:
+            what, hint = "the endpoint wants an API key", "name the variable that holds its key with --api-key-env"
+        raise BenchError(what, where=address.url, hint=hint)
     if status != 200:
         raise BenchError(f"GET {path} gives status {status}", where=address.url)
     return read_object(content, path=path)

@@ -33,7 +33,9 @@ def ask(url: str, prompt: str, *, tokens: int, key: Secret | None, model: str = 
     except (NoAnswerError, OddAnswerError) as error:
         hint = "`deploy status --health` asks every server whether it generates"
         if isinstance(error, KeyRefusedError):
-            hint = "the variable that holds its key has another value in this shell than it was started with"
+            hint = "another server listens there: this one was started without a key"
+            if key is not None:
+                hint = "the variable that holds its key has another value in this shell than it was started with"
         raise StartError(f"no whole answer from {url}: {error}", hint=hint) from error
 
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 # Control characters (C0, DEL, C1), the line ends and the changes of direction that Unicode adds (CVE-2021-42574), and
 # bytes of an argument that are no UTF-8.
 _HIDDEN: Final = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-_IN_A_LINE: Final = re.compile(f"[{_HIDDEN}]")
+_ZERO_WIDTH: Final = "\u00ad\u200b-\u200d\u2060-\u2064\ufeff"  # two names that differ in these look alike
+_IN_A_LINE: Final = re.compile(f"[{_HIDDEN}{_ZERO_WIDTH}]")
 _IN_LINES: Final = re.compile(f"(?![\\t\\n])[{_HIDDEN}]")
 # Colours and weights of the terminal's own (SGR), not the parameter 8, which hides; the group keeps them in a `split`.
 _COLOURS: Final = re.compile(r"(\x1b\[(?:(?:[0-79]|[2-49]\d|10[0-7]|[34]8;5;\d{1,3})(?:;(?!m)|(?=m)))*m)")

@@ -266,6 +266,8 @@ def _require_ok(response: httpx.Response) -> None:
         if len(said) >= MOST_APART:  # what is shown of it holds no half of a key
             break
     shown = excerpt(said, _MOST_SAID)
-    refused = response.status_code in {401, 403}
-    kind = KeyRefusedError if refused else OddAnswerError
-    raise kind(f"`{response.request.url.path}` answers {response.status_code}: {shown}")
+    path, code = response.request.url.path, response.status_code
+    if code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
+        why = "refused this API key" if "Authorization" in response.request.headers else "wants an API key"
+        raise KeyRefusedError(f"`{path}` {why} ({code}): {shown}")
+    raise OddAnswerError(f"`{path}` answers {code}: {shown}")

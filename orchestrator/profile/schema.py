@@ -150,6 +150,8 @@ class ModelOrigin(StrictModel):
         kind = info.data.get("kind")
         if kind == "generated" and not can_be_named(location):
             raise ValueError("expected the name of a script under images/")
+        if kind == "directory" and not location.startswith("/"):
+            raise ValueError("expected an absolute path: a server is started in another directory")
         if kind == "hub":
             RepositoryId(location)
         return location
@@ -225,7 +227,7 @@ class ModelSection(StrictModel):
 
     origin: ModelOrigin = Field(description="where it comes from")
     served_name: Word = Field(description="the name clients ask for")
-    weights: Size = Field(description="size of all weights")
+    weights: Size = Field(ge=1, description="size of all weights")
     quantisation: Word = Field(description="quark-mxfp4, nvfp4, fp8, bf16 …")
     context_length: int = Field(ge=1, description="tokens of prompt and answer together")
     layers: int = Field(ge=1, description="transformer layers, without the MTP layer")

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 from pydantic import TypeAdapter
 
-from orchestrator.core.text import printable_json
+from orchestrator.core.text import printable, printable_json
 from orchestrator.report.charts import layout_bars, line_charts, over_time_charts
 from orchestrator.report.compare import Agreement, ComparedFigure, Comparison, RateRow, Reason
 from orchestrator.report.configuration import load
@@ -35,7 +35,7 @@ def render_html(report: Report) -> str:
     charts = _drawn([chart for chart in line_charts(report) if chart.lines or report.published])
     times = [(each, _drawn(over_time_charts(each))) for each in report.over_time]
     bars = bar_chart("layouts", "Best output throughput by layout", layout_bars(report)) if report.layouts else ""
-    return template.render(report=report, charts=charts, times=times, bars=bars, **_shown(report))
+    return printable(template.render(report=report, charts=charts, times=times, bars=bars, **_shown(report)))
 
 
 def _drawn(charts: Iterable[Chart]) -> list[tuple[Chart, Markup | None]]:
@@ -44,7 +44,8 @@ def _drawn(charts: Iterable[Chart]) -> list[tuple[Chart, Markup | None]]:
 
 def render_markdown(report: Report) -> str:
     """The same as Markdown."""
-    return environment(markdown=True).get_template("report.md.j2").render(report=report, **_shown(report))
+    template = environment(markdown=True).get_template("report.md.j2")
+    return printable(template.render(report=report, **_shown(report)))
 
 
 def _shown(report: Report) -> dict[str, object]:

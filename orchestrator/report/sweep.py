@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from orchestrator.core.text import printable_json
+from orchestrator.core.text import printable, printable_json
 from orchestrator.report.plot import Bar, Chart, Line, bar_chart, line_chart
 from orchestrator.report.render import environment
 from orchestrator.results import BenchResult, figures
@@ -98,14 +98,14 @@ def render_sweep_html(report: SweepReport) -> str:
     weighed = bar_chart("weights", "How much each setting decides", bars) if bars else None
     template = environment(markdown=False).get_template("sweep.html.j2")
     telling = [row for row in report.rows if _tells(row)]
-    return template.render(report=report, chart=chart, drawing=drawing, bars=weighed, telling=telling)
+    return printable(template.render(report=report, chart=chart, drawing=drawing, bars=weighed, telling=telling))
 
 
 def render_sweep_markdown(report: SweepReport) -> str:
     """The same as Markdown."""
     telling = [row for row in report.rows if _tells(row)]
     template = environment(markdown=True).get_template("sweep.md.j2")
-    return template.render(report=report, front=front(report.points), telling=telling)
+    return printable(template.render(report=report, front=front(report.points), telling=telling))
 
 
 def render_sweep_json(report: SweepReport) -> str:

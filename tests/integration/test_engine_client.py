@@ -6,13 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from scripted_runs import order
 
+from orchestrator.bench import measure
 from orchestrator.commands.ask import ask
-from orchestrator.core.errors import BuildError, StartError
+from orchestrator.core.errors import BenchError, BuildError, StartError
 from orchestrator.core.secret import Secret
-from orchestrator.engine import NoAnswerError, OddAnswerError
+from orchestrator.engine import KeyRefusedError, NoAnswerError, OddAnswerError
 from orchestrator.engine import client as client_module
 from orchestrator.engine.client import ORDINARY, EngineClient, TimeLimits
 from orchestrator.images import Registry
@@ -145,6 +149,17 @@ def test_who_asks_with_another_key_is_told_of_the_key(status: bytes, hint: str) 
         with pytest.raises(StartError) as refused:
             [*ask(url, "Count", tokens=8, key=Secret("sk-0123456789"))]
         assert hint in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("key", "said"), [(None, "wants an API key"), (Secret("sk-0123456789"), "refused this API key")]
+)
+def test_a_missing_key_is_told_from_a_wrong_one(key: Secret | None, said: str, tmp_path: Path) -> None:
+    with server(says(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}")) as (url, _):
+        with EngineClient(url, key=key) as client, pytest.raises(KeyRefusedError, match=said):
+            client.models()
+        with pytest.raises(BenchError, match=f"the endpoint {said}"):
+            measure(order(SimpleNamespace(url=url), tmp_path, key=key), lambda _text, _far: None)
 
 
 def test_an_encoding_that_was_not_asked_for_is_not_unpacked() -> None:

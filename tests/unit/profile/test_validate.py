@@ -68,6 +68,25 @@ def test_wrong_types_say_what_was_expected(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.origin.location=relative/x", "expected an absolute path: a server is started in another directory"),
+        ("model.origin.location=./x", "expected an absolute path: a server is started in another directory"),
+        ("model.weights=0", "`model.weights`: should be greater than or equal to 1, found 0"),
+        ("model.served_name=ti\u200bny", "a text of one line holds no '\\u200b'"),
+        ("hardware.product=MI\ufeff355X", "a text of one line holds no '\\ufeff'"),
+        ("engine.image=UPPER/Repo:tag", "`UPPER/Repo:tag` is not the name of an image"),
+        ("engine.image=a/../b", "`a/../b` is not the name of an image"),
+    ],
+)
+def test_a_value_that_no_server_can_be_given_is_refused(setting: str, message: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        load("cpu-tiny", overrides=["model.origin.kind=directory", "model.origin.location=/x", setting])
+    (problem,) = caught.value.problems
+    assert message in problem.message
+
+
 def test_an_image_that_takes_anothers_place_may_be_pinned(tmp_path: Path) -> None:
     engine = "engine: {use: sglang-0.5.14-cpu, image_fallbacks: ['%s']}"
     text, pinned = GOOD.replace("engine: sglang-0.5.14-cpu", engine), "x/sglang:v0.5.14@sha256:" + 64 * "a"

@@ -14,6 +14,7 @@ from measured_samples import save, tp4dp2
 from orchestrator.commands.report import make_report
 from orchestrator.commands.runs import load_outcome, load_result
 from orchestrator.core.errors import BenchError
+from orchestrator.core.text import hidden_in
 from orchestrator.report import comparison_text, render_html, render_json, render_markdown
 from orchestrator.results import BenchResult
 
@@ -142,6 +143,9 @@ TEXTS = [
 ]  # fmt: skip
 
 
+CONTROLS = "\x1b]0;title\x07 \u202etxet \x9b31m \u2066x\u2069 \u2028"
+
+
 def hostile(place: tuple[str | int, ...]) -> str:
     odd = {
         "not_sustained_because": [HOSTILE],
@@ -167,6 +171,18 @@ def test_a_text_of_others_is_text_on_the_page(published: str, tmp_path: Path) ->
 
     assert "<script" not in page.lower()
     assert page.lower().count("&lt;script&gt;") > len(places)
+
+
+@pytest.mark.parametrize("place", TEXTS, ids=lambda place: place[-1])
+def test_no_control_character_and_no_change_of_direction_is_in_a_report(
+    place: tuple[str | int, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(hostile(place).replace(json.dumps(HOSTILE)[1:-1], json.dumps(CONTROLS)[1:-1]))
+    made = make_report([path], published="none", prices=())
+    for text in (render_html(made), render_markdown(made)):
+        assert hidden_in(text, lines=True) is None
+        assert ("txet" in text) == (place[-1] not in {"name", "gpu"})
 
 
 @pytest.mark.parametrize("place", TEXTS, ids=lambda place: place[-1])
