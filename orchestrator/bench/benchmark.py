@@ -23,7 +23,7 @@ from orchestrator.bench.workload import LEAST_TOKENS, Workload
 from orchestrator.core.errors import BenchError, DeployError, Interrupted, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.lookups import abandon_lookups
-from orchestrator.core.redaction import redact_data, redact_json
+from orchestrator.core.redaction import redact
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secret import Secret
 from orchestrator.core.signals import held
@@ -167,14 +167,14 @@ def _begin(request: BenchRequest, facts: EndpointFacts) -> BenchResult:
         tool_version=__version__,
         started_at=now,
         ended_at=now,
-        command=request.command,
+        command=redact(request.command),
         workload_name=request.workload_name,
         workload=request.workload.to_dict(),
         workload_digest=request.workload.digest,
         seed=request.workload.seed,
         text_sha256=hashlib.sha256(request.text.encode()).hexdigest() if request.text else None,
         warmup="",
-        endpoint=facts,
+        endpoint=_without_secrets(facts),
         provenance=request.provenance,
         price=request.price,
         label=request.label,
@@ -282,15 +282,24 @@ async def _points(runner: PointRunner, kept: tuple[Point, ...]) -> AsyncIterator
             rates.append(round(rate + climb.step_rps, 6))
 
 
+def _without_secrets(facts: EndpointFacts) -> EndpointFacts:
+    return replace(
+        facts,
+        served_model=redact(facts.served_model),
+        engine_version=facts.engine_version and redact(facts.engine_version),
+        speculative=facts.speculative and redact(facts.speculative),
+    )
+
+
 def _write(request: BenchRequest, result: BenchResult) -> None:
     try:
-        write_whole(request.directory / RESULT_FILE, redact_json(result.to_json()))
+        write_whole(request.directory / RESULT_FILE, result.to_json())
     except OSError as error:
         raise UnwrittenError(result, error) from error
 
 
 def _write_samples(request: BenchRequest, result: BenchResult, drive: Drive, *, label: str) -> None:
-    lines = "".join(json.dumps(redact_data(_plain(sample))) + "\n" for sample in drive.samples)
+    lines = "".join(json.dumps(_plain(sample)) + "\n" for sample in drive.samples)
     try:
         write_whole(request.directory / FileName(f"requests-{label}.jsonl"), lines)
     except OSError as error:

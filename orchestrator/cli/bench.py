@@ -9,8 +9,9 @@ import typer
 
 from orchestrator.cli.grammar import MEASURE, add
 from orchestrator.cli.options import HostOption, Json, TargetArgument, WorkloadOption, names_of, require_kind
-from orchestrator.core.console import Progress, note, out
+from orchestrator.core.console import Progress, note, out, out_json
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
+from orchestrator.core.text import parse_json
 
 if TYPE_CHECKING:
     from orchestrator.commands.bench import BenchOptions, MeasuredTarget, NamedHardware
@@ -146,7 +147,10 @@ def _measure(target: "MeasuredTarget", options: "BenchOptions") -> "tuple[BenchR
 def _show(result: "BenchResult", *, json: bool) -> None:
     from orchestrator.results import result_text
 
-    out(result.to_json() if json else result_text(result))
+    if json:
+        out_json(parse_json(result.to_json()))
+    else:
+        out(result_text(result))
 
 
 def _tell_ending(result: "BenchResult", *, url: str, again: str) -> None:

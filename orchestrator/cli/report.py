@@ -7,7 +7,8 @@ import typer
 
 from orchestrator.cli.grammar import MEASURE, add
 from orchestrator.cli.options import Json, names_of
-from orchestrator.core.console import note, out, warn
+from orchestrator.core.console import note, out, out_json, warn
+from orchestrator.core.text import parse_json
 
 if TYPE_CHECKING:
     from orchestrator.report import Report
@@ -46,7 +47,10 @@ def compare(
     from orchestrator.report import comparison_text, render_json
 
     made = make_report(find_results(results), published=published or "none", prices=price or ())
-    out(render_json(made) if json else comparison_text(made))
+    if json:
+        out_json(parse_json(render_json(made)))
+    else:
+        out(comparison_text(made))
     _warn_loudly(made)
 
 
@@ -90,7 +94,7 @@ def report(
     except OSError as error:
         raise BenchError(f"the report cannot be written: {error.strerror}", where=str(error.filename)) from error
     if json:
-        out(render_json(made))
+        out_json(parse_json(render_json(made)))
     _warn_loudly(made)
     note(f"the report is `{written[0]}`, with `.md` and `.json` beside it")
 

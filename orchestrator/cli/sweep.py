@@ -10,6 +10,7 @@ from orchestrator.cli.grammar import MEASURE, add
 from orchestrator.cli.options import AcceptUntuned, HostOption, Json, ProfileArgument, SetOption, WorkloadOption
 from orchestrator.core.console import note, out, out_json, say
 from orchestrator.core.errors import BenchError, DeployError
+from orchestrator.core.text import parse_json
 
 if TYPE_CHECKING:
     from orchestrator.commands.sweep import Sweep
@@ -151,7 +152,7 @@ def _search(planned: "Sweep", *, json: bool) -> None:
         winners = write_winners(planned, search)
         report = write_sweep_report(planned, search, winners, ended=ended)
         if json:
-            out(report.with_suffix(".json").read_text())
+            out_json(parse_json(report.with_suffix(".json").read_bytes()))
         else:
             out(report.with_suffix(".md").read_text())
     note(f"the report is `{report}`, with `.md` and `.json` beside it")

@@ -12,7 +12,7 @@ from orchestrator.core.console import Progress, say, warn
 from orchestrator.core.errors import BenchError, Interrupted, SmokeError, UsageError
 from orchestrator.core.files import write_whole
 from orchestrator.core.paths import Home, data_root
-from orchestrator.core.redaction import redact_json
+from orchestrator.core.redaction import redact
 from orchestrator.engine import NoAnswerError, OddAnswerError
 from orchestrator.engine.client import EngineClient
 from orchestrator.environments import ensure
@@ -220,7 +220,7 @@ def run_eval(
         key=target.key,
         limit=options.limit,
         data=options.data,
-        command=options.command,
+        command=redact(options.command),
         seed=seed,
     )
     return evaluate(request, say)
@@ -301,7 +301,7 @@ def expected_score(suite: str, baseline: Outcome | None) -> float | None:
 def save_outcome(outcome: Outcome, directory: Path) -> Path:
     """Write it where `deploy report` finds it. Raises BenchError where the disk does not take it."""
     try:
-        return write_whole(directory / outcome_file(outcome.suite), redact_json(outcome_to_json(outcome)))
+        return write_whole(directory / outcome_file(outcome.suite), outcome_to_json(outcome))
     except OSError as error:
         raise BenchError(f"the outcome cannot be written: {error.strerror}", where=str(error.filename)) from error
 

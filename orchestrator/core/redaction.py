@@ -1,6 +1,5 @@
 """Taking secrets out of all that is shown or stored: those that this run knows, and what looks like one."""
 
-import json
 from collections.abc import Mapping
 from typing import Final
 
@@ -48,11 +47,6 @@ def redact_data(data: object) -> object:
     if isinstance(data, list | tuple):
         return [redact_data(each) for each in data]
     return data
-
-
-def redact_json(text: str) -> str:
-    """A JSON document with each text in it redacted."""
-    return json.dumps(redact_data(json.loads(text)), indent=2, ensure_ascii=False) + "\n"
 
 
 def excerpt(text: str | bytes, most: int) -> str:

@@ -185,6 +185,6 @@ def _first(error: WeightsError) -> str:
 
 
 def _variable(check: str, name: str, subject: Subject, what: str) -> Finding:
-    if subject.access.environ.get(name):
+    if subject.access.environ.get(name, "").strip():
         return info(check, f"{name} is set", what)
     return fail(check, f"{name} is not set", what, f"`export {name}=…`")

@@ -7,6 +7,7 @@ from enum import StrEnum
 from orchestrator.core.asked import as_asked
 from orchestrator.core.console import table
 from orchestrator.core.errors import HostError, Problem
+from orchestrator.core.redaction import redact
 
 
 class Level(StrEnum):
@@ -62,7 +63,8 @@ class PreflightReport:
 
     def to_dict(self) -> dict[str, object]:
         """The report as plain JSON-able data."""
-        return {"profile": self.profile, "ready": self.ready, "findings": [asdict(item) for item in self.findings]}
+        findings = [{**asdict(item), "found": redact(item.found)} for item in self.findings]  # a proxy, perhaps
+        return {"profile": self.profile, "ready": self.ready, "findings": findings}
 
     def to_text(self, *, width: int | None = None) -> str:
         """The report as a table, folded to `width`, with the hints below it."""

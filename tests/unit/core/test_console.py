@@ -1,13 +1,15 @@
 """What is printed, for people and for programs."""
 
 import io
+import json
 import re
 
 import pytest
 
 from orchestrator.commands.explain import explained, explained_table
 from orchestrator.commands.planning import load
-from orchestrator.core.console import table, terminal_width
+from orchestrator.core.console import out_json, table, terminal_width
+from orchestrator.core.secret import Secret
 
 ROWS = [("a", "one long cell that goes on and on"), ("b", "/a/path/that/has/no/space/at/all/in/it"), ("c", "short")]
 
@@ -57,3 +59,13 @@ def test_an_explanation_is_a_table_where_it_fits_and_paragraphs_where_it_does_no
     assert re.search(
         r"layout\.tp = 8\n    profiles/mi355x-tp8\.yaml:\d+: published; wafer\.ai/blog/glm52-amd\n", narrow
     )
+
+
+def test_json_is_valid_whatever_the_key_is_and_holds_it_in_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("null", "true", "name", "12345678"):
+        Secret(word)
+
+    out_json({"name": None, "well": True, "port": 12345678, "said": "the name is null"})
+
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"name": None, "well": True, "port": 12345678, "said": "the [REDACTED] is [REDACTED]"}

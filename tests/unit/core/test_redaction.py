@@ -16,15 +16,17 @@ from hypothesis import strategies as st
 
 from orchestrator.bench.answer import Answer
 from orchestrator.cli.endings import _of_this_tool
+from orchestrator.commands.ending import ENDING_FILE, keep_ending, why_failed
 from orchestrator.commands.runs import RunDir
 from orchestrator.core import console, known_secrets, lookalikes, redaction
 from orchestrator.core.errors import DeployError
 from orchestrator.core.known_secrets import know, known
 from orchestrator.core.log_lines import redacted
 from orchestrator.core.lookalikes import Allowance, merged, without
-from orchestrator.core.redaction import REDACTED, Stream, excerpt, looks_secret, redact, redact_json
+from orchestrator.core.redaction import REDACTED, Stream, excerpt, looks_secret, redact
 from orchestrator.core.secret import Secret
 from orchestrator.diagnose import diagnose
+from orchestrator.host.report import PreflightReport, info
 from orchestrator.prove.report import failed
 from orchestrator.prove.smoke import _result
 from orchestrator.runtimes.docker.logs import save_log
@@ -113,17 +115,19 @@ class Places:
         stream = Stream()
         return "".join(map(stream.feed, text)) + stream.close()
 
-    def result_json(self, text: str) -> str:
-        return redact_json(json.dumps({"endpoint": {"served_model": text}}))
-
     def requests_jsonl(self, text: str) -> str:
         answer = Answer(tokens=1)
         answer.fail("http-500", text)
         assert answer.failure is not None
         return answer.failure[1]
 
-    def report_of_a_run(self, text: str) -> str:
-        return RunDir(self._folder).save("smoke.json", {"evidence": (text,)}).read_text()
+    def end_of_a_run(self, text: str) -> str:
+        keep_ending(RunDir(self._folder), why_failed(DeployError(text)))
+        return (self._folder / ENDING_FILE).read_text()
+
+    def machine_of_a_run(self, text: str) -> str:
+        report = PreflightReport(profile="owl", findings=(info("proxy", text, "none"),))
+        return json.dumps(report.to_dict())
 
     def smoke_evidence(self, text: str) -> str:
         return _result("check", failed(text), seconds=1).evidence
